@@ -21,9 +21,9 @@ LLAMA_1B = {
     "BLOCK_SIZE": 16,
     "SCALE": 0.1,
     "EPS": 1e-5,
-    "KEYS": 64,
+    "TILE_KEYS": 64,
     "SPLIT": 128,
-    "MOST_SPLITS": 64,
+    "MAX_SPLITS": 64,
     "COLUMNS": 1024,
     "NORMS": True,
     "UPDATES": True,
@@ -31,12 +31,12 @@ LLAMA_1B = {
 POINTERS = {
     **dict.fromkeys(("qkv", "k", "v", "update", "gate_up", "out"), "*bf16"),
     **dict.fromkeys(("partials", "weights", "residual", "weight", "cos", "sin", "norms"), "*fp32"),
-    **dict.fromkeys(("positions", "owners", "first_rows", "table_offsets", "tables"), "*i32"),
+    **dict.fromkeys(("positions", "row_parts", "first_rows", "table_offsets", "tables"), "*i32"),
 }
 KERNELS = [
-    (attention_kernels.decode_kernel, {"LANES": 16}),
+    (attention_kernels.decode_kernel, {"TILE_ROWS": 16}),
     (attention_kernels.combine_kernel, {}),
-    (attention_kernels.prefill_kernel, {"LANES": 64, "TOKENS": 16}),
+    (attention_kernels.prefill_kernel, {"TILE_ROWS": 64, "TILE_TOKENS": 16}),
     (row_kernels.norm_kernel, {"WIDTH": 2048}),
     (row_kernels.rotate_kernel, {"WIDTH": 32}),
     (row_kernels.silu_kernel, {}),

@@ -17,7 +17,7 @@ EDGE = 7
 def ready_table(**options):
     book = RunTable(leases=LeaseTable("me"), **options)
     book.on_engine_ready(LIMITS)
-    book.open_stream(EDGE)
+    book.streams.open(EDGE)
     return book
 
 

@@ -14,7 +14,7 @@ from penstock.v1 import admin_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
 
 
-async def test_a_revoked_key_is_refused_at_once():
+async def test_a_revoked_key_is_rejected_at_once():
     async with auth_process() as found, edge(found) as stream:
         made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default", display_name="for Anna"))
         credential = Credential(bearer=made.secret)
@@ -26,7 +26,7 @@ async def test_a_revoked_key_is_refused_at_once():
         assert again == revoked
 
 
-async def test_a_key_with_a_ttl_ends():
+async def test_a_key_with_a_ttl_expires():
     async with auth_process() as found, edge(found) as stream:
         request = pb.CreateKeyRequest(tenant_id="default")
         request.ttl.FromSeconds(60)
@@ -67,7 +67,7 @@ async def test_tenants_are_stored_with_their_defaults_filled_in():
         (pb.Tenant(tenant_id="acme", tokens_per_minute=2**63), "tenant.tokens_per_minute"),
     ],
 )
-async def test_a_wrong_tenant_is_refused_with_the_field(tenant, field_name):
+async def test_an_invalid_tenant_is_rejected_with_the_field(tenant, field_name):
     async with auth_process() as found:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await found.admin.PutTenant(pb.PutTenantRequest(tenant=tenant))
@@ -85,14 +85,14 @@ async def test_a_wrong_tenant_is_refused_with_the_field(tenant, field_name):
         ("RevokeKey", pb.RevokeKeyRequest(key_id="nobody"), "KEY_UNKNOWN"),
     ],
 )
-async def test_administration_of_what_does_not_exist_or_cannot_be_is_refused(call, request_message, reason):
+async def test_invalid_admin_requests_are_rejected(call, request_message, reason):
     async with auth_process() as found:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await getattr(found.admin, call)(request_message)
         assert error_from_rpc(failure.value).reason == reason
 
 
-async def test_a_key_that_cannot_be_written_is_not_given_out(monkeypatch):
+async def test_a_key_that_cannot_be_stored_is_not_returned(monkeypatch):
     async with auth_process() as found:
         monkeypatch.setattr(sql, "apply", raise_disk_full)
         with pytest.raises(grpc.aio.AioRpcError) as failure:

@@ -258,7 +258,7 @@ async def test_when_the_grace_is_over_nobody_is_let_in(tmp_path):
     async with edge_auth_mesh(tmp_path, auth_fallback_duration=0.0, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         await without_auth(mesh)
-        assert "away for more than 0 s" in (await refused(answer(client))).message
+        assert "unreachable for more than 0 s" in (await refused(answer(client))).message
 
 
 async def test_auth_that_drains_is_not_waited_for_by_callers_it_let_in(tmp_path):

@@ -24,7 +24,7 @@ from tier_process import address_of, tier_process
 
 
 @pytest.mark.parametrize("key", ["dev", "pk_dev_short", "sk-1234567890123456789012345678"])
-def test_a_dev_key_that_is_none_stops_the_start(key):
+def test_a_malformed_dev_key_prevents_the_start(key):
     with pytest.raises(ConfigError, match="pk_ID_SECRET"):
         load(AuthConfig, "auth", {"PENSTOCK_AUTH_DEV_KEY": key})
 
@@ -34,7 +34,7 @@ def test_secrets_are_not_shown_with_the_settings():
     assert not any(secret in repr(config) for secret in (DEV_KEY, *SECRETS.values()))
 
 
-async def test_the_process_keeps_its_books_over_a_kill_and_drains_with_status_0(tmp_path):
+async def test_the_state_survives_a_kill_and_a_drain_exits_with_status_0(tmp_path):
     """What it admitted is there after SIGKILL, its secrets too; SIGTERM ends it in order."""
     async with auth_process(tmp_path) as (process, found), edge(found) as stream:
         made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))

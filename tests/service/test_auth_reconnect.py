@@ -17,7 +17,7 @@ from penstock.auth.store import sql
 from penstock.mesh.v1.admission_pb2 import Reserve
 
 
-async def test_an_edge_that_reconnects_within_the_grace_keeps_its_reservations(monkeypatch):
+async def test_an_edge_that_reconnects_in_time_keeps_its_reservations(monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     async with auth_process(edge_grace=30.0) as found:
         async with edge(found) as stream:
@@ -31,7 +31,7 @@ async def test_an_edge_that_reconnects_within_the_grace_keeps_its_reservations(m
         assert (await tenant_use(found)).output_tokens == 7
 
 
-async def test_an_edge_that_stays_away_loses_its_reservations_and_may_correct_the_charge(monkeypatch):
+async def test_an_edge_that_stays_away_loses_its_reservations_and_can_correct_charges(monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     async with auth_process(edge_grace=30.0) as found, edge(found, "edge-2") as other:
         kept = await other.reserve("request-2")
@@ -48,7 +48,7 @@ async def test_an_edge_that_stays_away_loses_its_reservations_and_may_correct_th
         assert (await other.settle(kept.reservation_id)).reservation_id == kept.reservation_id
 
 
-async def test_what_is_never_settled_lapses(monkeypatch):
+async def test_an_unsettled_reservation_expires(monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     async with auth_process(reservation_ttl=10.0) as found, edge(found) as stream:
         await stream.reserve()
@@ -59,7 +59,7 @@ async def test_what_is_never_settled_lapses(monkeypatch):
         assert (logs[0]["request_id"], logs[0]["tenant"], logs[0]["key_id"]) == ("request-1", "default", "dev")
 
 
-async def test_reservations_keys_and_use_go_on_after_a_restart(tmp_path):
+async def test_reservations_keys_and_use_survive_a_restart(tmp_path):
     clock = FakeClock()
     async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60)
@@ -79,7 +79,7 @@ async def test_reservations_keys_and_use_go_on_after_a_restart(tmp_path):
         assert (used.prompt_tokens, used.output_tokens, used.requests) == (15, 45, 2)
 
 
-async def test_an_edge_that_does_not_come_back_after_a_restart_is_lost_too(tmp_path, monkeypatch):
+async def test_an_edge_that_does_not_reconnect_after_a_restart_expires(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     clock = FakeClock()
     async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
@@ -90,7 +90,7 @@ async def test_an_edge_that_does_not_come_back_after_a_restart_is_lost_too(tmp_p
         await wait_for_figure(found, "reservations", 0)
 
 
-async def test_a_reservation_that_cannot_be_written_is_refused_and_holds_nothing(monkeypatch):
+async def test_a_reservation_that_cannot_be_stored_is_rejected(monkeypatch):
     async with auth_process() as found, edge(found) as stream:
         with monkeypatch.context() as patch:
             patch.setattr(sql, "apply", raise_disk_full)
@@ -100,7 +100,7 @@ async def test_a_reservation_that_cannot_be_written_is_refused_and_holds_nothing
         assert (await stream.reserve()).reservation_id
 
 
-async def test_edges_are_told_to_leave_after_the_answers_they_wait_for():
+async def test_edges_receive_end_after_their_pending_answers():
     async with auth_process() as found, edge(found) as stream:
         await stream.send(reserve=Reserve(request_id="request-1", credential=stream.credential, prompt_tokens=1))
         await wait_for_figure(found, "reservations", 1)

@@ -35,7 +35,7 @@ async def test_a_request_is_identified_reserved_and_settled():
         assert (used.prompt_tokens, used.output_tokens, used.requests) == (10, 7, 1)
 
 
-async def test_asking_again_gives_the_same_reservation_and_settling_again_charges_once():
+async def test_reserving_and_settling_are_idempotent():
     async with auth_process() as found, edge(found) as stream:
         first, again = await stream.reserve(), await stream.reserve()
         assert first.reservation_id == again.reservation_id
@@ -59,7 +59,7 @@ async def test_an_unknown_reservation_is_settled_without_a_charge():
         (DEV_KEY, False, "LOOPBACK_ONLY"),
     ],
 )
-async def test_who_shows_no_good_key_is_refused_for_identify_and_reserve_alike(bearer, loopback, reason):
+async def test_a_bad_key_is_rejected_by_identify_and_reserve(bearer, loopback, reason):
     credential = Credential(bearer=bearer, loopback=loopback)
     async with auth_process() as found, edge(found) as stream:
         assert rejection_of(await stream.identify(credential)).reason == reason
@@ -75,20 +75,20 @@ async def test_identify_spends_nothing():
         assert found.figures["reserved_tokens"] == 0
 
 
-async def test_a_tenant_over_its_limit_hears_which_and_when_and_others_do_not():
+async def test_a_tenant_over_its_limit_is_rejected_with_limit_and_retry_time():
     async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60)
         await stream.reserve("request-1", 10, 50, credential=credential)
         error = rejection_of(await stream.reserve("request-2", 10, 20, credential=credential))
         assert (error.reason, error.retry_after) == ("QUOTA_EXCEEDED", 30.0)
         [violation] = error.quota_violations
-        assert (violation.subject, violation.description) == ("tenant:acme", "60 tokens per minute, 30 asked")
+        assert (violation.subject, violation.description) == ("tenant:acme", "60 tokens per minute, 30 requested")
         assert (await stream.reserve("request-3", 10, 20)).identity.tenant_id == "default"
         found.clock.now += 30.0
         assert (await stream.reserve("request-2", 10, 20, credential=credential)).reservation_id
 
 
-async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_key_have_come_to():
+async def test_a_fallback_admission_is_reserved_regardless_of_limits_and_key():
     async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
         held = await stream.reserve("request-1", 10, 50, credential=credential)
@@ -102,7 +102,7 @@ async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_ke
         assert (used.prompt_tokens, used.output_tokens, used.concurrent_requests) == (10, 50, 1)
 
 
-async def test_what_was_reserved_and_then_vouched_for_is_one_reservation():
+async def test_a_fallback_admission_of_a_reserved_request_is_one_reservation():
     async with auth_process() as found, edge(found) as stream:
         asked = await stream.reserve()
         vouched = await stream.reserve(
@@ -111,13 +111,13 @@ async def test_what_was_reserved_and_then_vouched_for_is_one_reservation():
         assert vouched.reservation_id == asked.reservation_id
 
 
-async def test_a_vouch_for_a_key_that_never_was_is_refused():
+async def test_a_fallback_admission_of_an_unknown_key_is_rejected():
     async with auth_process() as found, edge(found) as stream:
         refused = await stream.reserve(credential=None, fallback_admission=FallbackAdmission(key_id="nobody"))
         assert rejection_of(refused).reason == "KEY_UNKNOWN"
 
 
-async def test_a_grant_for_when_auth_is_away_is_a_share_of_what_the_limits_leave_over_all_edges():
+async def test_a_fallback_grant_is_a_share_of_the_remaining_tokens():
     async with auth_process(fallback_share=0.5) as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=1_000, requests_per_minute=3)
         assert (await stream.reserve("request-1", 100, 100, credential=credential)).fallback_tokens == 400
@@ -127,7 +127,7 @@ async def test_a_grant_for_when_auth_is_away_is_a_share_of_what_the_limits_leave
             assert at_its_limit.fallback_tokens == 0  # no request is left in this minute
 
 
-async def test_a_tenant_without_a_limit_on_tokens_is_granted_what_the_operator_set():
+async def test_a_tenant_without_a_token_limit_gets_the_configured_fallback_grant():
     async with auth_process(fallback_tokens=77) as found, edge(found) as stream:
         assert (await stream.reserve("request-1")).fallback_tokens == 77
         credential = await tenant_with_key(found, concurrent_requests=2)
@@ -135,7 +135,7 @@ async def test_a_tenant_without_a_limit_on_tokens_is_granted_what_the_operator_s
         assert (await stream.reserve("request-3", credential=credential)).fallback_tokens == 0
 
 
-async def test_what_was_not_used_can_be_reserved_again_at_once():
+async def test_unused_tokens_can_be_reserved_at_once():
     async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
         first = await stream.reserve("request-1", 10, 50, credential=credential)
@@ -143,7 +143,7 @@ async def test_what_was_not_used_can_be_reserved_again_at_once():
         assert (await stream.reserve("request-2", 10, 50, credential=credential)).reservation_id
 
 
-async def test_a_class_is_the_lower_of_the_tenants_and_the_one_asked_for():
+async def test_the_class_is_the_lower_of_the_tenants_and_the_requested_one():
     async with auth_process() as found, edge(found) as stream:
         raised = await stream.reserve("request-1", priority=PRIORITY_INTERACTIVE)
         lowered = await stream.reserve("request-2", priority=PRIORITY_BATCH)

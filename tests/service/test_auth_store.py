@@ -59,7 +59,7 @@ def path(tmp_path):
     return str(tmp_path / "auth.sqlite")
 
 
-async def test_everything_comes_back_as_it_was_written(path):
+async def test_all_values_are_restored_unchanged(path):
     balance = Balance("acme", 5, 1_800_000_000_000_001, 0, 0, 0)
     async with opened_store(path) as (store, books):
         assert [each.tenant_id for each in books.tenants] == [DEFAULT_TENANT]
@@ -72,7 +72,7 @@ async def test_everything_comes_back_as_it_was_written(path):
     assert books.balances == {"acme": balance}
 
 
-async def test_a_tenant_that_has_keys_and_a_balance_can_get_new_limits(path):
+async def test_a_tenant_with_keys_and_a_balance_can_get_new_limits(path):
     async with opened_store(path) as (store, _):
         for change in (PutTenant(ACME), PutKey(KEY), Reserved(reservation(), Balance("acme"))):
             await kept(store, change)
@@ -82,7 +82,7 @@ async def test_a_tenant_that_has_keys_and_a_balance_can_get_new_limits(path):
     assert (len(books.keys), len(books.reservations)) == (1, 1)
 
 
-async def test_a_charge_ends_its_reservation_and_a_correction_takes_the_place_of_the_lost_row(path):
+async def test_a_charge_ends_its_reservation_and_a_correction_replaces_the_lost_row(path):
     async with opened_store(path) as (store, _):
         for change in (
             PutTenant(ACME),
@@ -99,7 +99,7 @@ async def test_a_charge_ends_its_reservation_and_a_correction_takes_the_place_of
         assert raw.execute("SELECT output_tokens, outcome FROM ledger").fetchall() == [(7, "stop")]
 
 
-async def test_what_was_written_is_kept_before_the_block_is_left(path):
+async def test_changes_are_persisted_before_the_store_closes(path):
     async with opened_store(path) as (store, _):
         store.write(PutTenant(ACME), lambda _: None)
         for number in range(3_000):
@@ -107,7 +107,7 @@ async def test_what_was_written_is_kept_before_the_block_is_left(path):
     assert len((await books_of(path)).reservations) == 3_000
 
 
-async def test_changes_that_wait_share_a_commit_and_are_told_in_order(path, monkeypatch):
+async def test_pending_changes_share_a_commit_and_complete_in_order(path, monkeypatch):
     commits, told = [], []
     commit = sqlite._commit
     monkeypatch.setattr(sqlite, "_commit", lambda db, batch: commits.append(len(batch)) or commit(db, batch))
@@ -121,7 +121,7 @@ async def test_changes_that_wait_share_a_commit_and_are_told_in_order(path, monk
     assert len(commits) < 250
 
 
-async def test_a_promise_that_cannot_be_kept_is_told_and_leaves_nothing(path, monkeypatch):
+async def test_a_failed_change_is_reported_and_not_stored(path, monkeypatch):
     async with opened_store(path) as (store, _):
         with monkeypatch.context() as patch:
             patch.setattr(sql, "apply", half_way(sql.apply))
@@ -131,7 +131,7 @@ async def test_a_promise_that_cannot_be_kept_is_told_and_leaves_nothing(path, mo
     assert ACME not in (await books_of(path)).tenants
 
 
-async def test_a_charge_is_tried_again_until_it_is_kept(path, monkeypatch):
+async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
     tries = []
 
     def full_twice(connection, change, apply=sql.apply):
@@ -149,7 +149,7 @@ async def test_a_charge_is_tried_again_until_it_is_kept(path, monkeypatch):
     assert (await books_of(path)).reservations == []
 
 
-async def test_charges_that_cannot_be_kept_do_not_hold_up_the_end_for_ever(path, monkeypatch):
+async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown(path, monkeypatch):
     monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
     async with opened_store(path) as (store, _):
         await kept(store, PutTenant(ACME))
@@ -160,14 +160,14 @@ async def test_charges_that_cannot_be_kept_do_not_hold_up_the_end_for_ever(path,
     assert (await books_of(path)).reservations == [reservation()]
 
 
-async def test_a_closed_store_refuses_at_once(path):
+async def test_a_closed_store_rejects_changes(path):
     async with opened_store(path) as (store, _):
         pass
     with pytest.raises(StoreClosed):
         await kept(store, Barrier())
 
 
-async def test_a_second_process_does_not_get_the_same_books(path, monkeypatch):
+async def test_a_second_process_cannot_open_the_store(path, monkeypatch):
     monkeypatch.setattr(sqlite, "LOCK_TIMEOUT_S", 0.01)
     async with opened_store(path):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -175,7 +175,7 @@ async def test_a_second_process_does_not_get_the_same_books(path, monkeypatch):
                 pass
 
 
-async def test_a_store_of_a_later_release_is_not_touched(path):
+async def test_a_store_of_a_later_release_is_not_changed(path):
     await books_of(path)
     with closing(sqlite3.connect(path)) as raw:
         raw.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
@@ -207,7 +207,7 @@ def disk_is_full(connection, change):
     raise sqlite3.OperationalError(message)
 
 
-async def test_an_answer_goes_on_after_a_restart_at_what_was_charged_of_it(path):
+async def test_the_charges_of_an_answer_survive_a_restart(path):
     """Whether its beginning was charged, or lost, or is still under way, and whatever its requests were charged."""
     begun, lost = part("begun", made=30), part("lost", outcome=OUTCOME_LOST)
     onward = part("onward", "lost", emitted=25, made=5, charged=30)

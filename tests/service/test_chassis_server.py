@@ -51,7 +51,7 @@ async def count(request, context):
     return CountTokensResponse(prompt_tokens=7)
 
 
-async def test_a_server_asked_for_any_port_tells_which():
+async def test_a_server_on_any_port_logs_its_port():
     with capture_logs() as logs:
         async with inference_server(CountTokens=count) as (stub, server):
             assert (await stub.CountTokens(CountTokensRequest())).prompt_tokens == 7
@@ -80,7 +80,7 @@ async def test_a_port_that_is_taken_is_an_error_and_not_shared():
         ("unix:/run/queue", "", "unix:/run/queue"),
     ],
 )
-def test_others_are_told_an_address_that_they_can_reach(listen, advertise, address):
+def test_the_advertised_address_is_reachable(listen, advertise, address):
     assert advertised_address(listen, 7003, advertise) == address
 
 
@@ -164,7 +164,7 @@ async def test_a_watch_interval_out_of_bounds_is_refused(milliseconds):
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_keys_are_refused_with_the_tier_to_ask():
+async def test_keys_are_rejected_with_the_tier_that_serves_them():
     async with administered() as (channel, _):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await AdminStub(channel).ListKeys(ListKeysRequest())
@@ -257,7 +257,7 @@ async def draining(gate, **stop):
         yield call, channel, serving_task
 
 
-async def test_a_drain_lets_running_calls_end_and_takes_no_new_ones():
+async def test_a_drain_lets_running_calls_end_and_accepts_no_new_ones():
     gate = Gate()
     with capture_logs() as logs:
         async with draining(gate) as (call, channel, serving_task):
@@ -288,7 +288,7 @@ async def test_a_call_that_outlasts_the_grace_is_cancelled_and_has_cleaned_up_be
     assert (drained["working"], drained["cancelled"]) == (1, 1)
 
 
-async def test_a_stop_turns_new_callers_away_at_once_and_nothing_takes_that_back():
+async def test_a_stop_makes_the_server_unready_at_once_and_for_good():
     async with administered() as (channel, server):
         health = HealthStub(channel)
         watch = health.Watch(HealthCheckRequest())

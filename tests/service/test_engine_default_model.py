@@ -17,7 +17,7 @@ def engine_and_card():
     return build_engine(EngineOptions(dtype="float32", kv_blocks=512, device="cpu"))
 
 
-def test_its_card_is_what_the_models_authors_published():
+def test_the_card_equals_that_of_the_models_authors():
     _, card = engine_and_card()
     assert (card.name, card.context_length, card.vocab_size) == ("SmolLM2-135M-Instruct", 8192, 49152)
     assert (card.eos_ids, card.add_bos, card.plain_ids()) == ((0, 2), False, range(17, 49152))
@@ -28,7 +28,7 @@ def test_its_card_is_what_the_models_authors_published():
     ]
 
 
-def test_asked_for_the_capital_of_france_it_says_paris():
+def test_the_default_model_answers_paris_as_the_capital_of_france():
     engine, card = engine_and_card()
     template = ImmutableSandboxedEnvironment().from_string(card.chat_template)
     tokenizer = Tokenizer.from_str(card.tokenizer_json)

@@ -39,7 +39,7 @@ async def test_both_ends_understand_each_other():
         assert await asyncio.to_thread(next_message, engine) == ["from", "the", "front"]
 
 
-async def test_a_message_larger_than_any_buffer_holds_up_nobody():
+async def test_a_message_larger_than_any_buffer_blocks_neither_side():
     prompt = list(range(300_000))
     async with both_ends() as (front, heard, engine):
         front.send(prompt)  # returns, though the engine reads nothing yet
@@ -49,7 +49,7 @@ async def test_a_message_larger_than_any_buffer_holds_up_nobody():
         assert await heard.get() == prompt
 
 
-def test_an_engine_whose_front_does_not_read_never_waits_and_loses_nothing():
+def test_an_engine_whose_worker_does_not_read_never_waits_and_loses_no_message():
     ours, theirs = socket.socketpair()
     engine, front = HostPipe(theirs), HostPipe(ours)
     sent = 0
@@ -66,7 +66,7 @@ def test_an_engine_whose_front_does_not_read_never_waits_and_loses_nothing():
     engine.close(), front.close()
 
 
-def test_last_words_are_given_up_where_nobody_reads_them():
+def test_a_flush_ends_if_the_worker_does_not_read():
     ours, theirs = socket.socketpair()
     engine = HostPipe(theirs)
     engine.send(bytes(MAX_UNSENT_BYTES))
@@ -77,7 +77,7 @@ def test_last_words_are_given_up_where_nobody_reads_them():
     engine.close()
 
 
-def test_a_front_that_is_gone_is_told_to_who_reads_or_writes():
+def test_reading_and_writing_fail_if_the_worker_is_gone():
     ours, theirs = socket.socketpair()
     engine = HostPipe(theirs)
     ours.close()

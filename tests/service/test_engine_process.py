@@ -82,7 +82,7 @@ def steps_until_finished(conn, *seq_ids):
     return dict(texts)
 
 
-def test_the_engine_says_what_it_serves_before_anything_else(folder):
+def test_the_first_message_of_an_engine_has_its_card_and_capacity(folder):
     with engine_thread(options_for(folder)) as conn:
         ready = conn.recv()
     assert isinstance(ready, EngineReady)
@@ -103,7 +103,7 @@ def test_sequences_run_to_their_end_and_leave_the_pool_full(folder):
     assert last.capacity.blocks_free == 32
 
 
-def test_a_refusal_names_the_sequence_and_the_engine_goes_on(folder):
+def test_a_rejection_names_the_sequence_and_the_engine_continues(folder):
     with engine_thread(options_for(folder)) as conn:
         conn.recv()
         conn.send(Add(spec(1, output=1000)))
@@ -135,7 +135,7 @@ def test_a_simulated_step_takes_its_time(folder):
     with engine_thread(options_for(folder, step_time=StepTimeModel(base_s=0.02))) as conn:
         conn.recv()
         conn.send(Add(spec(1, output=2)))
-        assert conn.recv().took_s >= 0.02
+        assert conn.recv().duration_s >= 0.02
 
 
 def test_a_torch_engine_steps_through_the_same_pipe(folder):
@@ -149,7 +149,7 @@ def test_a_torch_engine_steps_through_the_same_pipe(folder):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_model_that_cannot_load_is_told_and_raised():
+def test_a_model_that_cannot_load_is_reported_and_raised():
     with engine_thread(options_for("no-such-model")) as conn:
         fatal = conn.recv()
     assert isinstance(fatal, EngineFatal)

@@ -51,7 +51,7 @@ async def test_a_dead_engine_is_noticed_and_replaced_though_its_offspring_holds_
 
 
 @pytest.mark.usefixtures("_engine_with_offspring")
-async def test_who_stops_the_link_leaves_none_of_the_engines_processes():
+async def test_stopping_the_supervisor_leaves_no_process_of_the_engine():
     async with running_link() as (link, heard, _):
         offspring, engine = psutil.Process(await heard.get()), psutil.Process(link.pid)
     await asyncio.to_thread(offspring.wait, PATIENCE)
@@ -72,7 +72,7 @@ async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
 
 
 @pytest.mark.usefixtures("_engine_that_stays")
-async def test_who_stops_the_link_does_not_wait_for_an_engine_that_stays(monkeypatch):
+async def test_stopping_the_supervisor_does_not_wait_for_an_engine_that_hangs(monkeypatch):
     monkeypatch.setattr("penstock.worker.engine_host.supervisor.EXIT_TIMEOUT_S", 10 * PATIENCE)
     async with running_link() as (_, heard, down):
         engine = await heard.get()

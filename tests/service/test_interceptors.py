@@ -145,7 +145,7 @@ async def test_a_handler_that_is_not_async_fails_inside():
     assert failure.value.code() is grpc.StatusCode.INTERNAL
 
 
-async def test_a_timeout_of_the_calls_own_deadline_is_told_as_such():
+async def test_a_timeout_at_the_calls_deadline_is_deadline_exceeded():
     async def slow(request, context):
         async with asyncio.timeout(context.time_remaining()):
             await asyncio.Event().wait()
@@ -259,7 +259,7 @@ async def endless(request, context):
     await asyncio.Event().wait()
 
 
-async def test_a_call_past_its_deadline_is_told_from_a_cancelled_one(receiver):
+async def test_a_call_past_its_deadline_is_distinguished_from_a_cancelled_one(receiver):
     late, _, late_options = new_trace()
     cancelled, _, cancel_options = new_trace()
     async with inference_server(Generate=endless) as (stub, _):

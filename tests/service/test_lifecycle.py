@@ -64,7 +64,7 @@ def wait_for(child, event):
     raise AssertionError(f"the process ended without {event!r}")
 
 
-def test_a_stop_that_comes_before_anything_can_hear_it_is_kept_for_a_process_that_was_started_so():
+def test_a_sigterm_before_the_handlers_exist_is_kept_if_the_parent_blocked_it():
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         with process(SERVE) as child:
@@ -170,7 +170,7 @@ async def test_background_loops_end_with_their_block():
     assert sorted(ended) == ["a", "b"]
 
 
-async def test_a_crashing_loop_takes_the_block_down():
+async def test_a_crashing_loop_cancels_the_block():
     async def crash():
         raise KeyError("x")
 
@@ -203,7 +203,7 @@ def test_instance_ids_are_unique():
     assert len({new_instance_id("queue") for _ in range(100)}) == 100
 
 
-def test_collections_of_garbage_do_not_walk_what_was_loaded():
+def test_garbage_collection_does_not_walk_imported_objects():
     body = """
     import gc
     assert gc.get_freeze_count() > 10_000

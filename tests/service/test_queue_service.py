@@ -107,7 +107,7 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
     assert set(words) <= {"interactive", "standard", "batch"}
 
 
-async def test_who_asks_first_is_answered_and_waits_nowhere():
+async def test_a_probe_is_answered_and_not_queued():
     async with shard_with_both(max_depth=1) as (shard, _, edge):
         edge.send(probe=Probe(ticket=ticket("?1")))
         assert (await edge.receive("would_admit")).ticket_id == "?1"
@@ -122,7 +122,7 @@ async def test_who_asks_first_is_answered_and_waits_nowhere():
         assert shard.service.figures()["waiting"] == 1
 
 
-async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():
+async def test_an_edge_receives_the_catalog_at_once_and_on_change():
     async with shard_with_both() as (shard, scheduler, edge):
         async with edge_at(shard.address, "edge-2") as late:
             assert [each.model for each in (await late.receive("catalog")).entries] == ["m"]
@@ -130,7 +130,7 @@ async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():
         assert [each.model for each in (await edge.receive("catalog")).entries] == ["m", "n"]
 
 
-async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for_them():
+async def test_a_starting_shard_accepts_edges_after_a_scheduler_has_sent_a_model():
     async with (
         shard_of(staffing=TIMEOUT_S) as shard,
         scheduler_at(shard.address, models=()) as scheduler,
@@ -146,7 +146,7 @@ async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for
         assert [each.model for each in (await (await coming).receive("catalog")).entries] == ["m"]
 
 
-async def test_a_queue_that_is_full_says_so_with_reason_and_time():
+async def test_a_full_queue_sheds_with_reason_and_retry_time():
     async with shard_with_both(max_depth=2) as (shard, scheduler, edge):
         scheduler.credit(0, tokens_per_second=40.0, return_unused=True)
         await scheduler.receive("credit_returned")
@@ -158,7 +158,7 @@ async def test_a_queue_that_is_full_says_so_with_reason_and_time():
         assert shard.service.figures()["shed_queue_full"] == 1
 
 
-async def test_a_ticket_that_breaks_the_contract_is_shed_alone():
+async def test_only_the_invalid_ticket_is_shed():
     async with shard_with_both() as (_, _, edge):
         edge.enqueue(ticket("bad", weight=0.0), ticket("good"))
         shed = await edge.receive("shed")
@@ -167,7 +167,7 @@ async def test_a_ticket_that_breaks_the_contract_is_shed_alone():
         assert (await edge.receive("queued")).ticket_id == "good"
 
 
-async def test_a_model_nobody_serves_is_unknown():
+async def test_an_unserved_model_is_unknown():
     async with shard_with_both() as (_, _, edge):
         edge.enqueue(ticket("a", model="x"))
         failure = (await edge.receive("shed")).failure
@@ -182,7 +182,7 @@ async def test_a_ticket_is_shed_at_its_deadline():
         assert isinstance(error_from_failure((await edge.receive("shed")).failure), DeadlineExceeded)
 
 
-async def test_a_withdrawal_is_acknowledged_and_reaches_the_scheduler_that_knows():
+async def test_a_withdrawal_is_acknowledged_and_reaches_the_scheduler():
     async with shard_with_both() as (_, scheduler, edge):
         scheduler.credit(2)
         edge.enqueue(ticket("offered"), ticket("leased", enqueue_unix_nano=1))
@@ -196,7 +196,7 @@ async def test_a_withdrawal_is_acknowledged_and_reaches_the_scheduler_that_knows
         assert list((await scheduler.receive("offer_withdrawn")).ticket_ids) == ["offered", "leased"]
 
 
-async def test_what_a_scheduler_was_offered_goes_to_another_when_its_stream_is_cut():
+async def test_offers_go_to_another_scheduler_when_a_stream_breaks():
     async with shard_with_both() as (shard, survivor, edge):
         async with scheduler_at(shard.address, "scheduler-2") as victim:
             victim.credit(2)
@@ -206,7 +206,7 @@ async def test_what_a_scheduler_was_offered_goes_to_another_when_its_stream_is_c
         assert [(await survivor.receive("offer")).ticket.ticket_id for _ in range(2)] == ["a", "b"]
 
 
-async def test_a_cut_edge_takes_its_tickets_along():
+async def test_the_loss_of_an_edge_stream_withdraws_its_tickets():
     async with shard_with_both() as (shard, scheduler, edge):
         async with edge_at(shard.address, "edge-2") as victim:
             victim.enqueue(ticket("offered"), ticket("waits"))
@@ -220,7 +220,7 @@ async def test_a_cut_edge_takes_its_tickets_along():
         assert shard.service.figures()["waiting"] == 0
 
 
-async def test_credit_given_once_is_answered_with_what_is_left():
+async def test_credit_to_return_is_answered_with_the_unused_part():
     async with shard_with_both() as (_, scheduler, edge):
         edge.enqueue(ticket("a"))
         await edge.receive("queued")
@@ -229,14 +229,14 @@ async def test_credit_given_once_is_answered_with_what_is_left():
         assert (await scheduler.receive("credit_returned")).tickets == 2
 
 
-async def test_a_drain_tells_both_sides():
+async def test_a_drain_sends_end_to_edges_and_schedulers():
     async with shard_with_both() as (shard, scheduler, edge):
         shard.service.drain()
         assert (await edge.receive("end")).reason == "drained"
         assert (await scheduler.receive("end")).reason == "drained"
 
 
-async def test_a_stream_that_does_not_greet_is_refused():
+async def test_a_stream_without_hello_is_rejected():
     async with shard_of() as shard, channel(shard.address) as to_shard:
         call = QueueServiceStub(to_shard).Submit()
         await call.write(SubmitRequest())
@@ -268,7 +268,7 @@ async def test_each_ticket_has_one_span_of_its_wait_in_its_own_trace(receiver, e
     [(1.25, 0.0, 1.25), (0.0, 1.5, 1.5), (9.0, 0.0, 2.0), (-5.0, 0.0, 0.0)],
     ids=["as the edge says", "at the deadline", "not in the future", "not before it came"],
 )
-async def test_a_wait_ends_with_its_request_and_not_when_the_queue_learns_of_that(receiver, left, deadline, ends):
+async def test_a_wait_span_ends_with_its_request(receiver, left, deadline, ends):
     trace_id = f"{0xA0 + round(4 * ends):032x}"
     async with shard_with_both() as (shard, _, edge):
         due = round((START + deadline) * 1e9) if deadline else 0

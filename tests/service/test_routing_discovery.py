@@ -134,7 +134,7 @@ async def test_a_type_we_do_not_serve_does_not_end_the_stream():
         call.cancel()
 
 
-async def test_a_reconnecting_proxy_that_knows_everything_is_told_nothing_until_something_changes():
+async def test_a_reconnecting_proxy_with_current_versions_is_sent_nothing_until_a_change():
     board = SnapshotCache(snapshot("10.0.0.1"))
     known = {name: resource.version for name, resource in board.snapshot.by_type[ENDPOINT].items()}
     async with control_plane(board) as channel:
@@ -164,7 +164,7 @@ async def test_closing_the_board_ends_every_stream_in_good_order():
         assert repr(board).endswith("0 streams>")
 
 
-async def test_a_proxy_that_goes_leaves_no_stream_behind():
+async def test_a_disconnected_proxy_leaves_no_stream():
     board = SnapshotCache(snapshot("10.0.0.1"))
     left = asyncio.Event()
 
@@ -183,7 +183,7 @@ async def test_a_proxy_that_goes_leaves_no_stream_behind():
         assert len(board.watchers) == 0
 
 
-def test_the_same_edges_again_wake_nobody():
+def test_an_equal_snapshot_notifies_no_watcher():
     board = SnapshotCache(snapshot("10.0.0.1"))
     with board.watch() as bell:
         assert not board.publish(snapshot("10.0.0.1"))

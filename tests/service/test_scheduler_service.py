@@ -64,10 +64,10 @@ async def test_a_released_lease_is_new_credit_at_once():
         worker.started(lease_id), worker.released(lease_id)
         assert (await shard.receive("credit")).tickets == 1
         figures = scheduler.service.figures()
-        assert (figures["leases"], figures["promised_blocks"], figures["room"]) == (0, 0, 2)
+        assert (figures["leases"], figures["promised_blocks"], figures["available_leases"]) == (0, 0, 2)
 
 
-async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_from():
+async def test_progress_of_a_worker_reaches_the_shard_of_the_ticket():
     async with one_of_each() as (shard, _, worker):
         shard.offer(ticket("a"))
         lease = (await shard.receive("place")).lease
@@ -83,7 +83,7 @@ async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_
         assert (told.output_tokens, told.ended) == (7, True)
 
 
-async def test_a_shard_hears_how_fast_the_workers_are():
+async def test_a_shard_receives_pool_stats():
     async with one_of_each() as (shard, _, worker):
         assert (await shard.receive("pool_stats")).slots == 2
         worker.send(
@@ -94,7 +94,7 @@ async def test_a_shard_hears_how_fast_the_workers_are():
         assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == ("m", 100.0, 900.0)
 
 
-async def test_a_prompt_goes_where_its_beginning_is_cached():
+async def test_a_ticket_goes_to_the_worker_with_its_prefix():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
         second.send(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
         second.send(load_report=scheduler_pb2.LoadReport(running=3))
@@ -108,7 +108,7 @@ def served(lease_id, prompt_tokens, output_tokens):
     return scheduler_pb2.ServedLease(lease_id=lease_id, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
 
-async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_for_good():
+async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_refused():
     async with one_of_each() as (shard, _, _):
         shard.offer(ticket("a", max_output_tokens=1_000, prompt_tokens=10))
         await shard.receive("place")
@@ -118,7 +118,7 @@ async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_fo
         assert (await shard.receive("decline")).reason == "NO_WORKER"
 
 
-async def test_a_lease_that_is_not_started_is_revoked_and_its_room_offered_again():
+async def test_an_unstarted_lease_is_revoked_and_its_capacity_granted_again():
     async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
         shard.offer(ticket("a"))
         lease_id = (await shard.receive("place")).lease.lease_id
@@ -127,7 +127,7 @@ async def test_a_lease_that_is_not_started_is_revoked_and_its_room_offered_again
         assert scheduler.service.figures()["leases"] == 0
 
 
-async def test_a_started_lease_does_not_lapse():
+async def test_a_started_lease_does_not_expire():
     async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
         shard.offer(ticket("a")), shard.offer(ticket("b"))
         first, second = [(await shard.receive("place")).lease.lease_id for _ in range(2)]
@@ -136,7 +136,7 @@ async def test_a_started_lease_does_not_lapse():
         assert scheduler.dispatcher.leases.leases.keys() == {first}
 
 
-async def test_a_recall_frees_a_lease_that_was_not_started():
+async def test_a_withdrawal_frees_an_unstarted_lease():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
         lease_id = (await shard.receive("place")).lease.lease_id
@@ -145,7 +145,7 @@ async def test_a_recall_frees_a_lease_that_was_not_started():
         assert scheduler.service.figures()["promised_blocks"] == 0
 
 
-async def test_a_cut_worker_is_forgotten_and_one_that_comes_back_brings_what_it_runs():
+async def test_a_worker_that_attaches_again_brings_its_running_leases():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         async with worker_at(scheduler.address) as worker:
             await shard.catalog_of("m")
@@ -173,7 +173,7 @@ async def test_the_least_loaded_of_two_workers_gets_the_ticket():
         assert sorted(places[:2]) == sorted(places[2:]) == ["w1", "w2"]
 
 
-async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
+async def test_the_shard_with_the_better_head_gets_the_released_slot():
     async with (
         shard_server("queue-1") as first,
         shard_server("queue-2") as second,
@@ -196,7 +196,7 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         assert (await second.receive("credit")).tickets == 1
 
 
-async def test_a_worker_without_a_profile_is_refused_in_words():
+async def test_a_worker_without_a_profile_is_rejected_with_a_message():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         async with channel(scheduler.address) as to_scheduler:
             call = SchedulerServiceStub(to_scheduler).Attach()
@@ -209,7 +209,7 @@ async def test_a_worker_without_a_profile_is_refused_in_words():
         assert error_from_rpc(failure.value).reason == "PROFILE_INVALID"
 
 
-async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
+async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
     blame = PoisonReport(fingerprint=5)
     blame.ttl.seconds = 30
     async with (
@@ -228,14 +228,14 @@ async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
         call.cancel()
 
 
-async def test_a_drain_tells_both_sides_and_gives_no_more_credit():
+async def test_a_drain_ends_streams_and_grants_no_more_credit():
     async with one_of_each() as (shard, scheduler, worker):
         await scheduler.service.drain()
         assert (await worker.receive("end")).reason == "drained"
         assert await shard.ended.get() is True
 
 
-async def test_a_worker_that_comes_back_to_a_scheduler_that_drains_is_sent_on():
+async def test_a_draining_scheduler_rejects_attachments():
     async with one_of_each() as (_, scheduler, worker):
         await scheduler.service.drain()
         await worker.receive("end")

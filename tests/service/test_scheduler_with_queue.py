@@ -118,7 +118,7 @@ async def serves_one_model(edge):
         pass
 
 
-async def test_a_request_goes_to_a_worker_of_its_edges_zone_among_equals():
+async def test_among_similar_workers_one_in_the_zone_of_the_edge_is_used():
     async with (
         shard_at() as shard,
         scheduler_of(shard) as scheduler,
@@ -150,7 +150,7 @@ def hello_frame():
     return AttachRequest(hello=Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker"))
 
 
-async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promised():
+async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_capacity():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         expect, leased = await worker.receive("expect"), await edge.receive("leased")
@@ -165,7 +165,7 @@ async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promis
         await scheduler.until(leases=0, promised_blocks=0, room=2)
 
 
-async def test_tickets_wait_for_a_slot_and_take_it_in_their_order():
+async def test_waiting_tickets_take_slots_in_order():
     async with mesh() as (_, worker, edge):
         edge.enqueue(*(ticket(name, enqueue_unix_nano=at) for name, at in (("c", 3), ("a", 1), ("d", 4), ("b", 2))))
         first = [(await edge.receive("leased")).lease for _ in range(2)]
@@ -176,7 +176,7 @@ async def test_tickets_wait_for_a_slot_and_take_it_in_their_order():
         assert (await edge.receive("leased")).lease.ticket_id == "d"
 
 
-async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker():
+async def test_a_withdrawn_ticket_revokes_its_unstarted_lease():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -185,7 +185,7 @@ async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker
         await scheduler.until(leases=0, promised_blocks=0)
 
 
-async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
+async def test_an_unstarted_lease_is_revoked_when_it_expires():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -194,7 +194,7 @@ async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
         await scheduler.until(leases=0, promised_blocks=0)
 
 
-async def test_a_ticket_too_large_for_every_worker_is_shed_and_not_left_waiting():
+async def test_a_ticket_too_large_for_every_worker_is_shed():
     async with mesh() as (_, _, edge):
         edge.enqueue(ticket("t", prompt_tokens=201), ticket("u"))
         assert (await edge.receive("leased")).lease.ticket_id == "u"
@@ -202,7 +202,7 @@ async def test_a_ticket_too_large_for_every_worker_is_shed_and_not_left_waiting(
         assert (shed.ticket_id, shed.failure.reason) == ("t", "NO_WORKER")
 
 
-async def test_a_worker_that_ends_its_stream_leaves_the_fleet_at_once_and_keeps_what_it_runs():
+async def test_a_worker_that_ends_its_stream_is_removed_and_keeps_running():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -222,7 +222,7 @@ def _heard(side):
     return found
 
 
-async def test_a_worker_comes_along_with_what_it_runs():
+async def test_an_attaching_worker_brings_its_running_leases():
     running = [RunningLease(lease_id="of-another", kv_blocks=15)]
     async with (
         shard_at() as shard,
@@ -238,7 +238,7 @@ async def test_a_worker_comes_along_with_what_it_runs():
         assert (await edge.receive("leased")).lease.ticket_id == "t"
 
 
-async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
+async def test_a_restarted_shard_receives_catalog_and_credit():
     async with shard_at() as shard:
         pass
     async with scheduler_of(shard) as scheduler, worker_at(scheduler.address):
@@ -252,7 +252,7 @@ async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
             await scheduler.until(queues=0)
 
 
-async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others():
+async def test_a_drain_ends_worker_streams_and_frees_waiting_tickets_for_others():
     async with shard_at() as shard, scheduler_of(shard) as scheduler, edge_at(shard) as edge:
         async with worker_at(scheduler.address, slots=1) as worker:
             await serves_one_model(edge)
@@ -265,7 +265,7 @@ async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others()
             assert (lease.ticket_id, lease.worker_id) == ("waits", "worker-2")
 
 
-async def test_the_workers_table_says_what_each_has_left():
+async def test_the_workers_table_has_the_free_capacity_of_each():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -281,7 +281,7 @@ async def test_the_workers_table_says_what_each_has_left():
                 "kv_blocks": 16,
                 "leases": 1,
                 "promised_blocks": 7,
-                "room": 1,
+                "available_leases": 1,
                 "running": 1,
                 "prefill_tokens": 95,
                 "tokens_per_second": 80.0,
@@ -290,7 +290,7 @@ async def test_the_workers_table_says_what_each_has_left():
 
 
 @pytest.mark.parametrize("name", ["model", "slots", "kv_blocks", "block_size", "context_length"])
-async def test_a_worker_whose_profile_lacks_something_is_refused(name):
+async def test_an_incomplete_profile_is_rejected(name):
     async with scheduler_of() as scheduler:
         lacking = {key: value for key, value in PROFILE.items() if key != name}
         error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(profile=Profile(**lacking)))
@@ -298,7 +298,7 @@ async def test_a_worker_whose_profile_lacks_something_is_refused(name):
         assert scheduler.service.figures()["workers"] == 0
 
 
-async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_what_it_is():
+async def test_a_quarantined_worker_gets_tickets_after_its_profile():
     blame = PoisonReport(fingerprint=5)
     blame.ttl.seconds = 30
     nothing = dict.fromkeys(PROFILE)
@@ -310,13 +310,13 @@ async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_w
         assert not scheduler.dispatcher.poison.is_reported(5)
 
 
-async def test_a_worker_that_reports_before_it_says_what_it_is_is_refused():
+async def test_a_load_report_before_the_profile_is_rejected():
     async with scheduler_of() as scheduler:
         error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(load_report=LoadReport(running=1)))
         assert error.reason == "PROFILE_INVALID"
 
 
-async def test_a_worker_that_changes_its_profile_is_refused_and_leaves_nothing_behind():
+async def test_a_changed_profile_is_rejected_and_removes_the_worker():
     async with scheduler_of() as scheduler:
         profile = AttachRequest(profile=Profile(**PROFILE))
         error = await refusal_of(scheduler.address, hello_frame(), profile, profile)
@@ -324,7 +324,7 @@ async def test_a_worker_that_changes_its_profile_is_refused_and_leaves_nothing_b
         await scheduler.until(workers=0)
 
 
-async def test_a_stream_without_hello_is_refused():
+async def test_a_stream_without_hello_is_rejected():
     async with scheduler_of() as scheduler:
         error = await refusal_of(scheduler.address, AttachRequest(profile=Profile(**PROFILE)))
         assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_MISSING")

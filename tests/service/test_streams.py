@@ -104,7 +104,7 @@ def ids_in(message):
     return [each.settled.reservation_id for each in frames if each.WhichOneof("frame") == "settled"]
 
 
-async def test_frames_that_are_ready_together_go_as_one_to_a_peer_that_takes_them_so():
+async def test_frames_that_are_ready_together_are_bundled_for_a_peer_that_accepts_bundles():
     numbers = [str(number) for number in range(3 * MAX_BUNDLE_FRAMES)]
     async with echo_server() as (echo, address, _), raw_call(address, bundles=True) as call:
         peer = await echo.peers.get()
@@ -121,7 +121,7 @@ async def test_frames_that_are_ready_together_go_as_one_to_a_peer_that_takes_the
         assert messages <= 4
 
 
-async def test_a_peer_that_has_not_said_so_gets_every_frame_by_itself():
+async def test_a_peer_without_bundles_gets_each_frame_in_a_message():
     numbers = [str(number) for number in range(100)]
     async with echo_server() as (echo, address, _), raw_call(address) as call:
         peer = await echo.peers.get()
@@ -135,7 +135,7 @@ async def test_a_peer_that_has_not_said_so_gets_every_frame_by_itself():
         assert received == numbers
 
 
-async def test_frames_that_came_as_one_are_heard_one_by_one_and_none_after_the_end():
+async def test_bundled_frames_are_passed_on_one_by_one_and_none_after_the_end():
     async with echo_server() as (echo, address, _), raw_call(address) as call:
         end = AdmitRequest(end=End(reason="done"))
         await call.write(AdmitRequest(more=[ask("a"), ask("b"), AdmitRequest(), end, ask("c")]))
@@ -144,7 +144,7 @@ async def test_frames_that_came_as_one_are_heard_one_by_one_and_none_after_the_e
         assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_frame_at_the_size_that_a_peer_takes_goes_alone():
+async def test_a_frame_of_the_maximum_size_is_sent_alone():
     outbox, written = Outbox(10), asyncio.Queue()
     frames = [ask("hello"), ask("before"), ask("x" * MAX_BUNDLE_BYTES), ask("after"), ask("last")]
     for frame in frames:
@@ -173,7 +173,7 @@ async def test_frames_are_not_changed_by_going_together_and_large_ones_do_not_pi
     assert [frame.SerializeToString() for frame in frames] == before
 
 
-async def test_a_link_that_is_not_up_says_no_instead_of_queueing():
+async def test_a_link_that_is_down_rejects_frames():
     async with link_to("127.0.0.1:1") as (link, events):
         assert not link.is_up
         assert not link.send(ask("a"))
@@ -189,7 +189,7 @@ async def test_a_cut_stream_is_reported_once_and_connected_again():
         assert link.is_up
 
 
-async def test_end_is_told_apart_from_a_cut():
+async def test_an_end_is_distinguished_from_a_cut():
     async with echo_server() as (echo, address, _):
         async with link_to(address) as (link, events):
             await events.get()
@@ -200,7 +200,7 @@ async def test_end_is_told_apart_from_a_cut():
         assert not await echo.left.get()
 
 
-async def test_a_link_that_was_left_says_nothing_more_and_does_not_come_back():
+async def test_a_closed_link_sends_nothing_more_and_does_not_reconnect():
     async with echo_server() as (echo, address, _), link_to(address) as (link, events):
         await events.get()
         link.close("drained")
@@ -224,7 +224,7 @@ async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_with
     assert [frame async for frame in peer] == []
 
 
-async def test_nobody_waits_for_frames_that_a_stream_cannot_write_any_more(monkeypatch):
+async def test_a_flush_does_not_wait_for_frames_that_can_no_longer_be_written(monkeypatch):
     monkeypatch.setattr(endpoint, "FLUSH_TIMEOUT_S", 3_600.0)
     end = StreamEndpoint(AdmitRequest, Hello(), capacity=8)
 
@@ -267,7 +267,7 @@ async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
         assert (await events.get())[1].settled.reservation_id == "quiet"
 
 
-async def test_a_peer_that_does_not_read_loses_its_stream_and_nobody_waits():
+async def test_a_peer_that_does_not_read_loses_its_stream_without_a_wait():
     async with echo_server() as (_, address, _), link_to(address, capacity=8) as (link, events):
         await events.get()
         sent = 0
@@ -286,13 +286,13 @@ async def test_a_stream_must_begin_with_hello():
 
 
 @pytest.mark.parametrize("frame", [grpc.aio.EOF, ask("a"), AdmitRequest()])
-def test_what_is_not_a_hello_is_refused_with_its_reason(frame):
+def test_a_first_frame_that_is_no_hello_is_rejected_with_its_reason(frame):
     with pytest.raises(FailedPrecondition) as failure:
         check_hello(frame)
     assert failure.value.reason == "HELLO_MISSING"
 
 
-def test_another_protocol_is_refused_with_both_versions():
+def test_another_protocol_is_rejected_with_both_versions():
     with pytest.raises(FailedPrecondition, match="protocol 1, the peer 2") as failure:
         check_hello(AdmitRequest(hello=Hello(protocol=2)))
     assert failure.value.reason == "PROTOCOL_UNSUPPORTED"

@@ -36,7 +36,7 @@ def test_a_span_is_the_child_of_the_traceparent_it_was_given(receiver):
     assert spans["inner"].kind == "INTERNAL"
 
 
-def test_a_span_says_which_process_of_which_tier_made_it(receiver):
+def test_a_span_names_its_tier_and_process(receiver):
     start_span("who", CALLER.replace(TRACE, "2" * 32)).end()
     [span] = receiver.wait_for_spans("who", trace_id="2" * 32)
     assert span.service == "penstock-test"
@@ -169,7 +169,7 @@ def test_every_line_on_stderr_is_json_with_tier_instance_and_bound_context():
     assert len(lines) == 4
 
 
-def test_a_line_is_written_whatever_a_client_had_it_say():
+def test_a_line_with_invalid_text_of_a_client_is_written():
     ended = run_python("""
         import math
         import structlog

@@ -52,7 +52,7 @@ def test_it_keeps_the_contract_of_every_engine(folder, path_for_vllm):
     assert said == [f"kept {promise.__name__}" for promise in CONTRACT], run.stderr[-4000:]
 
 
-async def test_behind_the_front_it_answers_cancels_and_is_replaced_when_it_dies(folder, path_for_vllm, monkeypatch):
+async def test_vllm_behind_a_worker_serves_cancels_and_restarts(folder, path_for_vllm, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", path_for_vllm)
     monkeypatch.setattr("worker_front.PATIENCE", 240.0)
     settings = {

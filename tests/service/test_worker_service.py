@@ -46,15 +46,13 @@ async def test_tokens_come_in_order_and_once_and_then_the_end(model):
         assert (ends[1].reason, ends[1].output_tokens) == (FINISH_REASON_LENGTH, 12)
         assert seconds(ends[1].times.prefill) > 0
         assert seconds(ends[1].times.decode) > 0
-        assert [await worker.scheduler.next_lease_event() for _ in range(2)] == [
-            ("started", "lease 1"),
-            ("released", "lease 1"),
-        ]
+        events = [await worker.scheduler.next_lease_event() for _ in range(2)]
+        assert events == [("started", "lease 1"), ("released", "lease 1")]
         figures = await worker.wait_at_rest()
         assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
 
 
-async def test_the_scheduler_hears_what_a_lease_was_served_and_what_is_cached_since(model):
+async def test_the_scheduler_receives_the_progress_of_leases_and_cached_blocks(model):
     async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         scheduler, prompt = worker.scheduler, list(range(1, 40))
         for handle in (1, 2):  # one after the other
@@ -82,7 +80,7 @@ async def test_runs_of_one_edge_share_a_frame_per_step(model):
         assert shared > 20
 
 
-async def test_a_resumed_run_goes_on_with_the_same_text(model):
+async def test_a_resumed_run_continues_with_the_same_text(model):
     async with running_worker(model, engine="torch", dtype="float32") as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=20)
@@ -101,7 +99,7 @@ async def test_a_start_may_overtake_the_announcement_of_its_lease(model):
         assert (await edge.read_to_end(1)).output_tokens == 4
 
 
-async def test_an_unknown_lease_is_refused_after_a_moment(model):
+async def test_an_unknown_lease_is_rejected_after_the_announce_timeout(model):
     async with running_worker(model, lease_announce_timeout=0.2) as worker, connected_edge(worker.address) as edge:
         edge.start(1)
         refused = await edge.read_to_end(1)
@@ -109,7 +107,7 @@ async def test_an_unknown_lease_is_refused_after_a_moment(model):
         await worker.wait_at_rest()
 
 
-async def test_a_revoked_lease_is_refused_at_once(model):
+async def test_a_revoked_lease_is_rejected_at_once(model):
     async with running_worker(model, lease_announce_timeout=60.0) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         worker.scheduler.revoke("lease 1")
@@ -118,7 +116,7 @@ async def test_a_revoked_lease_is_refused_at_once(model):
         assert (await edge.read_to_end(1)).failure.reason == "LEASE_LOST"
 
 
-async def test_operators_see_how_soon_cancels_free_and_what_they_waste(receiver, model):
+async def test_figures_show_the_latency_and_the_waste_of_cancels(receiver, model):
     """A token is wasted by a cancel that comes while a step is under way, so some cancel until one has."""
     slow, left = {"engine": EngineKind.SIM, "sim_base_s": 0.02}, 0
     async with running_worker(model, **slow) as worker, connected_edge(worker.address) as edge:
@@ -150,10 +148,8 @@ async def test_a_cancel_is_acknowledged_with_the_blocks_it_freed(model):
         figures = await worker.wait_at_rest()
         assert figures["cancels"] == 1
         assert figures["tokens_wasted_after_cancel"] <= 1
-        assert [await worker.scheduler.next_lease_event() for _ in range(2)] == [
-            ("started", "lease 1"),
-            ("released", "lease 1"),
-        ]
+        events = [await worker.scheduler.next_lease_event() for _ in range(2)]
+        assert events == [("started", "lease 1"), ("released", "lease 1")]
 
 
 async def test_a_cut_stream_stops_its_runs_and_no_other_edge_notices(model):
@@ -172,7 +168,7 @@ async def test_a_cut_stream_stops_its_runs_and_no_other_edge_notices(model):
         assert figures["tokens_generated"] < 300
 
 
-async def test_a_run_too_large_for_the_model_hears_the_numbers(model):
+async def test_a_run_too_large_for_the_model_fails_with_the_numbers(model):
     async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, prompt=[5] * 500, tokens=100)
@@ -198,7 +194,7 @@ async def test_a_deadline_ends_a_run_before_and_after_its_first_token(model):
         await worker.wait_at_rest()
 
 
-async def test_a_dead_engine_is_told_at_once_and_replaced(model):
+async def test_a_dead_engine_ends_its_runs_at_once_and_is_replaced(model):
     async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=400)
@@ -250,7 +246,7 @@ async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model
         assert (await worker.wait_at_rest())["restarts"] == 2
 
 
-async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_nothing(model):
+async def test_a_worker_with_a_suspect_is_attached_without_capacity_and_reports_it(model):
     options = {"engine": "sim", "sim_crash_token_id": POISON}
     async with running_worker(model, **options) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
@@ -260,14 +256,12 @@ async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_not
             profiles.append(await worker.scheduler.profiles.get())
         assert len(profiles) > 1
         assert all([report.fingerprint for report in each.poison_reports] == [7] for each in profiles)
-        assert [profiles[0].poison_reports[0].is_confirmed, profiles[-1].poison_reports[0].is_confirmed] == [
-            False,
-            True,
-        ]
+        assert not profiles[0].poison_reports[0].is_confirmed
+        assert profiles[-1].poison_reports[0].is_confirmed
         assert [kind for kind, _ in [await worker.scheduler.next_lease_event()]] == ["started"]
 
 
-async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(model):
+async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_no_other(model):
     runs = 32  # enough tokens per frame to fill the window well before the answers end
     many = {"max_outbox_frames": 128, "slots": runs + 1, "kv_blocks": 2_000, "sim_base_s": 0.0005}
     async with (
@@ -294,7 +288,7 @@ async def stuck(call, end):
     await asyncio.Event().wait()
 
 
-async def test_the_scheduler_hears_what_the_worker_is_and_how_full(model):
+async def test_the_scheduler_receives_the_profile_and_the_load(model):
     async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         card = (await worker.stub.GetModelCard(GetModelCardRequest())).card
         assert (worker.profile.model, worker.profile.card_digest) == (card.name, card.digest)
@@ -333,7 +327,7 @@ async def test_the_card_is_unavailable_while_the_model_loads(model):
         assert json.loads(zlib.decompress(card.tokenizer_json_zlib))["model"]["type"] == "BPE"
 
 
-async def test_a_worker_goes_to_the_next_scheduler_with_what_it_runs(model):
+async def test_a_worker_attaches_to_the_next_scheduler_with_its_running_leases(model):
     async with AsyncExitStack() as first_lives:
         first, address = await first_lives.enter_async_context(fake_scheduler())
         long = {"sim_base_s": 0.02}
@@ -352,7 +346,7 @@ async def test_a_worker_goes_to_the_next_scheduler_with_what_it_runs(model):
             assert await worker.scheduler.next_lease_event() == ("released", "lease 1")
 
 
-async def test_a_drain_lets_what_runs_end_and_refuses_what_has_no_lease(model):
+async def test_a_drain_lets_runs_end_and_rejects_starts_without_a_lease(model):
     async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=60)
@@ -368,7 +362,7 @@ async def test_a_drain_lets_what_runs_end_and_refuses_what_has_no_lease(model):
         assert engine_processes() == []
 
 
-async def test_what_does_not_end_within_the_grace_is_handed_back(model):
+async def test_runs_that_outlast_the_grace_are_handed_back(model):
     async with running_worker(model, drain_grace=0.1) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=450)

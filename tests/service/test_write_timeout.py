@@ -38,7 +38,7 @@ def hasty(monkeypatch):
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_client_that_takes_nothing_loses_its_call_and_is_told_so_when_it_reads_again():
+async def test_a_client_that_does_not_read_loses_its_call_and_reads_the_status_later():
     edge = Edge()
     async with inference_server(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
         call = stub.Generate(GenerateRequest())
@@ -68,7 +68,7 @@ async def test_a_client_that_does_not_read_delays_no_other_call_on_its_connectio
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_handler_that_says_nothing_for_long_is_no_client_that_does_not_read():
+async def test_a_handler_that_is_silent_for_long_is_not_mistaken_for_a_slow_client():
     quiet = asyncio.Event()
 
     async def generate(request, context):

@@ -5,8 +5,8 @@ import signal
 
 import grpc
 import pytest
-from envoy_proxy import ENVOY
 
+from envoy_proxy import ENVOY
 from mesh import caller, greedy, read_answer, running_mesh, wait_at_rest
 from penstock.client import Client
 from penstock.v1.inference_pb2 import Sampling

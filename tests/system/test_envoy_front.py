@@ -61,7 +61,7 @@ async def test_a_stream_passes_unbuffered_over_grpc_and_over_http(up):
     writer.close()
 
 
-async def test_a_two_way_stream_answers_each_message_before_the_next_is_sent(up):
+async def test_a_bidirectional_stream_passes_each_response_before_the_next_request(up):
     front, _ = await up("a")
     call = front.calls.stream_stream(f"{ECHO}Chat")()
     for word in (b"one", b"two", b"three"):
@@ -155,7 +155,7 @@ async def test_a_draining_edge_gets_no_new_call_and_keeps_its_streams(up):
     assert {await call.read() for call in running} == {b"a second", b"b second"}
 
 
-async def test_the_next_region_takes_over_only_when_the_first_is_gone(up):
+async def test_the_next_region_serves_only_if_the_first_is_gone(up):
     front, a, b = await up("a", "b")
     front.edges(f"{a.edge}@eu", f"{b.edge}@us;1")
     await front.plane.line('"edges_changed"')
@@ -181,7 +181,7 @@ async def test_the_death_of_the_control_plane_disturbs_nothing(up):
         assert await running.read() == b"a second"
 
 
-async def test_without_any_edge_the_proxy_says_so_at_once_in_the_words_of_each_protocol(up):
+async def test_without_any_edge_the_proxy_fails_at_once_in_the_format_of_each_protocol(up):
     front, a = await up("a")
     await a.stop()
     with pytest.raises(grpc.aio.AioRpcError) as failure:

@@ -20,7 +20,7 @@ async def is_told_so(client):
     assert error_from_rpc(failed.value).reason == "ENGINE_CRASHED"
 
 
-async def test_a_request_that_crashes_engines_hits_one_worker_once_and_is_told_so_while_all_others_finish(tiny_model):
+async def test_a_request_that_crashes_engines_is_confirmed_on_one_worker_while_all_others_finish(tiny_model):
     sampling = Sampling(temperature=0.0, seed=1)  # a simulated engine's tokens follow from the seed
     wishes = [{**greedy(f"word {number}", 150), "sampling": sampling} for number in range(8)]
     async with running_mesh(engine="sim", model=tiny_model, workers=2, settings=SETTINGS) as mesh:

@@ -51,7 +51,7 @@ async def test_a_killed_engine_is_started_again(model):
         assert front.returncode is None
 
 
-async def test_a_worker_whose_model_cannot_be_loaded_says_so_and_ends(tmp_path):
+async def test_a_worker_whose_model_cannot_be_loaded_reports_it_and_ends(tmp_path):
     front = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.worker"),
         env=os.environ | {"PENSTOCK_WORKER_LISTEN": "127.0.0.1:0", "PENSTOCK_WORKER_MODEL": str(tmp_path / "absent")},

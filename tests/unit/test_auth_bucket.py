@@ -9,7 +9,7 @@ from penstock.auth.quota.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 START = 1_800_000_000.0  # s; buckets run on unix time
 
 
-def test_a_full_bucket_gives_a_minutes_worth_at_once_and_then_says_exactly_when():
+def test_a_full_bucket_grants_a_minutes_worth_at_once_and_then_the_exact_wait():
     bucket = Bucket(60)
     bucket.spend(60, START)
     assert bucket.wait(1, START) == 1.0
@@ -18,11 +18,11 @@ def test_a_full_bucket_gives_a_minutes_worth_at_once_and_then_says_exactly_when(
     assert bucket.wait(2, START + 1.0) == 1.0
 
 
-def test_what_is_larger_than_the_bucket_never_fits():
+def test_an_amount_above_the_limit_never_fits():
     assert Bucket(60).wait(61, START) is None
 
 
-def test_a_wait_that_is_kept_to_is_enough_and_a_microsecond_less_is_not():
+def test_the_returned_wait_suffices_and_a_microsecond_less_does_not():
     bucket = Bucket(7_001)
     bucket.spend(7_000, START)
     wait = bucket.wait(1_000, START)
@@ -30,7 +30,7 @@ def test_a_wait_that_is_kept_to_is_enough_and_a_microsecond_less_is_not():
     assert bucket.wait(1_000, START + wait - 0.000_001) == 0.000_001
 
 
-def test_what_was_not_used_can_be_taken_at_once():
+def test_unused_tokens_can_be_taken_at_once():
     bucket = Bucket(60)
     take = bucket.take(60, START)
     bucket.settle(take, 25)
@@ -38,7 +38,7 @@ def test_what_was_not_used_can_be_taken_at_once():
     assert bucket.wait(26, START) == 1.0
 
 
-def test_giving_back_late_does_not_save_up_beyond_the_burst():
+def test_a_late_settlement_does_not_save_tokens_beyond_the_burst():
     bucket = Bucket(60)
     unused = bucket.take(60, START)
     bucket.take(30, START + 30.0)
@@ -47,14 +47,14 @@ def test_giving_back_late_does_not_save_up_beyond_the_burst():
     assert bucket.wait(31, START + 30.0) == 1.0
 
 
-def test_a_take_of_another_bucket_gives_nothing_back():
+def test_settling_a_take_of_another_bucket_has_no_effect():
     bucket = Bucket(60)
     bucket.spend(60, START)
     bucket.settle(TakeRun(to_micros(START), 60, 1), 60)
     assert bucket.wait(1, START) == 1.0
 
 
-def test_a_bucket_of_another_size_owes_the_same():
+def test_a_resized_bucket_lacks_the_same_amount():
     bucket = Bucket(60)
     bucket.spend(60, START)
     assert bucket.with_limit(120, START).wait(61, START) == 0.5
@@ -62,14 +62,14 @@ def test_a_bucket_of_another_size_owes_the_same():
     assert bucket.with_limit(30, START).wait(1, START) == 62.0  # 60 owed, of which 29 may stay
 
 
-def test_what_is_kept_over_a_restart_is_never_less_than_what_was_owed():
+def test_the_state_after_a_restart_never_lacks_less():
     bucket = Bucket(7_001)
     bucket.spend(6_500, START)
     restored = Bucket(7_001, full_at=bucket.full_at)
     assert 0 <= to_micros(restored.wait(1_000, START)) - to_micros(bucket.wait(1_000, START)) <= 1
 
 
-def test_a_bucket_remembers_no_more_than_what_may_still_change_it():
+def test_a_bucket_keeps_only_runs_that_can_still_change():
     bucket = Bucket(60)
     for second in range(1_000):
         bucket.take(1, START + 2 * second)
@@ -89,7 +89,7 @@ STEPS = st.lists(
 
 @settings(max_examples=400)
 @given(per_minute=st.sampled_from([30, 60, 61]), steps=STEPS)
-def test_the_bucket_is_always_as_if_each_take_had_asked_for_what_it_used(per_minute, steps):
+def test_the_state_is_as_if_each_take_had_asked_for_what_it_used(per_minute, steps):
     bucket, at = Bucket(per_minute), to_micros(START)
     takes, unsettled = [], []  # [start in µs, amount]; their positions
     for step, first, *rest in steps:
@@ -121,13 +121,13 @@ def assert_never_overspent(takes, per_minute):
 
 
 @pytest.mark.parametrize("seconds", [0.000_001, 1_700_000_000.123_457, START])
-def test_times_are_whole_microseconds(seconds):
+def test_times_are_integer_microseconds(seconds):
     assert to_micros(seconds) == round(seconds * 1_000_000)
     assert to_micros(to_micros(seconds) / 1_000_000) == to_micros(seconds)
 
 
 @given(takes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30_000_000)), max_size=6), limit=st.integers(1, 100))
-def test_what_is_left_is_what_can_be_taken_at_once_and_not_one_more(takes, limit):
+def test_the_available_amount_can_be_taken_at_once_and_no_more(takes, limit):
     bucket, now = Bucket(limit), to_micros(START)
     for amount, pause in takes:
         bucket.take(amount, now / 1_000_000)  # beyond the limit as well, as what was granted before

@@ -36,11 +36,11 @@ TAIL = "a" * 40
     "bearer",
     ["", "pk_", "pk_a_short", f"sk_dev_{TAIL}", f"pk_dev_{TAIL}\n", f"pk_DEV_{TAIL}", f"pk__{TAIL}", f"pk_a_b_{TAIL}"],
 )
-def test_what_does_not_look_like_a_key_has_no_public_part(bearer):
+def test_malformed_keys_have_no_public_part(bearer):
     assert key_id_of(bearer) == ""
 
 
-def test_the_secret_is_not_kept():
+def test_the_secret_of_a_key_is_not_stored():
     ring, bearer = ring_with()
     [key] = ring.of_tenant()
     assert key.digest == hmac.digest(b"pepper", bearer.encode(), "sha256")
@@ -59,7 +59,7 @@ def test_a_key_identifies_its_tenant():
         ({"expires_at": NOW}, "KEY_EXPIRED"),
     ],
 )
-def test_an_ended_key_is_refused_to_its_owner_with_the_reason(fields, reason):
+def test_an_ended_key_is_rejected_with_the_reason(fields, reason):
     ring, bearer = ring_with(**fields)
     with pytest.raises(Unauthenticated) as refusal:
         ring.identify(bearer, loopback=True, now=NOW)
@@ -67,7 +67,7 @@ def test_an_ended_key_is_refused_to_its_owner_with_the_reason(fields, reason):
 
 
 @pytest.mark.parametrize("state", [{}, {"revoked_at": NOW}, {"expires_at": NOW}, {"loopback_only": True}])
-def test_who_does_not_know_the_secret_hears_nothing_of_the_key(state):
+def test_a_caller_without_the_secret_learns_nothing_about_the_key(state):
     ring, bearer = ring_with(**state)
     guess = bearer[:-1] + ("a" if bearer[-1] != "a" else "b")
     with pytest.raises(Unauthenticated) as refusal:
@@ -75,7 +75,7 @@ def test_who_does_not_know_the_secret_hears_nothing_of_the_key(state):
     assert refusal.value.reason == "KEY_UNKNOWN"
 
 
-def test_nothing_shown_is_told_apart_from_something_unknown():
+def test_a_missing_key_and_an_unknown_key_have_different_reasons():
     ring, _ = ring_with()
     with pytest.raises(Unauthenticated) as refusal:
         ring.identify("", loopback=True, now=NOW)
@@ -92,7 +92,7 @@ def test_an_unknown_key_costs_one_hash_and_one_comparison_like_a_known_one(beare
     assert compared == [(32, 32)]
 
 
-def test_a_loopback_key_works_on_loopback_alone():
+def test_a_loopback_key_works_only_on_loopback():
     ring, bearer = ring_with(loopback_only=True)
     assert ring.identify(bearer, loopback=True, now=NOW)
     with pytest.raises(PermissionDenied) as refusal:
@@ -125,7 +125,7 @@ def test_salts_differ_by_tenant_and_by_mesh_and_stay_the_same():
     assert len({cache_salt(b"mesh", "acme"), cache_salt(b"mesh", "blue"), cache_salt(b"other", "acme")}) == 3
 
 
-def test_a_secret_is_made_once_and_only_its_owner_may_read_it(tmp_path):
+def test_a_secret_file_is_created_once_and_readable_by_its_owner_only(tmp_path):
     store = str(tmp_path / "auth.sqlite")
     made = load_or_create_secret(store, "pepper")
     assert len(made) == 32
@@ -134,7 +134,7 @@ def test_a_secret_is_made_once_and_only_its_owner_may_read_it(tmp_path):
     assert (tmp_path / "auth.sqlite.pepper").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_secret_that_others_may_read_or_that_was_cut_short_stops_the_start(tmp_path):
+def test_a_readable_or_truncated_secret_file_prevents_the_start(tmp_path):
     store = str(tmp_path / "auth.sqlite")
     load_or_create_secret(store, "pepper")
     path = tmp_path / "auth.sqlite.pepper"

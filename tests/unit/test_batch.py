@@ -63,7 +63,7 @@ def test_an_end_of_sequence_id_is_emitted_and_ends_it():
     assert result.finished == [SequenceFinished(1, FinishReason.STOP, 1, 0)]
 
 
-def test_ignore_eos_goes_on_but_heeds_the_callers_stop_ids():
+def test_ignore_eos_continues_and_still_ends_at_stop_ids():
     batch = batch_of()
     batch.add(spec(1, ignore_eos=True, stop_ids=frozenset({7})))
     assert step(batch, token=EOS).finished == []
@@ -96,7 +96,7 @@ def test_a_long_prompt_is_chunked_beside_decodes_under_the_budget():
     assert chunks == [(1, 7), (1, 7), (1, 6)]
 
 
-def test_a_short_prompt_overtakes_a_long_prefill_which_still_goes_on():
+def test_a_short_prompt_overtakes_a_long_prefill_which_still_progresses():
     batch = batch_of(batching=ContinuousBatching(token_budget=8, oldest_share=0.25))
     batch.add(spec(1, prompt=40))
     step(batch)
@@ -105,7 +105,7 @@ def test_a_short_prompt_overtakes_a_long_prefill_which_still_goes_on():
     assert [(part.sequence.spec.seq_id, part.count) for part in plan.prefills] == [(1, 2), (2, 6)]
 
 
-def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_a_little_of_its_share():
+def test_express_prompts_go_before_shorter_ones_and_the_oldest_keeps_part_of_its_share():
     batch = batch_of(batching=ContinuousBatching(token_budget=16, oldest_share=1.0))
     batch.add(spec(1, prompt=40))
     step(batch)
@@ -115,14 +115,14 @@ def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_a_little_of_
     assert chunks == [{1: 2, 3: 14}]
 
 
-def test_the_oldest_of_urgent_prompts_is_sure_of_the_share_beside_shorter_ones():
+def test_the_oldest_express_prompt_has_the_guaranteed_share():
     left = ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([500, 300, 90], 0, [False, True, True])
     assert left == [2, 15, 47]
     assert ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([300, 90], 0, [True, True]) == [16, 48]
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.booleans()), min_size=1, max_size=9), st.integers(0, 40))
-def test_no_other_prompt_gets_more_than_the_oldests_share_while_an_urgent_one_lacks_tokens(prompts, decodes):
+def test_no_other_prompt_exceeds_the_oldest_share_while_an_express_one_lacks_tokens(prompts, decodes):
     policy = ContinuousBatching(token_budget=32)
     remaining, urgent = [tokens for tokens, _ in prompts], [is_urgent for _, is_urgent in prompts]
     chunks = policy.split_prefill(remaining, decodes, urgent)
@@ -170,7 +170,7 @@ def test_capacity_counts_blocks_that_are_promised():
     assert (after.blocks_free, after.blocks_promised, after.prefill_backlog_tokens) == (9, 2, 0)
 
 
-def test_cancel_takes_effect_before_the_next_step_and_says_what_it_freed():
+def test_cancel_takes_effect_before_the_next_step_and_reports_the_freed_blocks():
     batch = batch_of(block_size=4)
     batch.add(spec(1, prompt=6, output=9))
     batch.add(spec(2))
@@ -267,7 +267,7 @@ def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_past_before_it_dec
     assert steps == [[(1, 0, 4)], [(1, 4, 4)], [(1, 8, 1), (2, 8, 1)], [(1, 9, 1), (2, 9, 1)]]
 
 
-def test_who_waits_for_a_prefill_that_is_cancelled_goes_on_with_it_for_all_others():
+def test_a_sequence_that_waits_for_a_cancelled_prefill_continues_it_for_all_others():
     batch = batch_of(block_size=4, batching=ContinuousBatching(token_budget=6))
     for seq_id, prompt in ((1, 20), (2, 12), (3, 20)):
         batch.add(spec(seq_id, prompt=prompt, output=2, cache_salt=b"a"))
@@ -313,7 +313,7 @@ def test_a_finished_member_of_a_static_batch_keeps_its_slot():
     assert batch.capacity().slots_free == 0
 
 
-def test_what_exceeds_the_context_is_refused_with_its_numbers():
+def test_a_sequence_beyond_the_context_is_rejected_with_its_numbers():
     with pytest.raises(
         PromptTooLong, match="60 prompt tokens and up to 5 output tokens exceed the context of 64"
     ) as no:
@@ -321,7 +321,7 @@ def test_what_exceeds_the_context_is_refused_with_its_numbers():
     assert no.value.metadata["context_length"] == "64"
 
 
-def test_what_can_never_fit_the_pool_is_refused_with_its_numbers():
+def test_a_sequence_beyond_the_pool_is_rejected_with_its_numbers():
     batch = batch_of(blocks=3, block_size=4)
     with pytest.raises(PromptTooLong, match="need 4 KV blocks and the worker has 3"):
         batch.add(spec(1, prompt=8, output=5))
@@ -334,19 +334,19 @@ def test_what_can_never_fit_the_pool_is_refused_with_its_numbers():
     [{"prompt": 0}, {"output": 0}, {"emitted": 4}, {"emitted": -1}],
     ids=["empty", "nothing", "all", "negative"],
 )
-def test_contradictions_are_refused(fields):
+def test_contradictions_are_rejected(fields):
     with pytest.raises(StartInvalid):
         batch_of().add(spec(1, **fields))
 
 
-def test_an_id_in_use_is_refused():
+def test_an_id_in_use_is_rejected():
     batch = batch_of()
     batch.add(spec(1))
-    with pytest.raises(StartInvalid, match="sequence 1 is here already"):
+    with pytest.raises(StartInvalid, match="sequence 1 already exists"):
         batch.add(spec(1))
 
 
-def test_settings_that_cannot_work_are_refused():
+def test_settings_that_cannot_work_are_rejected():
     with pytest.raises(ValueError, match="slots"):
         batch_of(slots=0)
     with pytest.raises(ValueError, match="token_budget"):

@@ -23,7 +23,7 @@ def test_a_block_given_back_is_the_next_to_be_used():
     assert sorted(pool.allocate([], 3)) == sorted(kept)
 
 
-def test_a_table_that_does_not_fit_takes_nothing():
+def test_a_table_that_does_not_fit_takes_no_block():
     pool = BlockPool(blocks=4, block_size=16)
     assert pool.allocate([], 5) is None
     assert pool.allocate([], 3, min_free=2) is None
@@ -60,7 +60,7 @@ def test_a_shared_block_is_free_only_after_its_last_user():
     assert pool.free == 4
 
 
-def test_reviving_cached_blocks_counts_against_what_is_free():
+def test_reviving_cached_blocks_counts_against_the_free_ones():
     pool = BlockPool(blocks=2, block_size=16)
     table = pool.allocate([], 1)
     pool.publish(table[0], b"prompt")
@@ -81,19 +81,19 @@ def test_the_end_of_the_least_recent_chain_is_given_up_first():
     assert len(pool.find_prefix([b"b1", b"b2"])) == 2
 
 
-def test_names_differ_by_salt_and_by_what_went_before():
+def test_hashes_differ_by_salt_and_by_prefix():
     salted = {chain_hash(root_hash(salt), [1, 2]) for salt in (b"tenant-a", b"tenant-b")}
     after = {chain_hash(chain_hash(root_hash(b"tenant-a"), [before]), [1, 2]) for before in (7, 8)}
     assert len(salted | after) == 4
 
 
 @pytest.mark.parametrize(("blocks", "block_size"), [(0, 16), (4, 0)])
-def test_a_pool_of_nothing_is_refused(blocks, block_size):
+def test_an_empty_pool_is_rejected(blocks, block_size):
     with pytest.raises(ValueError, match="needs blocks"):
         BlockPool(blocks, block_size)
 
 
-def test_content_under_way_is_found_and_a_writer_that_leaves_is_nobody():
+def test_announced_content_is_found_and_a_writer_that_leaves_is_no_writer():
     pool = BlockPool(blocks=4, block_size=16)
     mine = pool.allocate([], 2)
     pool.announce(mine[0], b"first", writer=1)

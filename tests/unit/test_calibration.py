@@ -98,12 +98,12 @@ def test_a_law_comes_back_from_its_file_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"no \[step_law\] table"),
-        ("[step_law]\nbase_s = 1", r"step_law\.base_s is unknown; known are base_ms"),
-        ("[step_law]\nbase_ms = -1", r"step_law\.base_ms must be a number of ms"),
-        ("[step_law]\nbase_ms = nan", r"step_law\.base_ms must be a number of ms"),
-        ("[step_law]\nprefill_token_ms = 1", r"step_law\.base_ms must be above 0"),
-        ("[step_law", "cannot be read"),
+        ("", r"no \[step_time\] table"),
+        ("[step_time]\nbase_s = 1", r"step_time\.base_s is unknown; known are base_ms"),
+        ("[step_time]\nbase_ms = -1", r"step_time\.base_ms must be a number of ms"),
+        ("[step_time]\nbase_ms = nan", r"step_time\.base_ms must be a number of ms"),
+        ("[step_time]\nprefill_token_ms = 1", r"step_time\.base_ms must be above 0"),
+        ("[step_time", "cannot be read"),
     ],
 )
 def test_a_law_file_that_is_wrong_is_refused_with_its_field(tmp_path, text, message):
@@ -136,14 +136,14 @@ def test_a_calibrated_law_goes_into_a_simulation_and_into_a_simulated_worker(tmp
 def test_a_simulation_takes_the_time_that_its_law_says(tmp_path):
     scenario, law = tmp_path / "one.toml", tmp_path / "law.toml"
     scenario.write_text(ONE_PROMPT, encoding="utf-8")
-    law.write_text("[step_law]\nbase_ms = 10\nprefill_token_ms = 1\nprefill_context_token_ms = 0.01", encoding="utf-8")
+    law.write_text("[step_time]\nbase_ms = 10\nprefill_token_ms = 1\nprefill_context_token_ms = 0.01", encoding="utf-8")
     figures = json.loads(invoke(scenario, "--law", law, "--json").stdout)
     step = 0.010 + 100 * 0.001 + prefill_reads(0, 100) * 1e-5
     assert figures["ttft_s"]["p50"] == pytest.approx(step, abs=0.01)  # and a few links
 
 
 def test_a_worker_with_a_law_file_that_is_none_does_not_start(tmp_path):
-    with pytest.raises(ValueError, match="cannot be read as a law"):
+    with pytest.raises(ValueError, match="cannot be read as a step time file"):
         WorkerConfig(sim_step_time_file=str(tmp_path / "nowhere.toml"))
 
 

@@ -23,7 +23,7 @@ def outcome(seed, *, violations=()):
     return WorldResult(
         plan=plan_world(seed),
         violations=violations,
-        injected=("0.5 kill edge0 for 1.000 s", "0.6 cut a and b for 0.000 s") if seed % 2 else (),
+        injected=("0.5 kill edge0 for 1.000 s", "0.6 reset a and b for 0.000 s") if seed % 2 else (),
         frames_by_failpoint=dict.fromkeys(FAILPOINTS[:2], 1),
         frame_digest=1,
         callbacks=10,
@@ -88,12 +88,12 @@ def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
         "worlds": 5,
         "worlds_with_faults": 2,
         "requests": 20,
-        "faults": {"kill": 2, "cut": 2},
+        "faults": {"kill": 2, "reset": 2},
         "virtual_seconds": 10.0,
         "failpoints": len(FAILPOINTS),
         "failpoints_hit": 2,
         "failpoints_missed": [str(each) for each in FAILPOINTS[2:]],
-        "failing": {},
+        "failed": {},
     }
 
 
@@ -101,7 +101,7 @@ def test_a_broken_promise_ends_with_1_and_is_told_by_seed(worlds):
     worlds["failing"] = (FAILING,)
     ran = run("--seeds", "5", "--json")
     assert ran.exit_code == 1
-    assert json.loads(ran.stdout)["failing"] == {str(FAILING): ["changed: ids [1], owed [2]"]}
+    assert json.loads(ran.stdout)["failed"] == {str(FAILING): ["changed: ids [1], owed [2]"]}
 
 
 def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
@@ -111,14 +111,14 @@ def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
     assert f"seed {FAILING}" in ran.stdout
     assert "changed: ids [1], owed [2]" in ran.stdout
     assert f"penstock faults --seed {FAILING} --frame-log" in ran.stdout
-    assert "5, 2 with faults; 1 with broken promises" in ran.stdout
-    assert f"2 of {len(FAILPOINTS)} were passed; never: {FAILPOINTS[2]}" in ran.stdout
+    assert "5, 2 with faults; 1 with violations" in ran.stdout
+    assert f"2 of {len(FAILPOINTS)} were reached; never: {FAILPOINTS[2]}" in ran.stdout
 
 
 def test_worlds_without_a_broken_promise_end_with_0(worlds):
     ran = run("--seeds", "5")
     assert ran.exit_code == 0
-    assert "0 with broken promises" in ran.stdout
+    assert "0 with violations" in ran.stdout
     assert "--frame-log" not in ran.stdout
 
 
@@ -128,7 +128,7 @@ def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, 
     monkeypatch.setattr(command, "stderr_console", Console(file=screen, force_terminal=True, width=120))
     worlds["failing"] = (FAILING,)
     ran = run("--seeds", "5", "--json")
-    assert "worlds, 1 with broken promises" in screen.getvalue()
+    assert "worlds, 1 with violations" in screen.getvalue()
     assert "5/5" in screen.getvalue()
     assert json.loads(ran.stdout)["worlds"] == 5
 

@@ -60,7 +60,7 @@ def test_an_optional_field_left_empty_is_none():
         ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
     ],
 )
-def test_a_bad_value_is_refused_with_what_is_allowed(name, text, allowed):
+def test_a_bad_value_is_rejected_with_the_allowed_ones(name, text, allowed):
     with pytest.raises(ConfigError) as refusal:
         gate(**{name: text})
     assert str(refusal.value) == f"PENSTOCK_GATE_{name}={text!r}: must be {allowed}"
@@ -77,18 +77,18 @@ def test_a_bad_value_is_refused_with_what_is_allowed(name, text, allowed):
         ({"METRICS_LISTEN": ":x"}, "PENSTOCK_GATE_METRICS_LISTEN must be host:port"),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_the_name_of_its_variable(variables, message):
+def test_a_value_out_of_range_is_rejected_by_the_name_of_its_variable(variables, message):
     with pytest.raises(ConfigError, match=message):
         gate(**variables)
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest_known_one():
+def test_an_unknown_setting_is_rejected_with_the_nearest_known_one():
     with pytest.raises(ConfigError) as refusal:
         gate(DETPH="7")
     assert str(refusal.value) == "PENSTOCK_GATE_DETPH is not a setting of gate; did you mean PENSTOCK_GATE_DEPTH?"
 
 
-def test_every_fault_is_told_at_once():
+def test_all_errors_are_reported_at_once():
     with pytest.raises(ConfigError) as refusal:
         gate(DEPTH="x", RATIO="y", ZZZZZZZZ="1")
     assert [line.split("=")[0].split(" ")[0] for line in str(refusal.value).splitlines()] == [
@@ -111,7 +111,7 @@ def test_a_setting_of_the_fleet_holds_unless_the_tier_has_its_own():
     assert load(GateConfig, "gate", own).otlp_endpoint == ""
 
 
-def test_what_is_described_loads_back_the_same():
+def test_described_settings_load_as_the_same():
     config = gate(DEPTH="7", IS_OPEN="yes", PEERS="a:1,b:2", LIMIT="3", COLOUR="blue", OTLP_ENDPOINT="http://x:1")
     environ = dict(line.split("=", 1) for line in describe(config, "gate").splitlines())
     assert load(GateConfig, "gate", environ) == config

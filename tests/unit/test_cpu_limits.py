@@ -12,6 +12,6 @@ def test_the_tightest_control_group_around_a_process_counts(tmp_path):
     assert min(cpu_quotas(membership, cgroups)) == 2.5
 
 
-def test_without_control_groups_nothing_is_taken_away(tmp_path):
+def test_without_control_groups_all_cores_are_available(tmp_path):
     assert cpu_quotas(tmp_path / "none", tmp_path) == [float("inf")]
     assert available_cores() >= 1

@@ -125,7 +125,7 @@ def test_a_prefills_bits_do_not_depend_on_its_chunks(dtype):
         assert torch.equal(out, whole[start : start + count])
 
 
-def test_rows_that_pad_a_batch_attend_to_nothing(dtype):
+def test_padding_rows_attend_to_no_position(dtype):
     case = Case([20, 7], [], dtype=dtype, padding=2)
     assert case.step.positions.tolist() == [19, 6, -1, -1]
     out = case.attended()
@@ -134,7 +134,7 @@ def test_rows_that_pad_a_batch_attend_to_nothing(dtype):
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_rows_are_rotated_and_written_where_their_tables_say(normed, dtype):
+def test_rows_are_rotated_and_written_to_the_slots_of_their_tables(normed, dtype):
     case = Case([9, 30], [(6, 5)], dtype=dtype, head_size=20)
     rope = tuple(each.to(DEVICE) for each in rope_tables(rope_frequencies(20, 100.0), CONTEXT))
     norms = torch.rand(2, 20, device=DEVICE) + 0.5 if normed else None
@@ -153,7 +153,7 @@ def test_rows_are_rotated_and_written_where_their_tables_say(normed, dtype):
     assert torch.equal(case.kv.v, expected.v)
 
 
-def test_rows_that_pad_a_batch_write_nothing(dtype):
+def test_padding_rows_write_nothing(dtype):
     case = Case([9], [], dtype=dtype, padding=3)
     rope = tuple(each.to(DEVICE) for each in rope_tables(rope_frequencies(16, 100.0), CONTEXT))
     before = case.kv.k.clone()
@@ -184,5 +184,5 @@ def test_gates_are_multiplied(hidden, dtype):
 
 
 @pytest.mark.parametrize(("context", "split"), [(96, 128), (8192, 128), (8193, 256), (131_072, 2048)])
-def test_splits_are_as_long_as_it_takes_to_stay_few(context, split, dtype):
+def test_splits_grow_with_the_context_to_bound_their_number(context, split, dtype):
     assert split_length(context) == split

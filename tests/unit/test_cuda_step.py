@@ -60,7 +60,7 @@ def test_every_section_begins_on_sixteen_bytes(rows):
     assert {each.storage_offset() % 4 for each in (*sections, step.tables)} == {0}
 
 
-def test_tables_are_followed_as_they_grow_and_as_they_are_given_anew():
+def test_packed_tables_follow_growth_and_replacement():
     packer = StepPacker()
     one, two = sequence_of([1, 2, 3], [7]), sequence_of([4, 5, 6], [9, 2])
     plan = StepPlan([Slice(one, 2, 1), Slice(two, 2, 1)], [], StepResult(1))
@@ -94,7 +94,7 @@ def test_a_machine_that_has_it_all_is_taken(able):
     check_cuda(GPU)
 
 
-def test_what_a_machine_lacks_is_said(able):
+def test_a_missing_requirement_is_named(able):
     with able.context() as lacking:
         lacking.setattr(requirements, "find_spec", lambda name: None)
         with pytest.raises(CudaUnavailable, match="torch's CUDA build"):
@@ -109,7 +109,7 @@ def test_what_a_machine_lacks_is_said(able):
             check_cuda(GPU)
 
 
-def test_without_kernels_plain_torch_serves_and_says_so_once(able):
+def test_without_kernels_plain_torch_serves_and_logs_it_once(able):
     able.setattr(requirements, "find_spec", lambda name: None)
     with capture_logs() as logs:
         assert not build._can_use_kernels(EngineOptions(), GPU)
@@ -122,6 +122,6 @@ def test_kernels_demanded_and_not_to_be_had_end_the_start(able):
         build._can_use_kernels(EngineOptions(compute="native"), GPU)
 
 
-def test_who_asks_for_plain_torch_gets_it(able):
+def test_plain_torch_is_used_on_request(able):
     assert build._can_use_kernels(EngineOptions(), GPU)
     assert not build._can_use_kernels(EngineOptions(compute="torch"), GPU)

@@ -24,7 +24,7 @@ def put(count, made):
     return clockwork, kept
 
 
-def test_nothing_is_made_at_once_and_all_of_it_in_order_a_moment_later():
+def test_calls_are_deferred_and_run_in_order():
     made = []
     clockwork, _ = put(3, made)
     assert not made
@@ -84,7 +84,7 @@ def test_each_loop_has_its_own_and_a_process_that_ends_loses_none_of_it():
     asyncio.run(next_loop())
 
 
-def test_no_more_than_a_bound_wait_and_the_oldest_goes_first():
+def test_at_most_the_maximum_waits_and_the_oldest_runs_first():
     made = []
     _, kept = put(module.MAX_DEFERRED_CALLS, made)
     assert not made

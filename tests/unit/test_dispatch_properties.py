@@ -86,7 +86,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.mesh.connect(*key)
 
     @rule()
-    def nothing_idles_beside_a_ticket_it_could_take(self):
+    def no_slot_idles_while_a_fitting_ticket_waits(self):
         """Once all frames have arrived, workers could be heard again and pauses are over."""
         self.mesh.settle()
         self.mesh.pass_time(REPORT_DELAY_S)
@@ -105,7 +105,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert not able
 
     @invariant()
-    def a_worker_is_never_promised_more_than_it_has(self):
+    def no_worker_promises_more_than_its_capacity(self):
         for scheduler in self.mesh.schedulers.values():
             for worker in scheduler.fleet:
                 assert worker.promised_blocks == sum(worker.promised.values()) <= KV_BLOCKS
@@ -118,7 +118,7 @@ class DispatchMachine(RuleBasedStateMachine):
             )
 
     @invariant()
-    def workers_hold_what_they_are_promised_for_and_no_ticket_that_avoids_them(self):
+    def workers_hold_exactly_their_promised_leases(self):
         for name, home in self.mesh.scheduler_by_worker.items():
             held = {**self.mesh.expected[name], **self.mesh.running[name]}
             assert held.keys() == self.mesh.schedulers[home].fleet[name].promised.keys()
@@ -177,7 +177,7 @@ TestDispatch.settings = settings(
     schedulers=st.integers(1, 2),
     choose=st.randoms(use_true_random=False),
 )
-def test_every_slot_that_falls_free_goes_to_the_most_urgent_ticket_of_all_shards(keys, shards, schedulers, choose):
+def test_every_released_slot_goes_to_the_best_ticket_of_all_shards(keys, shards, schedulers, choose):
     mesh = CoreMesh.of(shards, schedulers)
     for number in range(schedulers):
         mesh.attach(f"w{number}", f"s{number}", slots=1)
@@ -198,7 +198,7 @@ def test_every_slot_that_falls_free_goes_to_the_most_urgent_ticket_of_all_shards
     assert mesh.leased_tickets[schedulers:] == in_order
 
 
-def test_a_ticket_that_came_back_goes_to_the_scheduler_that_has_not_seen_it():
+def test_a_declined_ticket_goes_to_a_scheduler_that_it_has_not_tried():
     mesh = CoreMesh.of(schedulers=2)
     mesh.attach("killer", "s0", slots=SLOTS + 1)  # most credit, and nothing for this ticket
     mesh.attach("busy", "s0", slots=0)

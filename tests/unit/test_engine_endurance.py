@@ -48,7 +48,7 @@ def torch_engine(folder, *, context=CONTEXT_LENGTH, blocks=KV_BLOCKS, block_size
     return build_engine(options)[0]
 
 
-def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_flat_memory():
+def test_ten_thousand_sequences_run_in_a_pool_four_times_too_small_in_constant_memory():
     crowd = EngineStress(SimulatedEngine(batch_of(), StepTimeModel(), range(3, 300)), 10_000)
     crowd.run(until=1_000)
     tracemalloc.start()
@@ -64,7 +64,7 @@ def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_fla
     crowd.check_end()
 
 
-def test_a_crowd_goes_through_a_real_engine_in_flat_memory(tmp_path):
+def test_many_sequences_run_in_a_real_engine_in_constant_memory(tmp_path):
     crowd = EngineStress(torch_engine(tmp_path), TORCH_REQUESTS)
     crowd.run(until=TORCH_REQUESTS // 4)
     gc.collect()

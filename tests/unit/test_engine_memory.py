@@ -45,7 +45,7 @@ def test_the_tightest_group_on_the_way_up_counts(tmp_path):
     assert rooms(tmp_path, "0::/pod/worker\n") == 100
 
 
-def test_a_path_of_the_host_that_is_not_mounted_here_falls_back_to_what_is(tmp_path):
+def test_a_path_of_the_host_that_is_not_mounted_falls_back_to_its_parents(tmp_path):
     group(tmp_path / "fs", 1000, 400, 0)
     assert rooms(tmp_path, "0::/kubepods/pod7/abc\n") == 600
 
@@ -55,7 +55,7 @@ def test_version_1_groups_are_read_too(tmp_path):
     assert rooms(tmp_path, "9:name=systemd:/\n5:cpu,cpuacct:/x\n4:memory:/box\n0::/\n") == 650
 
 
-def test_without_control_groups_nothing_is_limited(tmp_path):
+def test_without_control_groups_memory_is_not_limited(tmp_path):
     assert min(memory.cgroup_free_bytes(tmp_path / "none", tmp_path)) > 1 << 60
 
 
@@ -73,10 +73,10 @@ def test_a_pool_that_holds_the_context_leaves_the_card_alone():
     assert memory.fit_context(CARD, blocks=256, block_size=16) is CARD
 
 
-def test_a_smaller_pool_cuts_the_context_that_edges_are_told():
+def test_a_smaller_pool_cuts_the_context_of_the_card():
     assert memory.fit_context(CARD, blocks=100, block_size=16) == replace(CARD, context_length=1600)
 
 
-def test_a_pool_of_no_use_says_which_settings_to_raise():
+def test_a_pool_that_is_too_small_names_the_settings_to_raise():
     with pytest.raises(ValueError, match=r"48 tokens .* set kv_bytes or kv_blocks higher"):
         memory.fit_context(CARD, blocks=3, block_size=16)

@@ -42,7 +42,7 @@ def run_out(engine):
     return tokens
 
 
-def test_a_step_takes_what_the_law_says():
+def test_a_step_takes_the_time_of_the_model():
     engine = engine_of()
     engine.add(spec(1, prompt=10))
     assert engine.step().duration_s == pytest.approx(1.0 + 10 * 0.1)
@@ -50,7 +50,7 @@ def test_a_step_takes_what_the_law_says():
     assert engine.step().duration_s == pytest.approx(1.0 + 5 * 0.1 + 0.01 + 11 * 0.0001)
 
 
-def test_a_step_that_only_hands_out_receipts_takes_no_time():
+def test_a_step_with_receipts_alone_takes_no_time():
     engine = engine_of()
     engine.add(spec())
     engine.cancel(1)
@@ -70,7 +70,7 @@ def test_tokens_follow_from_prompt_and_seed_and_are_never_special():
 
 
 @pytest.mark.parametrize("cut", [1, 3, 5])
-def test_a_resumed_sequence_goes_on_with_the_very_same_tokens(cut):
+def test_a_resumed_sequence_continues_with_the_same_tokens(cut):
     engine = engine_of()
     engine.add(spec())
     whole = run_out(engine)[1]
@@ -97,7 +97,7 @@ def test_batch_mates_and_preemption_do_not_change_a_text():
     assert tokens == {0: single, 1: single, 2: single}
 
 
-def test_a_refused_sequence_leaves_nothing_behind():
+def test_a_rejected_sequence_leaves_no_state():
     engine = engine_of(blocks=2)
     with pytest.raises(PromptTooLong):
         engine.add(spec())
@@ -123,7 +123,7 @@ def test_continuous_batching_beats_static_batches_on_mixed_lengths():
     assert time_for_mixed_lengths(StaticBatching()) > 2 * time_for_mixed_lengths(ContinuousBatching(token_budget=512))
 
 
-def test_thousands_of_sequences_in_a_pool_too_small_leave_nothing_behind():
+def test_thousands_of_sequences_in_a_small_pool_leave_no_state():
     random = Random(5)
     engine = engine_of(blocks=40, slots=16)
     ended, cancelled, preempted = set(), set(), 0

@@ -140,7 +140,7 @@ def test_seeded_sampling_is_the_same_alone_and_in_a_crowd():
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
-def test_a_resumed_sequence_goes_on_with_the_very_same_tokens(cut):
+def test_a_resumed_sequence_continues_with_the_same_tokens(cut):
     prompt = list(range(60, 80))
     engine = engine_of()
     engine.add(sampled_spec(0, prompt))
@@ -189,7 +189,7 @@ def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_ha
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_an_answer_held_to_choices_is_one_of_them(temperature):
+def test_an_output_constrained_to_choices_is_one_of_them(temperature):
     choices = AllowedChoices(((50, 51, 52), (50, 51), (60, 61)))
     engine = engine_of()
     for seed in range(8):

@@ -58,7 +58,7 @@ def test_every_code_has_one_class_but_quota_and_overload_which_share_theirs():
     assert {code for code in codes if codes.count(code) > 1} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-def test_a_status_carries_only_details_that_say_something():
+def test_a_status_has_only_details_with_content():
     assert [detail.type_url.rpartition(".")[2] for detail in Overloaded("full").status().details] == ["ErrorInfo"]
 
 
@@ -67,7 +67,7 @@ def test_pushback_is_the_retry_delay_in_ms_or_do_not_retry():
     assert dict(InvalidArgument("wrong").trailing_metadata())[errors.PUSHBACK_METADATA_KEY] == "-1"
 
 
-def test_an_unmapped_exception_tells_the_peer_nothing():
+def test_an_unmapped_exception_is_hidden_from_the_peer():
     failure = failure_from(ValueError("a secret"))
     assert (failure.reason, failure.message) == ("INTERNAL", "internal error")
 

@@ -134,25 +134,25 @@ class FleetMachine(RuleBasedStateMachine):
     # What must hold.
 
     @invariant()
-    def what_waits_is_known_to_its_shard_and_to_no_other(self):
+    def waiting_requests_are_in_one_shard(self):
         for request in self.at("waits"):
             holders = [name for name, book in self.fleet.shards.items() if request.name in book.tickets]
             assert holders == [request.shard]
             assert self.fleet.shards[request.shard].tickets[request.name].attempt == request.attempt
 
     @invariant()
-    def nothing_runs_twice_or_without_its_client(self):
+    def each_running_lease_belongs_to_one_request(self):
         running = [name for leases in self.fleet.running.values() for name in leases.values()]
         assert sorted(running) == sorted(request.name for request in self.at("runs"))
 
     @invariant()
-    def what_has_ended_stays_ended(self):
+    def ended_requests_stay_ended(self):
         for request in self.fleet.requests.values():
             if request.state in ENDED:
                 assert self.ends.setdefault(request.name, request.state) == request.state
 
     @invariant()
-    def nobody_is_promised_more_than_there_is(self):
+    def no_worker_promises_more_than_its_capacity(self):
         for scheduler in self.fleet.schedulers.values():
             for worker in scheduler.fleet:
                 assert worker.promised_blocks == sum(worker.promised.values())
@@ -178,7 +178,7 @@ class FleetMachine(RuleBasedStateMachine):
             fleet.attach_worker(self.name("w"), scheduler)
         fleet.run_to_end()
         assert {request.state for request in fleet.requests.values()} <= ENDED
-        self.what_has_ended_stays_ended()
+        self.ended_requests_stay_ended()
         for seconds in (
             ABSENT_QUEUE_TTL_S,
             ABSENT_QUEUE_TTL_S,

@@ -66,15 +66,15 @@ def test_a_tensor_can_be_read_into_rows_of_a_larger_one(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [4, 40, 3_000])
-def test_a_file_cut_short_in_its_directory_is_refused(tmp_path, kept):
+def test_a_file_truncated_in_its_directory_is_rejected(tmp_path, kept):
     whole = write_gguf(write_tiny_model(tmp_path / "tiny"), tmp_path / "whole.gguf").read_bytes()
     path = tmp_path / "short.gguf"
     path.write_bytes(whole[:kept])
-    with pytest.raises(ModelUnsupported, match=r"short\.gguf is cut short or damaged; fetch it anew"):
+    with pytest.raises(ModelUnsupported, match=r"short\.gguf is truncated or damaged; download it again"):
         GgufFile(path)
 
 
-def test_a_file_cut_short_in_its_tensors_is_refused_when_they_are_read(tmp_path):
+def test_a_file_truncated_in_its_tensors_is_rejected_when_they_are_read(tmp_path):
     array = np.ones((2, 1024), np.float32)
     whole = write_values(tmp_path / "whole.gguf", array=array, kind=GGMLQuantizationType.Q8_0).read_bytes()
     path = tmp_path / "short.gguf"
@@ -92,7 +92,7 @@ def test_a_file_cut_short_in_its_tensors_is_refused_when_they_are_read(tmp_path)
         (b"GGUF\0\0\0\3" + bytes(16), "little-endian"),  # big-endian
     ],
 )
-def test_what_is_no_known_gguf_is_refused_by_name(tmp_path, content, message):
+def test_an_unknown_gguf_is_rejected_by_name(tmp_path, content, message):
     path = tmp_path / "other.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelUnsupported, match=message):

@@ -35,7 +35,7 @@ def edit(folder, file, **changes):
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
-def test_a_folders_card_says_what_its_files_say(folder):
+def test_a_folders_card_has_the_values_of_its_files(folder):
     card = load_card(folder)
     assert (card.name, card.context_length, card.vocab_size) == ("tiny", 512, 304)
     assert (card.eos_ids, card.bos_id, card.add_bos) == ((EOS_ID, 0), 1, False)
@@ -86,7 +86,7 @@ def test_shards_load_as_one_file_does(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     assert torch.equal(logits_of(folder), whole)
     (folder / "model-2.safetensors").unlink()
-    with pytest.raises(ModelUnsupported, match=r"lacks model-2\.safetensors"):
+    with pytest.raises(ModelUnsupported, match=r"has no model-2\.safetensors"):
         load(folder, torch.float32, CPU)
 
 
@@ -99,7 +99,7 @@ def test_a_tied_head_is_the_embedding(folder):
     assert model.weights.head is model.weights.embedding
 
 
-def test_qwen2s_biases_take_part(folder):
+def test_qwen2s_biases_are_used(folder):
     plain = logits_of(folder)
     weights = load_file(folder / "model.safetensors")
     rng = np.random.default_rng(1)
@@ -140,12 +140,12 @@ def test_llama3_scaling_slows_only_the_slow_rotations(folder):
     ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "is a GPT2LMHeadModel; the engine runs LlamaForCausalLM"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling 'yarn' is not known"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling 'yarn' is not supported"),
         ({"num_hidden_layers": 1}, "has tensors that the engine would ignore"),
         ({"num_hidden_layers": 3}, r"has no tensor model\.layers\.2"),
     ],
 )
-def test_what_the_engine_cannot_run_is_refused_by_name(folder, changes, message):
+def test_an_unsupported_model_is_rejected_by_name(folder, changes, message):
     edit(folder, "config.json", **changes)
     with pytest.raises(ModelUnsupported, match=message):
         load(folder, torch.float32, CPU)
@@ -197,7 +197,7 @@ def test_frequency_factors_divide(folder, tmp_path):
     )
 
 
-def test_an_unknown_gguf_tensor_is_refused(folder, tmp_path):
+def test_an_unknown_gguf_tensor_is_rejected(folder, tmp_path):
     path = write_gguf(
         folder, tmp_path / "tiny.gguf", extra=[("blk.0.ffn_gate_exps.weight", np.ones((2, 2), np.float32))]
     )
@@ -216,9 +216,9 @@ def test_a_llama2c_model_needs_its_tokenizer_beside_it(tmp_path):
         load(alone, torch.float32, CPU)
 
 
-def test_a_truncated_llama2c_model_is_refused(tmp_path):
+def test_a_truncated_llama2c_model_is_rejected(tmp_path):
     shutil.copy(STORIES / "tok512.bin", tmp_path)
     path = tmp_path / "short.bin"
     path.write_bytes((STORIES / "stories260K.bin").read_bytes()[:-4])
-    with pytest.raises(ModelUnsupported, match="where its header calls for 264128"):
+    with pytest.raises(ModelUnsupported, match="but its header requires 264128"):
         load(path, torch.float32, CPU)

@@ -47,7 +47,7 @@ def test_every_tier_has_pods_a_service_and_an_account_of_its_own(rendered):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_tier_listens_where_the_map_says(rendered, tier):
+def test_a_tier_listens_on_the_address_of_the_map(rendered, tier):
     assert ports(get_object(rendered, "Deployment", tier))["grpc"] == PORTS[tier]
 
 
@@ -63,7 +63,7 @@ def test_routing_finds_every_edge_on_both_its_ports(rendered):
     assert (spec.template.grpc.port, spec.template.http.port) == (edge["grpc"], edge["http"])
 
 
-def test_routing_tells_the_proxies_to_answer_where_their_service_sends(rendered):
+def test_routing_makes_the_proxies_listen_on_the_port_of_their_service(rendered):
     listen = environment(get_object(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_ENVOY_LISTEN"]
     assert listen == f"0.0.0.0:{ports(get_object(rendered, 'Deployment', 'envoy'))['front']}"
 
@@ -132,7 +132,7 @@ def test_a_gpu_worker_has_a_compiler_and_a_volume_for_what_it_compiles():
 
 
 @pytest.mark.parametrize("tier", ["edge", "worker"])
-def test_edges_and_workers_know_their_zone_where_the_cluster_tells_it(rendered, tier):
+def test_edges_and_workers_get_their_zone_from_the_cluster(rendered, tier):
     (zone,) = [
         each for each in container(get_object(rendered, "Deployment", tier))["env"] if each["name"] == "PENSTOCK_ZONE"
     ]

@@ -39,7 +39,7 @@ def test_allowed_tokens_stay_the_same_and_an_end_is_among_them():
     assert mask.allowed([]) == mask.allowed([5, 5, 7]) == [END, 5, 7]
 
 
-def test_a_run_is_held_to_its_form_until_an_end_id_comes():
+def test_a_run_keeps_its_constraint_until_an_end_id():
     batch, seen = batch_with(WORDS), []
     while batch.has_work:
         plan = batch.plan()
@@ -49,22 +49,22 @@ def test_a_run_is_held_to_its_form_until_an_end_id_comes():
     assert result.finished[0].reason is FinishReason.STOP
 
 
-def test_a_resumed_run_goes_on_within_its_choice():
+def test_a_resumed_run_continues_within_its_choice():
     batch = batch_with(WORDS, token_ids=[1, 2, 3, 10, 11], emitted=2)
     assert batch.plan().sampled[0].allowed == [END, 12]
 
 
-def test_without_a_form_all_is_allowed():
+def test_without_a_constraint_all_ids_are_allowed():
     assert batch_with(None).plan().sampled[0].allowed is None
 
 
 @pytest.mark.parametrize("form", [AllowedChoices(()), AllowedChoices(((1,), ())), AllowedTokens(frozenset()), "json"])
-def test_a_form_that_nothing_can_have_is_refused(form):
+def test_a_constraint_that_no_output_satisfies_is_rejected(form):
     with pytest.raises(StartInvalid):
         batch_with(form)
 
 
-def test_a_choice_that_nothing_could_end_is_refused():
+def test_a_choice_without_an_end_id_is_rejected():
     with pytest.raises(StartInvalid, match="end ids"):
         batch_with(WORDS, ignore_eos=True)
     assert batch_with(WORDS, ignore_eos=True, stop_ids=frozenset({4})).plan().sampled[0].allowed == [10, 20]

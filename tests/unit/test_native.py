@@ -83,9 +83,7 @@ def test_a_tied_head_is_the_embedding():
     block_size=st.sampled_from([16, 32, 64]),
     threads=st.integers(1, 3),
 )
-def test_a_rows_bits_are_its_own_whatever_is_computed_beside_it(
-    *, dtype, mates, budget, prompt_share, block_size, threads
-):
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(*, dtype, mates, budget, prompt_share, block_size, threads):
     text = random_text(330)
     alone = logits_of(runners(SHAPE, dtype)[1], [text], prompt_share=0.9)
     runner = runners(SHAPE, dtype, block_size=block_size, threads=threads)[1]
@@ -113,9 +111,9 @@ def test_bfloat16_is_native_where_the_processor_has_it():
     assert check_native(SHAPE, 16) == HAS_BFLOAT16
 
 
-def test_what_it_is_not_made_for_it_refuses():
+def test_unsupported_shapes_are_rejected():
     for shape, block_size in ((replace(SHAPE, head_size=8), 16), (replace(SHAPE, dim=40), 16), (SHAPE, 4)):
-        with pytest.raises(NativeUnavailable, match="no multiple of 16"):
+        with pytest.raises(NativeUnavailable, match="not a multiple of 16"):
             check_native(shape, block_size)
 
 
@@ -152,13 +150,13 @@ def empty_cache(tmp_path, monkeypatch):
     compiler.load_library.cache_clear()
 
 
-def test_without_a_compiler_it_says_what_to_install(empty_cache, monkeypatch):
+def test_without_a_compiler_the_error_names_the_package_to_install(empty_cache, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler; install g\+\+"):
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler is installed; install g\+\+"):
         compiler.load_library()
 
 
-def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(empty_cache, monkeypatch):
+def test_a_compiler_that_fails_is_quoted_and_leaves_no_file(empty_cache, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         broken = Path(folder) / "broken"
         broken.write_text("#!/bin/sh\necho cannot compile this >&2\nexit 1\n")

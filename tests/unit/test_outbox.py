@@ -62,7 +62,7 @@ async def turns(count=5):
         await turned
 
 
-async def test_a_frame_goes_at_once_and_those_that_follow_it_closely_go_together(pauses):
+async def test_a_frame_is_sent_at_once_and_those_that_follow_closely_are_bundled(pauses):
     async with writing() as (box, messages):
         box.put(frame(1))
         await box.written.wait()
@@ -88,7 +88,7 @@ async def test_a_message_that_is_full_waits_for_no_gap(pauses):
         assert pauses.asked == []
 
 
-async def test_to_a_peer_that_takes_no_bundles_each_goes_alone_and_at_once(pauses):
+async def test_without_bundles_each_frame_is_sent_alone_and_at_once(pauses):
     async with writing(can_bundle=False) as (box, messages):
         for number in (1, 2, 3):
             box.put(frame(number))

@@ -22,7 +22,7 @@ def short(number):
     return int.from_bytes(bytes([number]) * 8, "little")
 
 
-def test_what_is_told_first_on_a_stream_is_all_there_is():
+def test_the_first_report_on_a_stream_is_a_snapshot():
     cache = PrefixCacheTracker()
     cache.apply({name(1): True})
     assert cache.pop_delta(0.0, at_once=False) == ({short(1)}, set(), True)
@@ -31,7 +31,7 @@ def test_what_is_told_first_on_a_stream_is_all_there_is():
     assert cache.pop_delta(9.0, at_once=False) == ({short(1), short(2)}, set(), True)
 
 
-def test_news_waits_until_it_was_long_silent_or_nothing_more_will_come():
+def test_changes_wait_for_the_interval_or_the_last_run():
     cache = PrefixCacheTracker()
     cache.pop_delta(0.0, at_once=False)
     cache.apply({name(1): True})
@@ -39,7 +39,7 @@ def test_news_waits_until_it_was_long_silent_or_nothing_more_will_come():
     assert cache.pop_delta(DELTA_INTERVAL_S - 0.01, at_once=True) == ({short(1)}, set(), False)
 
 
-def test_what_came_and_went_between_two_frames_is_no_news():
+def test_a_block_added_and_removed_between_two_reports_is_not_reported():
     cache = PrefixCacheTracker()
     cache.pop_delta(0.0, at_once=False)
     cache.apply({name(1): True})
@@ -47,7 +47,7 @@ def test_what_came_and_went_between_two_frames_is_no_news():
     assert cache.pop_delta(1.0, at_once=False) is None
 
 
-def test_an_engine_that_died_has_nothing_cached():
+def test_a_lost_engine_has_no_cached_blocks():
     cache = PrefixCacheTracker()
     cache.apply({name(1): True})
     cache.pop_delta(0.0, at_once=False)
@@ -58,7 +58,7 @@ def test_an_engine_that_died_has_nothing_cached():
 @given(
     st.lists(st.one_of(st.dictionaries(st.integers(0, 5), st.booleans()), st.sampled_from(["tell", "begin", "die"])))
 )
-def test_whoever_hears_all_frames_of_a_stream_knows_what_is_held(events):
+def test_all_reports_of_a_stream_together_give_the_cached_blocks(events):
     cache, known, now = PrefixCacheTracker(), set(), 0.0
     for event in [*events, "tell"]:
         now += DELTA_INTERVAL_S
@@ -83,7 +83,7 @@ def test_edges_name_the_beginning_of_a_prompt_as_engines_name_its_blocks():
     assert set(hashes) <= cache.held
 
 
-def test_blocks_that_were_given_up_for_others_are_told():
+def test_evicted_blocks_are_reported():
     cache, batch = PrefixCacheTracker(), batch_of(blocks=6)
     first, second = list(range(4 * BLOCK)), list(range(100, 100 + 5 * BLOCK))
     run(batch, cache, first, SALT)
@@ -104,4 +104,4 @@ def run(batch, cache, prompt, salt):
     while batch.has_work:
         plan = batch.plan()
         count = len(plan.sampled)
-        cache.apply(batch.commit(plan, [7] * count, [0.0] * count).cache_news)
+        cache.apply(batch.commit(plan, [7] * count, [0.0] * count).cache_changes)

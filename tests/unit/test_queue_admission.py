@@ -36,7 +36,7 @@ def error_of(effects):
     return only(out.Shed, effects).error
 
 
-def test_what_would_come_later_than_its_class_is_promised_is_refused_at_once():
+def test_a_ticket_that_would_miss_its_ttft_target_is_rejected_at_once():
     shard = shard_at_full_speed()
     refused = sheds(enqueue_many(shard, 40))
     assert set(refused.values()) == {"OVERLOADED"}
@@ -44,7 +44,7 @@ def test_what_would_come_later_than_its_class_is_promised_is_refused_at_once():
     assert refused == {f"t{number}": "OVERLOADED" for number in range(18, 40)}
 
 
-def test_a_refused_client_is_told_when_it_would_be_in_time():
+def test_a_rejection_names_the_time_at_which_a_retry_would_be_in_time():
     shard = shard_at_full_speed()
     enqueue_many(shard, 18)
     error = error_of(shard.enqueue("late", tokens=100))
@@ -53,7 +53,7 @@ def test_a_refused_client_is_told_when_it_would_be_in_time():
     assert "retry in 0.1 s" in str(error)
 
 
-def test_a_refusal_says_for_how_long_it_holds_for_others_of_its_kind():
+def test_a_rejection_has_windows_for_similar_tickets():
     shard = shard_at_full_speed()
     enqueue_many(shard, 18)
     [by_promise] = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.rejection_windows
@@ -63,7 +63,7 @@ def test_a_refusal_says_for_how_long_it_holds_for_others_of_its_kind():
     assert (by_promise.min_prompt_tokens, by_promise.min_output_tokens) == (1, 1), "it is the line that lasts"
 
 
-def test_the_last_that_there_is_room_for_says_for_how_long_there_is_none_behind_it():
+def test_the_last_ticket_that_fits_has_the_rejection_window_of_tickets_behind_it():
     shard = shard_at_full_speed()
     queued = [to_edge(only(out.Queued, shard.enqueue(f"t{number}"))).queued for number in range(18)]
     assert not any(each.rejection_windows for each in queued[:-1])
@@ -71,7 +71,7 @@ def test_the_last_that_there_is_room_for_says_for_how_long_there_is_none_behind_
     assert to_edge(only(out.Shed, shard.enqueue("late"))).shed.rejection_windows == [closed]
 
 
-def test_a_refusal_holds_for_others_as_long_as_they_would_be_late_and_no_longer():
+def test_rejection_windows_last_as_long_as_similar_tickets_would_be_late():
     shard = shard_at_full_speed()
     report(shard, prefill_tokens_per_second=100)
     closed = error_of(shard.enqueue("long", tokens=310)).rejection_windows()
@@ -80,13 +80,13 @@ def test_a_refusal_holds_for_others_as_long_as_they_would_be_late_and_no_longer(
     enqueue_many(shard, 14)
     closed = list(error_of(shard.enqueue("long again", tokens=310)).rejection_windows())
     for each in closed:
-        refused = error_of(shard.enqueue(f"of {each.prompt}", tokens=each.prompt + 10))
+        refused = error_of(shard.enqueue(f"of {each.min_prompt_tokens}", tokens=each.min_prompt_tokens + 10))
         assert list(refused.rejection_windows())[-1].duration >= each.duration > 0
-    assert {each.prompt for each in closed} == {150, 300, 600, 1_200}
+    assert {each.min_prompt_tokens for each in closed} == {150, 300, 600, 1_200}
     assert closed == sorted(closed), "the smaller, the shorter"
 
 
-def test_where_predictions_fall_faster_than_time_passes_a_refusal_holds_for_less():
+def test_rejection_windows_are_shorter_if_predictions_are_corrected_upwards():
     shard = shard_at_full_speed()
     forecast = shard.book.model_queues["m"].forecast
     for _ in range(500):
@@ -96,32 +96,32 @@ def test_where_predictions_fall_faster_than_time_passes_a_refusal_holds_for_less
     assert closed.duration == pytest.approx((forecast.correction - 1.8) / forecast.correction)
 
 
-def test_a_full_shard_is_closed_for_no_longer_than_until_a_place_comes_free():
+def test_the_rejection_window_of_a_full_shard_ends_when_a_place_is_free():
     shard = shard_at_full_speed(max_depth=3)
     enqueue_many(shard, 3, priority=BATCH)
     [closed] = error_of(shard.enqueue("late", priority=BATCH)).rejection_windows()
     assert 0 < closed.duration <= 0.1
 
 
-def test_a_ticket_that_was_let_in_and_ran_out_of_time_closes_nothing():
+def test_an_expired_ticket_has_no_rejection_window():
     shard = shard_at_full_speed()
     shard.enqueue("t", priority=BATCH, deadline=shard.now + 1.0)
     assert not to_edge(only(out.Shed, shard.pass_time(1.1))).shed.rejection_windows
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_can_is_not():
+def test_only_deadlines_that_cannot_be_met_are_rejected():
     shard = shard_at_full_speed()
     enqueue_many(shard, 9, priority=BATCH)
     assert sheds(shard.enqueue("soon", priority=BATCH, deadline=shard.now + 1.0)) == {"soon": "OVERLOADED"}
     assert not sheds(shard.enqueue("later", priority=BATCH, deadline=shard.now + 1.2))
 
 
-def test_a_class_without_a_promise_waits_for_as_long_as_it_takes():
+def test_a_class_without_a_ttft_target_waits_without_limit():
     shard = shard_at_full_speed()
     assert not sheds(enqueue_many(shard, 200, priority=BATCH))
 
 
-def test_work_ahead_is_that_ahead_in_the_order():
+def test_only_work_ahead_in_the_order_counts():
     shard = shard_at_full_speed()
     enqueue_many(shard, 200, priority=BATCH)
     assert not sheds(shard.enqueue("better class", priority=INTERACTIVE))
@@ -131,14 +131,14 @@ def test_work_ahead_is_that_ahead_in_the_order():
     assert not sheds(shard.enqueue("modest", tenant_id="modest"))
 
 
-def test_resumed_work_and_what_another_shard_let_in_are_not_refused_for_being_late():
+def test_resumed_and_readmitted_tickets_are_not_rejected_as_late():
     shard = shard_at_full_speed()
     enqueue_many(shard, 18)
     assert not sheds(shard.enqueue("resumed", attempt=2))
     assert not sheds(shard.enqueue("from a shard that died", enqueued=shard.now - 5))
 
 
-def test_without_a_fresh_report_nothing_is_refused_but_for_want_of_room():
+def test_without_recent_statistics_only_queue_limits_reject():
     shard = shard_at_full_speed(max_depth=50)
     shard.pass_time(MAX_POOL_STATS_AGE_S + 0.1)
     refused = sheds(enqueue_many(shard, 60, enqueued=shard.now))
@@ -146,7 +146,7 @@ def test_without_a_fresh_report_nothing_is_refused_but_for_want_of_room():
     assert len(refused) == 10
 
 
-def test_before_anything_is_measured_nothing_is_refused_but_for_want_of_room():
+def test_without_measured_rates_only_queue_limits_reject():
     shard = ShardDriver(max_depth=50, ttft_targets=TtftTargets({STANDARD: TTFT}))
     shard.connect()
     assert set(sheds(enqueue_many(shard, 60)).values()) == {"QUEUE_FULL"}
@@ -159,7 +159,7 @@ def test_frozen_reports_do_not_stop_offers():
     assert shard.credit(1) == ["a"]
 
 
-def test_what_waited_past_its_promise_is_not_offered_any_more():
+def test_a_ticket_past_its_ttft_target_is_not_offered():
     shard = shard_at_full_speed()
     enqueue_many(shard, 3)
     shard.now += TTFT
@@ -167,7 +167,7 @@ def test_what_waited_past_its_promise_is_not_offered_any_more():
     assert sheds(shard.effects) == {f"t{number}": "OVERLOADED" for number in range(3)}
 
 
-def test_a_deadline_that_its_prefill_would_pass_is_not_offered_any_more():
+def test_a_ticket_whose_prefill_would_pass_its_deadline_is_not_offered():
     shard = shard_at_full_speed()
     report(shard, prefill_tokens_per_second=90.0)  # a prompt of 90 takes 1 s
     shard.enqueue("a", deadline=shard.now + 3, priority=BATCH)
@@ -177,7 +177,7 @@ def test_a_deadline_that_its_prefill_would_pass_is_not_offered_any_more():
     assert sheds(shard.effects) == {"a": "DEADLINE"}
 
 
-def test_a_ticket_in_time_pays_for_no_late_one():
+def test_the_expiration_of_late_tickets_does_not_affect_tickets_in_time():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5, tenant_id="late")
     shard.now += TTFT
@@ -186,7 +186,7 @@ def test_a_ticket_in_time_pays_for_no_late_one():
     assert shard.credit(2) == ["a", "b"]
 
 
-def test_what_is_predicted_learns_from_what_came():
+def test_predictions_are_corrected_by_observed_waits():
     shard = shard_at_full_speed()
     for number in range(200):
         shard.enqueue(f"warm {number}", priority=BATCH, enqueued=shard.now)
@@ -211,12 +211,12 @@ def let_in(**fields):
     return 60 - len(sheds(enqueue_many(shard, 60)))
 
 
-def test_who_is_let_in_follows_from_when_leases_end():
+def test_admission_follows_the_slot_release_curve():
     assert 10 < let_in(leases=10) < 40
     assert let_in(leases=10, every=0.5) < let_in(leases=10) < let_in(leases=5), "what is free is free at once"
 
 
-def test_first_tokens_that_come_late_are_expected_and_let_fewer_in():
+def test_late_first_tokens_reduce_admission():
     shard = shard_at_full_speed()
     law(shard)
     before = 60 - len(sheds(enqueue_many(shard, 60)))
@@ -230,7 +230,7 @@ def test_first_tokens_that_come_late_are_expected_and_let_fewer_in():
     assert 60 - len(sheds(enqueue_many(shard, 60, enqueued=shard.now))) < before
 
 
-def test_a_prediction_is_told_to_the_edge():
+def test_the_edge_receives_the_predicted_wait():
     shard = shard_at_full_speed()
     enqueue_many(shard, 4)
     queued = only(out.Queued, shard.enqueue("a"))
@@ -254,7 +254,7 @@ def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
     shard.book.on_service_report([ServedTicket(name, prompt, output, ended, attempt)])
 
 
-def test_a_tenant_pays_for_what_it_was_served_in_the_end():
+def test_a_tenant_is_charged_for_its_service_at_the_end():
     shard = shard_at_full_speed()
     run_one(shard, "a")
     assert counter(shard) == 90 + 2 * 10
@@ -265,7 +265,7 @@ def test_a_tenant_pays_for_what_it_was_served_in_the_end():
     assert len(shard.book.accounting) == 0
 
 
-def test_an_end_that_is_taken_back_costs_nothing_twice():
+def test_an_end_that_is_revoked_is_charged_once():
     shard = shard_at_full_speed()
     run_one(shard, "a")
     served(shard, "a", prompt=90, output=3, ended=True)
@@ -276,7 +276,7 @@ def test_an_end_that_is_taken_back_costs_nothing_twice():
     assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 8, 0)
 
 
-def test_a_recalled_lease_costs_nothing():
+def test_a_withdrawn_lease_costs_nothing():
     shard = shard_at_full_speed()
     run_one(shard, "a")
     shard.withdraw("a")
@@ -285,14 +285,14 @@ def test_a_recalled_lease_costs_nothing():
     assert counter(shard) == 0
 
 
-def test_a_lease_that_lapsed_costs_nothing():
+def test_an_expired_lease_costs_nothing():
     shard = shard_at_full_speed()
     run_one(shard, "a")
     served(shard, "a", ended=True)
     assert counter(shard) == 0
 
 
-def test_the_end_of_an_older_attempt_ends_no_younger_one():
+def test_the_end_of_an_older_attempt_does_not_end_a_newer_one():
     shard = shard_at_full_speed()
     run_one(shard, "a")
     served(shard, "a", prompt=90, output=4, ended=True)
@@ -311,7 +311,7 @@ def test_service_of_unknown_tickets_is_ignored():
 # Room.
 
 
-def test_no_more_is_offered_than_fits_together():
+def test_offered_tickets_fit_together():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5)
     assert shard.credit(5, total_tokens=250) == ["t0", "t1"]
@@ -319,7 +319,7 @@ def test_no_more_is_offered_than_fits_together():
     assert shard.credit(0) == []
 
 
-def test_room_goes_with_the_credit_that_was_void():
+def test_the_tokens_of_voided_credit_are_voided():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5)
     assert shard.credit(2, total_tokens=10_000) == ["t0", "t1"]
@@ -328,7 +328,7 @@ def test_room_goes_with_the_credit_that_was_void():
     assert shard.credit(0, total_tokens=100) == ["t0"]
 
 
-def test_credit_that_names_no_room_is_for_any():
+def test_credit_without_a_token_limit_is_for_tickets_of_any_size():
     shard = shard_at_full_speed()
     enqueue_many(shard, 3)
     assert len(shard.credit(3)) == 3

@@ -20,7 +20,7 @@ from queue_tickets import (
 # Enqueue.
 
 
-def test_a_ticket_waits_and_hears_how_many_are_ahead(shard):
+def test_a_queued_ticket_has_the_number_of_tickets_ahead(shard):
     assert shard.enqueue("a") == [out.Queued("e", "a", 0, None)]
     assert shard.enqueue("b") == [out.Queued("e", "b", 1, None)]
     assert repr(shard.book) == "<TicketBook 2 waiting, 0 offered, 0 placed>"
@@ -32,7 +32,7 @@ def test_the_predicted_wait_is_the_work_ahead_at_the_measured_rate(shard):
     assert only(out.Queued, shard.enqueue("c")).predicted_wait == pytest.approx(400 / 50)
 
 
-def test_without_a_rate_from_schedulers_the_pace_of_grants_predicts(shard):
+def test_without_rates_from_schedulers_the_own_throughput_predicts(shard):
     shard.enqueue("first", tokens=100)
     for number in range(20):
         shard.enqueue(f"t{number}", tokens=100)
@@ -50,14 +50,14 @@ def test_the_same_attempt_again_changes_nothing(shard):
     assert repr(shard.book) == "<TicketBook 0 waiting, 1 offered, 0 placed>"
 
 
-def test_a_newer_attempt_replaces_the_older_and_recalls_its_offer(shard):
+def test_a_newer_attempt_replaces_an_older_one_and_withdraws_its_offer(shard):
     shard.enqueue("a"), shard.credit(1)
     effects = shard.enqueue("a", attempt=2)
     assert withdrawn_offers(effects) == [("s", ("a",))]
     assert repr(shard.book) == "<TicketBook 1 waiting, 0 offered, 0 placed>"
 
 
-def test_a_ticket_moves_over_to_its_edges_new_stream(shard):
+def test_a_ticket_moves_to_the_new_stream_of_its_edge(shard):
     shard.enqueue("a", edge="e"), shard.enqueue("a", edge="f")
     shard.record(shard.book.on_edge_disconnected("e"))
     assert shard.credit(1) == ["a"]
@@ -65,7 +65,7 @@ def test_a_ticket_moves_over_to_its_edges_new_stream(shard):
     assert only(out.Leased, shard.effects).edge == "f"
 
 
-def test_an_enqueue_after_the_lease_recalls_the_lease(shard):
+def test_an_enqueue_after_the_lease_withdraws_the_lease(shard):
     shard.enqueue("a"), shard.credit(1), shard.place("a")
     assert withdrawn_offers(shard.enqueue("a", attempt=2)) == [("s", ("a",))]
     assert shard.credit(1) == ["a"]
@@ -74,7 +74,7 @@ def test_an_enqueue_after_the_lease_recalls_the_lease(shard):
 # Offers and leases.
 
 
-def test_a_placed_ticket_is_leased_to_its_edge_and_forgotten(shard):
+def test_a_placed_ticket_is_leased_to_its_edge_and_leaves_the_book(shard):
     shard.enqueue("a"), shard.credit(1)
     shard.now += 2.5
     placed = shard.place("a")
@@ -91,28 +91,28 @@ def test_the_wait_of_a_resumed_ticket_is_that_of_its_present_attempt(shard):
     assert only(out.Leased, shard.place("a", attempt=2)).waited == pytest.approx(1.0)
 
 
-def test_no_more_is_offered_than_there_is_credit_for(shard):
+def test_offers_do_not_exceed_credit(shard):
     for number in range(5):
         shard.enqueue(f"t{number}")
     assert shard.credit(2) == ["t0", "t1"]
     assert shard.credit(1) == ["t2"]
 
 
-def test_credit_for_one_model_is_for_no_other(shard):
+def test_credit_is_per_model(shard):
     shard.serve("s", ["m", "n"])
     shard.enqueue("a", model="n")
     assert shard.credit(5, model="m") == []
     assert shard.credit(1, model="n") == ["a"]
 
 
-def test_credit_given_once_comes_back_where_it_finds_no_ticket(shard):
+def test_credit_to_return_is_returned_if_no_ticket_uses_it(shard):
     shard.enqueue("a")
     assert shard.credit(3, return_unused=True) == ["a"]
     assert shard.effects[-1] == out.CreditReturned("s", "m", 2)
     assert offered(shard.enqueue("b")) == []
 
 
-def test_once_is_answered_even_when_all_was_used(shard):
+def test_a_return_request_is_answered_even_if_all_credit_was_used(shard):
     shard.enqueue("a")
     shard.credit(1, return_unused=True)
     assert shard.effects[-1] == out.CreditReturned("s", "m", 0)
@@ -125,7 +125,7 @@ def test_a_decline_for_lack_of_capacity_voids_the_other_credit(shard):
     assert shard.credit(1) == ["a"]
 
 
-def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(shard):
+def test_a_repeatedly_declined_ticket_pauses_and_others_pass_it(shard):
     shard.enqueue("a"), shard.enqueue("b")
     for _ in range(2):
         assert shard.credit(1) == ["a"]
@@ -136,7 +136,7 @@ def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(sha
     assert offered(shard.pass_time(DECLINE_PAUSE_S)) == ["a"]
 
 
-def test_a_pausing_ticket_can_be_withdrawn(shard):
+def test_a_paused_ticket_can_be_withdrawn(shard):
     shard.enqueue("a")
     for _ in range(2):
         shard.credit(1), shard.decline("a")
@@ -145,14 +145,14 @@ def test_a_pausing_ticket_can_be_withdrawn(shard):
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
 
 
-def test_a_ticket_that_no_worker_can_ever_run_is_shed_for_good(shard):
+def test_a_ticket_that_no_worker_can_ever_run_is_shed_without_a_retry_time(shard):
     shard.enqueue("a", tokens=10_000), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error
     assert (type(error).__mro__[1], error.reason, error.retry_after) == (Unavailable, "NO_WORKER", None)
     assert "10000 tokens" in error.message
 
 
-def test_what_one_scheduler_cannot_ever_run_goes_to_another_and_only_there(shard):
+def test_a_ticket_refused_by_one_scheduler_goes_to_another(shard):
     shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s")
     assert sheds(shard.decline("a", "NO_WORKER", "s")) == {}
@@ -168,21 +168,21 @@ def test_a_ticket_is_shed_once_every_scheduler_has_refused_it(shard):
     assert sheds(shard.decline("a", "NO_WORKER", "t")) == {"a": "NO_WORKER"}
 
 
-def test_a_ticket_is_shed_when_the_last_that_might_run_it_is_lost(shard):
+def test_a_ticket_is_shed_when_the_last_scheduler_that_did_not_refuse_it_is_lost(shard):
     shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s"), shard.decline("a", "NO_WORKER", "s")
     shard.credit(1, "t")
     assert sheds(shard.disconnect("t")) == {"a": "NO_WORKER"}
 
 
-def test_a_refusal_is_forgotten_when_the_scheduler_has_other_workers(shard):
+def test_a_refusal_ends_when_the_workers_of_the_scheduler_change(shard):
     shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s"), shard.decline("a", "NO_WORKER", "s")
     shard.serve("s", ["m"])
     assert shard.credit(1, "s") == ["a"]
 
 
-def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(shard):
+def test_a_refused_ticket_is_offered_again_on_existing_credit_after_workers_change(shard):
     shard.connect("t")
     shard.credit(2, "s"), shard.enqueue("a"), shard.decline("a", "NO_WORKER", "s")
     shard.effects.clear()
@@ -190,7 +190,7 @@ def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(sh
     assert offered(shard.effects) == ["a"]
 
 
-def test_what_failed_under_every_worker_hears_that_and_when_to_retry(shard):
+def test_a_ticket_that_failed_on_every_worker_is_shed_with_a_retry_time(shard):
     shard.pass_time(REPORT_DELAY_S)
     shard.enqueue("a", avoid_workers=("w1", "w2"), attempt=3), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error
@@ -207,18 +207,18 @@ def test_a_withdrawn_ticket_is_never_offered(shard):
     assert shard.credit(5) == ["b"]
 
 
-def test_withdrawing_what_is_not_there_is_acknowledged_as_well(shard):
+def test_withdrawing_an_unknown_ticket_is_acknowledged(shard):
     assert shard.withdraw("x", "y") == [out.Withdrawn("e", ("x", "y"))]
 
 
-def test_withdrawing_an_offered_ticket_recalls_it_and_voids_the_place(shard):
+def test_withdrawing_an_offered_ticket_withdraws_the_offer_and_ignores_its_lease(shard):
     shard.enqueue("a"), shard.credit(1)
     assert withdrawn_offers(shard.withdraw("a")) == [("s", ("a",))]
     assert shard.place("a") == []
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
 
 
-def test_the_answer_to_an_offer_taken_back_does_not_count_for_the_next_offer(shard):
+def test_the_answer_to_a_void_offer_does_not_count_for_the_next_offer(shard):
     shard.enqueue("a"), shard.credit(1), shard.withdraw("a")
     shard.enqueue("a")
     assert shard.credit(1) == ["a"]
@@ -226,21 +226,21 @@ def test_the_answer_to_an_offer_taken_back_does_not_count_for_the_next_offer(sha
     assert leased(shard.place("a", lease_id="of the second")) == ["of the second"]
 
 
-def test_withdrawing_a_leased_ticket_recalls_the_lease_where_it_was_placed(shard):
+def test_withdrawing_a_leased_ticket_reaches_the_scheduler_that_placed_it(shard):
     shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "t"), shard.place("a", "t")
     assert withdrawn_offers(shard.withdraw("a")) == [("t", ("a",))]
     assert withdrawn_offers(shard.withdraw("a")) == []
 
 
-def test_a_lease_is_remembered_only_for_as_long_as_it_may_not_have_started(shard):
+def test_recent_leases_expire(shard):
     shard.enqueue("a"), shard.credit(1), shard.place("a")
     shard.pass_time(LEASE_MEMORY_S)
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
     assert withdrawn_offers(shard.withdraw("a")) == []
 
 
-def test_a_lost_edge_takes_its_tickets_along_and_no_others(shard):
+def test_the_loss_of_an_edge_removes_only_its_tickets(shard):
     shard.enqueue("waits", edge="e"), shard.enqueue("other", edge="f")
     (
         shard.enqueue("offered", edge="e", enqueued=START_UNIX_S - 2),

@@ -16,7 +16,7 @@ from queue_tickets import (
 # Bounds.
 
 
-def test_a_full_queue_refuses_with_the_time_in_which_what_waits_is_served():
+def test_a_full_queue_rejects_with_the_time_to_serve_the_waiting_tickets():
     shard = ShardDriver(max_depth=2)
     shard.connect()
     shard.credit(0, rate=100.0)
@@ -27,7 +27,7 @@ def test_a_full_queue_refuses_with_the_time_in_which_what_waits_is_served():
     assert shard.book.counters.shed == {"QUEUE_FULL": 1}
 
 
-def test_tokens_are_bounded_as_tickets_are():
+def test_waiting_tokens_are_limited_as_tickets_are():
     shard = ShardDriver(max_tokens=1_000)
     shard.connect()
     shard.enqueue("a", tokens=900)
@@ -35,7 +35,7 @@ def test_tokens_are_bounded_as_tickets_are():
     assert sheds(shard.enqueue("c", tokens=100)) == {}
 
 
-def test_what_is_offered_does_not_count_against_the_bounds():
+def test_offered_tickets_do_not_count_against_the_limits():
     shard = ShardDriver(max_depth=1)
     shard.connect()
     shard.credit(1)
@@ -44,14 +44,14 @@ def test_what_is_offered_does_not_count_against_the_bounds():
     assert sheds(shard.enqueue("refused")) == {"refused": "QUEUE_FULL"}
 
 
-def test_resumed_work_is_let_in_above_the_bounds():
+def test_resumed_tickets_are_admitted_above_the_limits():
     shard = ShardDriver(max_depth=1)
     shard.connect()
     shard.enqueue("a")
     assert sheds(shard.enqueue("b", attempt=2)) == {}
 
 
-def test_a_higher_class_takes_the_place_of_the_newest_of_the_lowest():
+def test_a_higher_class_evicts_the_newest_ticket_of_the_lowest():
     shard = ShardDriver(max_depth=3)
     shard.connect()
     (
@@ -65,7 +65,7 @@ def test_a_higher_class_takes_the_place_of_the_newest_of_the_lowest():
     assert sheds(shard.enqueue("fourth", priority=INTERACTIVE)) == {"fourth": "QUEUE_FULL"}
 
 
-def test_a_large_ticket_evicts_as_many_as_it_needs_of_whatever_model():
+def test_a_large_ticket_evicts_as_many_tickets_of_any_model_as_it_needs():
     shard = ShardDriver(max_tokens=1_000)
     shard.connect(models=("m", "n"))
     for number in range(10):
@@ -75,7 +75,7 @@ def test_a_large_ticket_evicts_as_many_as_it_needs_of_whatever_model():
     assert shard.book.model_queues.waiting.tokens == 950
 
 
-def test_nobody_is_evicted_in_vain():
+def test_no_ticket_is_evicted_if_eviction_does_not_suffice():
     shard = ShardDriver(max_tokens=1_000)
     shard.connect()
     shard.enqueue("standard", tokens=900), shard.enqueue("batch", tokens=100, priority=BATCH)
@@ -94,14 +94,14 @@ def test_a_waiting_ticket_is_shed_at_its_deadline_and_not_before(shard):
     assert (isinstance(error, DeadlineExceeded), error.reason) == (True, "DEADLINE")
 
 
-def test_an_offered_ticket_past_its_deadline_is_recalled_as_well(shard):
+def test_an_offered_ticket_past_its_deadline_is_withdrawn(shard):
     shard.enqueue("a", deadline=START_UNIX_S + 1), shard.credit(1)
     effects = shard.pass_time(1.0)
     assert (sheds(effects), withdrawn_offers(effects)) == ({"a": "DEADLINE"}, [("s", ("a",))])
     assert shard.place("a") == []
 
 
-def test_a_ticket_that_comes_too_late_is_refused_at_once(shard):
+def test_a_ticket_past_its_deadline_is_rejected_at_once(shard):
     assert sheds(shard.enqueue("a", deadline=START_UNIX_S - 1)) == {"a": "DEADLINE"}
 
 
@@ -118,7 +118,7 @@ def test_many_deadlines_at_once_are_spread_over_ticks():
     ]
 
 
-def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):
+def test_deadlines_of_removed_tickets_do_not_accumulate(shard):
     for number in range(5_000):
         shard.enqueue(f"t{number}", deadline=START_UNIX_S + 3_600), shard.withdraw(f"t{number}")
     assert len(shard.book._transitions.expirations.lease_deadlines) < 200

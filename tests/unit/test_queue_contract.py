@@ -58,10 +58,10 @@ def roomy_fields_of(frames):
     return {name for frame in frames for name in roomy_fields(frame, seen)}
 
 
-def test_no_frame_of_queue_or_scheduler_has_room_for_a_prompt_or_a_token():
+def test_no_frame_of_queue_or_scheduler_can_carry_a_prompt_or_a_token():
     frames = [*frames_of(queue_pb2, "QueueService"), *frames_of(scheduler_pb2, "SchedulerService")]
     assert roomy_fields_of(frames) <= ALLOWED
 
 
-def test_the_same_look_at_the_workers_frames_finds_both():
+def test_the_same_check_finds_prompts_and_tokens_in_worker_frames():
     assert {"token_ids"} <= roomy_fields_of(frames_of(worker_pb2, "WorkerService")) - ALLOWED

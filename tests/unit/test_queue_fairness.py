@@ -39,20 +39,20 @@ def figures(policy, tenants, *, kv_blocks=625, slots=19, shards=1, **fields):
     ],
     ids=["two tenants", "two that ask for four times what they need", "eight tenants"],
 )
-def test_tenants_come_apart_by_half_of_what_plain_counters_let_them(tenants, kv_blocks):
+def test_the_service_of_tenants_differs_by_half_as_much_as_with_plain_counters(tenants, kv_blocks):
     plain, ours = (
         figures(policy, tenants, kv_blocks=kv_blocks, duration=60.0, sample_every=1.0) for policy in ("vtc", "fair")
     )
     assert ours["max_service_gap"] <= plain["max_service_gap"] / 2
 
 
-def test_large_tickets_of_one_shard_are_not_passed_for_ever_by_small_ones_of_another():
+def test_large_tickets_of_one_shard_are_not_starved_by_small_ones_of_another():
     tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
     found = figures("fair", tenants, shards=4, duration=40.0, sample_every=1.0)
     assert found["max_service_gap"] <= 5 * (64 + 2 * 512), "a few requests of those that run at once"
 
 
-def test_who_is_next_is_chosen_by_what_each_has_had_by_then(monkeypatch):
+def test_the_next_tenant_is_chosen_by_up_to_date_service(monkeypatch):
     tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
     by_steps = figures("fair", tenants, duration=40.0, sample_every=1.0)
     monkeypatch.setattr(worker, "MIN_REPORTED_STEPS", 10**9)

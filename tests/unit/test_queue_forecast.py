@@ -21,20 +21,20 @@ def measured():
     return forecast
 
 
-def test_a_first_token_takes_the_wait_the_backlog_the_own_prompt_and_a_step():
+def test_ttft_is_wait_plus_backlog_plus_own_prompt_plus_a_step():
     found = measured().predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL], 0, START_UNIX_S)
     assert found.wait == pytest.approx(1.0), "nine tickets ahead and a place for its own"
     assert found.after_lease == pytest.approx(100 / 500 + 50 / 500 + 0.01)
     assert found.ttft == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
 
 
-def test_free_slots_take_a_burst_at_once_however_slow_a_batch_of_one_was():
+def test_free_slots_take_a_burst_at_once():
     idle = PoolStats(START_UNIX_S, tokens_per_second=20.0, free_slots=64)
     found = Forecast().predict(ticket("t"), WorkAhead(40, 4_000), [idle], 0, START_UNIX_S)
     assert found.wait == 0
 
 
-def test_free_slots_are_not_believed_in_once_tickets_wait_beside_them():
+def test_free_slots_are_ignored_while_tickets_wait_beside_them():
     forecast = measured()
     forecast.record_unserved(3, START_UNIX_S)
     roomy = PoolStats(START_UNIX_S, free_slots=64)
@@ -49,12 +49,12 @@ def test_free_slots_are_not_believed_in_once_tickets_wait_beside_them():
     )
 
 
-def test_nothing_is_said_of_what_was_never_measured():
+def test_nothing_is_predicted_without_measurements():
     assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [], 0, START_UNIX_S).ttft is None
     assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [FULL], 0, START_UNIX_S).ttft is None
 
 
-def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one():
+def test_the_rate_of_a_small_batch_does_not_change_that_of_a_full_one():
     rate = ServiceRate()
     rate.record([PoolStats(START_UNIX_S, tokens_per_second=20.0)], is_saturated=False)
     assert rate.saturated == 0
@@ -71,7 +71,7 @@ def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one(
 
 
 @pytest.mark.parametrize("truth", [0.5, 1.0, 2.0])
-def test_predictions_that_are_off_by_a_factor_are_soon_right(truth):
+def test_predictions_that_are_wrong_by_a_factor_are_corrected(truth):
     forecast = measured()
     for _ in range(300):
         found = forecast.predict(ticket("t"), WorkAhead(9, 900), [FULL], 0, START_UNIX_S)
@@ -93,13 +93,13 @@ LAW = PoolStats(
 )
 
 
-def test_where_workers_tell_when_leases_end_a_ticket_waits_for_as_many_as_are_before_it():
+def test_with_a_release_curve_a_ticket_waits_for_the_slots_before_it():
     found = Forecast().predict(ticket("t", tokens=60), WorkAhead(1, 5_050, 50, 5_050), [LAW], 0, START_UNIX_S)
     assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slots, and the prompt that is computed meanwhile"
     assert found.ttft == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "and a step with its own"
 
 
-def test_slots_are_given_anew_for_as_long_as_those_before_it_need_them():
+def test_released_slots_are_used_by_tickets_ahead_before_they_are_released_again():
     long, short = (
         Forecast().predict(ticket("t"), WorkAhead(40, 40 * (90 + answer), 40 * 90), [LAW], 0, START_UNIX_S).wait
         for answer in (300, 1)
@@ -108,7 +108,7 @@ def test_slots_are_given_anew_for_as_long_as_those_before_it_need_them():
     assert short < 1
 
 
-def test_first_tokens_that_come_later_than_by_law_are_soon_expected_later():
+def test_late_first_tokens_raise_later_predictions():
     forecast = Forecast()
     for _ in range(300):
         found = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START_UNIX_S)
@@ -119,14 +119,14 @@ def test_first_tokens_that_come_later_than_by_law_are_soon_expected_later():
     assert again.wait + again.after_lease == pytest.approx(again.ttft)
 
 
-def test_one_scheduler_without_a_law_has_all_predicted_by_rate():
+def test_one_scheduler_without_step_costs_makes_all_predictions_use_rates():
     forecast = measured()
     found = forecast.predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL, LAW], 0, START_UNIX_S)
     assert found.wait == pytest.approx(1.0)
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(0, 1e6)), max_size=50))
-def test_no_history_makes_a_correction_leave_its_bounds(waits):
+def test_corrections_stay_within_their_bounds(waits):
     forecast = Forecast()
     for raw, realised in waits:
         forecast.record_wait(raw, raw, realised)
@@ -134,7 +134,7 @@ def test_no_history_makes_a_correction_leave_its_bounds(waits):
     assert len(forecast.recent_waits) <= MAX_RECENT_WAITS
 
 
-def test_answers_are_predicted_as_long_as_their_tenants_were():
+def test_answer_lengths_are_predicted_per_tenant():
     lengths = OutputLengthPredictor()
     for _ in range(50):
         lengths.record("m", "short", 1_000, 20)
@@ -145,27 +145,27 @@ def test_answers_are_predicted_as_long_as_their_tenants_were():
     assert 20 < lengths.predict("m", "new", 1_000) < 600
 
 
-def test_where_callers_ask_for_what_they_need_the_bound_is_believed():
+def test_answer_lengths_follow_the_limit_if_tenants_use_it_fully():
     lengths = OutputLengthPredictor()
     for number in range(200):
         lengths.record("m", "exact", 100 + 90 * (number % 10), (100 + 90 * (number % 10)) // 2)
     assert lengths.predict("m", "exact", 400) == pytest.approx(200, abs=2)
 
 
-def test_of_an_unknown_model_little_is_assumed():
+def test_an_unknown_model_has_the_default_answer_length():
     assert OutputLengthPredictor().predict("m", "t", 100_000) == DEFAULT_OUTPUT_TOKENS
     assert OutputLengthPredictor().predict("m", "t", 5) == 5
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1)), max_size=40), st.integers(1, 10_000))
-def test_a_prediction_is_at_least_one_and_at_most_what_was_asked_for(answers, most):
+def test_predicted_lengths_are_from_one_to_the_limit(answers, most):
     lengths = OutputLengthPredictor()
     for asked, share in answers:
         lengths.record("m", "t", asked, max(1, round(asked * share)))
     assert 1 <= lengths.predict("m", "t", most) <= most
 
 
-def test_a_new_tenant_is_like_the_others_until_it_has_a_history():
+def test_a_new_tenant_has_the_mean_of_its_model():
     lengths = OutputLengthPredictor()
     for _ in range(20):
         lengths.record("m", "others", 1_000, 50)

@@ -17,13 +17,13 @@ from queue_tickets import (
 # Models.
 
 
-def test_a_model_that_nobody_serves_is_unknown_once_the_shard_is_warm(shard):
+def test_an_unserved_model_is_unknown_after_the_warm_up(shard):
     shard.pass_time(WARM_UP_S)
     error = only(out.Shed, shard.enqueue("a", model="x")).error
     assert (isinstance(error, NotFound), error.reason) == (True, "MODEL_UNKNOWN")
 
 
-def test_right_after_the_start_any_model_may_be_about_to_come():
+def test_any_model_is_awaited_during_the_warm_up():
     shard = ShardDriver()
     shard.connect(models=("other",))
     assert sheds(shard.enqueue("a")) == {}
@@ -31,7 +31,7 @@ def test_right_after_the_start_any_model_may_be_about_to_come():
     assert shard.credit(1, "t") == ["a"]
 
 
-def test_tickets_wait_for_a_scheduler_that_is_gone_for_a_moment(shard):
+def test_tickets_wait_for_a_scheduler_that_reconnects(shard):
     shard.enqueue("before")
     shard.pass_time(60)
     shard.disconnect("s")
@@ -42,7 +42,7 @@ def test_tickets_wait_for_a_scheduler_that_is_gone_for_a_moment(shard):
     assert shard.credit(5, "t") == ["before", "after"]
 
 
-def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shard):
+def test_a_model_that_moves_between_schedulers_stays_available(shard):
     shard.connect("t", models=("other",))
     shard.pass_time(60)
     shard.serve("s", ())
@@ -51,14 +51,14 @@ def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shar
     assert shard.credit(1, "t") == ["a"]
 
 
-def test_tickets_do_not_wait_for_ever_for_a_model_that_stays_away(shard):
+def test_tickets_for_an_unavailable_model_are_shed_after_a_timeout(shard):
     shard.enqueue("a"), shard.disconnect("s")
     assert sheds(shard.pass_time(PATIENCE_S - 0.1)) == {}
     assert sheds(shard.pass_time(0.1)) == {"a": "NO_WORKER"}
     assert only(out.Shed, shard.effects).error.retry_after == PATIENCE_S
 
 
-def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_back():
+def test_sheds_of_a_timed_out_model_are_spread_over_ticks_and_stop_when_it_is_served():
     shard = ShardDriver(max_depth=10_000)
     shard.connect()
     for number in range(MAX_DROPS_PER_TICK + 2):
@@ -70,12 +70,12 @@ def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_
     assert shard.credit(5, "t") == [f"t{MAX_DROPS_PER_TICK}", f"t{MAX_DROPS_PER_TICK + 1}"]
 
 
-def test_once_a_model_stays_away_newcomers_hear_so_at_once(shard):
+def test_tickets_for_a_timed_out_model_are_rejected_at_once(shard):
     shard.disconnect("s"), shard.pass_time(PATIENCE_S)
     assert sheds(shard.enqueue("b")) == {"b": "NO_WORKER"}
 
 
-def test_an_offer_that_comes_back_after_its_model_went_waits_for_a_bounded_time(shard):
+def test_a_returned_offer_for_a_lost_model_waits_for_the_timeout(shard):
     shard.enqueue("a"), shard.credit(1)
     shard.serve("s", ()), shard.pass_time(PATIENCE_S)
     shard.decline("a")
@@ -83,7 +83,7 @@ def test_an_offer_that_comes_back_after_its_model_went_waits_for_a_bounded_time(
     assert sheds(shard.pass_time(0.1)) == {"a": "NO_WORKER"}
 
 
-def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard):
+def test_the_catalog_is_the_union_over_schedulers_and_sent_on_change(shard):
     shard.effects.clear()
     shard.connect("t", models=("m", "n"))
     entries = only(out.CatalogUpdate, shard.effects).entries
@@ -95,14 +95,14 @@ def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard
     assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.effects).entries] == [("m", 1)]
 
 
-def test_an_edge_that_joins_hears_the_catalog(shard):
+def test_a_connecting_edge_receives_the_catalog(shard):
     assert [each.model for each in only(out.CatalogUpdate, shard.book.on_edge_connected("new")).entries] == ["m"]
 
 
 # Heads.
 
 
-def test_the_head_is_told_when_it_changes_and_not_again(shard):
+def test_a_head_is_sent_once_per_change(shard):
     shard.heads()
     shard.enqueue("a", tokens=100, enqueued=START_UNIX_S + 1)
     assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 0.0, START_UNIX_S + 1))]
@@ -114,25 +114,25 @@ def test_the_head_is_told_when_it_changes_and_not_again(shard):
     assert shard.heads() == [out.Head("s", "m", 0, 0, None)]
 
 
-def test_after_an_offer_the_head_is_told_even_where_it_looks_the_same(shard):
+def test_after_an_offer_the_head_is_sent_even_if_unchanged(shard):
     shard.enqueue("a"), shard.heads()
     shard.credit(1), shard.enqueue("b")
     assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 110.0, START_UNIX_S))]
 
 
-def test_tickets_that_pass_through_at_once_make_no_noise(shard):
+def test_tickets_that_are_offered_at_once_cause_no_head(shard):
     shard.credit(5), shard.heads()
     shard.enqueue("a"), shard.place("a")
     assert shard.heads() == []
 
 
-def test_heads_go_to_those_alone_that_can_place_the_model(shard):
+def test_heads_are_sent_only_to_schedulers_of_the_model(shard):
     shard.connect("t", models=("n",))
     shard.enqueue("a")
     assert [head.scheduler for head in shard.heads()] == ["s"]
 
 
-def test_a_scheduler_that_joins_hears_what_waits(shard):
+def test_a_connecting_scheduler_receives_the_heads(shard):
     shard.enqueue("a"), shard.heads()
     shard.connect("t")
     assert {head.scheduler: head.waiting for head in shard.heads()} == {"s": 1, "t": 1}

@@ -16,7 +16,7 @@ def shard():
     return shard
 
 
-def test_within_a_class_the_first_enqueued_goes_first_on_whatever_shard_that_was(shard):
+def test_within_a_class_the_first_enqueued_ticket_goes_first(shard):
     shard.enqueue("late", enqueued=START_UNIX_S + 2)
     shard.enqueue("from another shard", enqueued=START_UNIX_S - 30)
     shard.enqueue("soon", enqueued=START_UNIX_S + 1)
@@ -29,21 +29,21 @@ def test_equal_enqueue_times_keep_their_order_of_arrival(shard):
     assert shard.credit(20) == [f"t{number}" for number in range(20)]
 
 
-def test_a_higher_class_goes_first_however_late_it_comes(shard):
+def test_a_higher_class_goes_first_regardless_of_arrival(shard):
     shard.enqueue("batch", priority=BATCH, enqueued=START_UNIX_S)
     shard.enqueue("standard", priority=STANDARD, enqueued=START_UNIX_S + 1)
     shard.enqueue("interactive", priority=INTERACTIVE, enqueued=START_UNIX_S + 2)
     assert shard.credit(3) == ["interactive", "standard", "batch"]
 
 
-def test_resumed_work_goes_to_the_head_of_its_class_and_not_beyond(shard):
+def test_resumed_tickets_go_first_in_their_class_only(shard):
     shard.enqueue("first", enqueued=START_UNIX_S)
     shard.enqueue("resumed", enqueued=START_UNIX_S + 5, attempt=2)
     shard.enqueue("higher class", priority=INTERACTIVE, enqueued=START_UNIX_S + 9)
     assert shard.credit(3) == ["higher class", "resumed", "first"]
 
 
-def test_a_declined_ticket_is_back_in_its_very_place(shard):
+def test_a_declined_ticket_returns_to_its_place(shard):
     for name in ("a", "b", "c"):
         shard.enqueue(name)
     assert shard.credit(2) == ["a", "b"]
@@ -51,7 +51,7 @@ def test_a_declined_ticket_is_back_in_its_very_place(shard):
     assert shard.credit(3) == ["a", "b", "c"]
 
 
-def test_tickets_offered_to_a_lost_scheduler_are_back_in_their_places(shard):
+def test_tickets_offered_to_a_lost_scheduler_return_to_their_places(shard):
     shard.connect("t")
     for name in ("a", "b", "c"):
         shard.enqueue(name)
@@ -60,14 +60,14 @@ def test_tickets_offered_to_a_lost_scheduler_are_back_in_their_places(shard):
     assert shard.credit(3, "t") == ["a", "b", "c"]
 
 
-def test_credit_at_hand_is_used_at_arrival(shard):
+def test_present_credit_is_used_at_arrival(shard):
     assert shard.credit(2) == []
     assert [each.ticket.ticket_id for each in shard.enqueue("a")[1:]] == ["a"]
     assert [each.ticket.ticket_id for each in shard.enqueue("b")[1:]] == ["b"]
     assert len(shard.enqueue("c")) == 1
 
 
-def test_schedulers_with_like_credit_share_the_tickets(shard):
+def test_schedulers_with_equal_credit_share_the_tickets(shard):
     shard.connect("t")
     shard.credit(3, "s"), shard.credit(3, "t")
     for number in range(6):
@@ -82,7 +82,7 @@ def test_a_ticket_that_does_not_fit_the_credit_leaves_it_to_a_smaller_one(shard)
     assert shard.credit(0, max_tokens=500) == ["large"]
 
 
-def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits():
+def test_a_ticket_that_was_passed_too_often_blocks_the_queue_until_it_fits():
     shard = ShardDriver(policy=PolicyConfig(min_class_share=0.0))
     shard.connect()
     shard.enqueue("large", tokens=500)
@@ -94,7 +94,7 @@ def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits():
     assert shard.credit(1, max_tokens=500)[0] == "large"
 
 
-def test_credit_that_lay_idle_for_a_ticket_to_be_let_pass_is_used_once_that_went_elsewhere():
+def test_blocked_credit_is_used_once_the_blocking_ticket_goes_elsewhere():
     shard = ShardDriver(policy=PolicyConfig(min_class_share=0.0))
     shard.connect(), shard.connect("t")
     shard.enqueue("large", tokens=500)
@@ -104,7 +104,7 @@ def test_credit_that_lay_idle_for_a_ticket_to_be_let_pass_is_used_once_that_went
     assert len(shard.credit(1, "t", max_tokens=500)) == 1 + 5
 
 
-def test_a_held_up_class_does_not_hold_up_those_above_it(shard):
+def test_a_blocked_class_does_not_block_higher_classes(shard):
     shard.enqueue("large", tokens=500)
     for number in range(MAX_TIMES_PASSED + 1):
         shard.enqueue(f"small {number}")
@@ -113,7 +113,7 @@ def test_a_held_up_class_does_not_hold_up_those_above_it(shard):
     assert shard.credit(9, max_tokens=200) == ["above"]
 
 
-def test_no_more_than_a_few_tickets_are_looked_at_for_one_that_fits():
+def test_a_bounded_number_of_tickets_is_scanned_for_one_that_fits():
     looked_at = []
 
     def fit(each):
@@ -136,7 +136,7 @@ def test_a_ticket_too_large_for_one_scheduler_goes_to_the_other(shard):
     assert shard.book.tickets["large"].offered_to == "t"
 
 
-def test_what_is_ahead_counts_the_better_classes_and_the_own():
+def test_work_ahead_counts_higher_classes_and_the_own():
     order = ClassFifo()
     for number, priority in enumerate([INTERACTIVE, STANDARD, STANDARD, BATCH]):
         order.push(ticket(f"t{number}", priority=priority, tokens=100, arrival_number=number))
@@ -146,7 +146,7 @@ def test_what_is_ahead_counts_the_better_classes_and_the_own():
     assert order.position_of(ticket("new", priority=BATCH)) == QueuePosition(5, 450)
 
 
-def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never():
+def test_the_newest_of_the_lowest_class_is_evicted_first_and_resumed_tickets_never():
     order = ClassFifo()
     order.push(ticket("old", priority=BATCH, enqueued=START_UNIX_S, arrival_number=1))
     order.push(ticket("new", priority=BATCH, enqueued=START_UNIX_S + 1, arrival_number=2))
@@ -161,14 +161,14 @@ def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never()
     assert order.head()[1] == SortKey(BATCH, 0.0, START_UNIX_S + 2)
 
 
-def test_nobody_makes_way_for_an_equal():
+def test_no_ticket_is_evicted_for_its_own_class():
     order = ClassFifo()
     order.push(ticket("a", priority=STANDARD, arrival_number=1))
     assert order.next_victim(STANDARD) is None
     assert order.evictable(STANDARD) == TicketTotals(0, 0)
 
 
-def test_a_ticket_given_back_after_an_eviction_was_considered_can_be_evicted():
+def test_a_returned_ticket_can_be_evicted():
     order = ClassFifo()
     first, second = ticket("first", arrival_number=1), ticket("second", arrival_number=2)
     order.push(first), order.push(second)
@@ -178,7 +178,7 @@ def test_a_ticket_given_back_after_an_eviction_was_considered_can_be_evicted():
     assert order.next_victim(INTERACTIVE)[0] is first
 
 
-def test_withdrawn_tickets_do_not_pile_up():
+def test_withdrawn_tickets_do_not_accumulate():
     order = ClassFifo()
     order.next_victim(INTERACTIVE)
     kept = ticket("kept", arrival_number=0)

@@ -31,7 +31,7 @@ def a_frame(**fields):
     return Ticket(**whole | fields)
 
 
-def test_a_ticket_is_offered_as_it_came():
+def test_a_ticket_is_offered_unchanged():
     frame = a_frame(
         deadline_unix_nano=1_700_000_009_000_000_000,
         attempt=2,
@@ -51,7 +51,7 @@ def test_a_ticket_is_offered_as_it_came():
     "name",
     ["ticket_id", "tenant_id", "priority", "weight", "model", "prompt_tokens", "max_output_tokens", "attempt"],
 )
-def test_a_ticket_without_what_it_needs_is_invalid(name):
+def test_a_ticket_without_a_required_field_is_invalid(name):
     frame = a_frame()
     frame.ClearField(name)
     with pytest.raises(TicketInvalid, match=name) as found:
@@ -63,13 +63,13 @@ def test_a_ticket_without_what_it_needs_is_invalid(name):
     "fields",
     [{"prefix_hashes": range(65)}, {"avoid_workers": [str(n) for n in range(17)]}, {"weight": -1.0}, {"priority": 9}],
 )
-def test_a_ticket_beyond_the_contracts_bounds_is_invalid(fields):
+def test_a_ticket_beyond_the_limits_of_the_protocol_is_invalid(fields):
     check_ticket(a_frame())
     with pytest.raises(TicketInvalid, match=next(iter(fields))):
         check_ticket(a_frame(**fields))
 
 
-def test_a_steady_pace_is_measured_as_it_is_soon_and_later():
+def test_a_constant_throughput_is_measured_from_the_start():
     pace, now = Throughput(), START_UNIX_S
     for _ in range(600):
         pace.record(50, now)
@@ -78,21 +78,21 @@ def test_a_steady_pace_is_measured_as_it_is_soon_and_later():
             assert pace.tokens_per_second(now) == pytest.approx(500, rel=0.06)
 
 
-def test_a_pace_is_unknown_before_there_is_some_history():
+def test_throughput_is_unknown_during_the_warm_up():
     pace = Throughput()
     assert pace.tokens_per_second(START_UNIX_S) == 0
     pace.record(50, START_UNIX_S)
     assert pace.tokens_per_second(START_UNIX_S + 0.5) == 0
 
 
-def test_a_pace_that_stops_fades():
+def test_throughput_decays_without_tickets():
     pace = Throughput()
     for number in range(100):
         pace.record(50, START_UNIX_S + number / 10)
     assert pace.tokens_per_second(START_UNIX_S + 70) < 5
 
 
-def test_presence_tells_the_gone_from_the_unknown():
+def test_availability_distinguishes_lost_from_unknown_models():
     presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
     presence.update({"m"}, START_UNIX_S + 1)
     assert presence.availability_of("m", START_UNIX_S + 1) is Availability.SERVED
@@ -104,13 +104,13 @@ def test_presence_tells_the_gone_from_the_unknown():
     assert presence.availability_of("m", START_UNIX_S + 100 + PATIENCE_S) is Availability.UNKNOWN
 
 
-def test_where_nothing_is_served_for_long_nothing_is_awaited():
+def test_no_model_is_awaited_after_the_timeout():
     presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
     assert presence.availability_of("m", START_UNIX_S + WARM_UP_S + 1) is Availability.AWAITED
     assert presence.availability_of("n", START_UNIX_S + PATIENCE_S) is Availability.UNAVAILABLE
 
 
-def test_a_shard_that_stood_still_goes_on_waiting_for_who_may_have_come_back_meanwhile():
+def test_availability_timeouts_exclude_stalls():
     presence = ModelAvailability(
         timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S, clock=StallFreeClock(0.5)
     )
@@ -125,7 +125,7 @@ def test_a_shard_that_stood_still_goes_on_waiting_for_who_may_have_come_back_mea
     assert given_up == {"m": woken + PATIENCE_S - 0.5, "new": woken + PATIENCE_S}
 
 
-def test_a_model_that_is_back_is_served_again():
+def test_a_model_that_returns_is_served():
     presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
     presence.update({"m"}, START_UNIX_S)
     presence.update(set(), START_UNIX_S + 50)
@@ -141,13 +141,13 @@ def test_a_model_that_is_back_is_served_again():
         *("MIN_CLASS_SHARE=1", "AGEING_RATE=0", "AGEING_BOUND=-1", "DEFAULT_DEADLINE=0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(setting):
+def test_invalid_settings_are_rejected(setting):
     name, _, value = setting.partition("=")
     with pytest.raises(ConfigError, match=f"PENSTOCK_QUEUE_{name} must"):
         load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value})
 
 
-def test_the_order_is_chosen_by_settings():
+def test_the_policy_follows_the_settings():
     chosen = {"TENANT_POLICY": "none", "TICKET_ORDER": "token_aware", "AGEING_BOUND": "3", "MIN_CLASS_SHARE": "0.1"}
     config = load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value for name, value in chosen.items()})
     assert config.policy == PolicyConfig(
@@ -156,7 +156,7 @@ def test_the_order_is_chosen_by_settings():
     assert load(QueueConfig, "queue", {}).policy == PolicyConfig()
 
 
-def test_shared_names_are_kept_once():
+def test_shared_strings_are_interned():
     first, second = (from_frame(a_frame(ticket_id=each), "e") for each in "ab")
     assert first.tenant_id is second.tenant_id
     assert first.model is second.model

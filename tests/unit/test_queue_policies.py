@@ -47,28 +47,28 @@ def served(order, count):
     return Counter(take_whole(order).tenant_id for _ in range(count))
 
 
-def test_tenants_take_turns_however_much_one_of_them_sends():
+def test_tenants_take_turns_regardless_of_their_load():
     order = PolicyConfig()()
     filled(order, ["greedy"], 500)
     filled(order, ["modest"], 50, enqueued=START_UNIX_S + 9)
     assert served(order, 60) == {"greedy": 30, "modest": 30}
 
 
-def test_without_fairness_whoever_came_first_goes_first():
+def test_without_fairness_the_first_ticket_goes_first():
     order = PolicyConfig(tenant_policy=TenantPolicy.NONE)()
     filled(order, ["greedy"], 50)
     filled(order, ["modest"], 50, enqueued=START_UNIX_S + 9)
     assert served(order, 50) == {"greedy": 50}
 
 
-def test_a_weight_of_four_gets_four_times_the_completions_within_two_percent():
+def test_four_times_the_weight_gets_four_times_the_completions():
     order = PolicyConfig()()
     filled(order, ["heavy"], 320, weight=4.0)
     filled(order, ["light"], 320, weight=1.0)
     assert served(order, 320)["heavy"] == pytest.approx(256, abs=0.02 * 320)
 
 
-def test_a_tenant_that_returns_has_neither_credit_nor_debt():
+def test_a_returning_tenant_has_neither_credit_nor_debt():
     line = filled(WeightedVtc(), ["steady"], 200)
     served(line_order := _Wrapped(line), 100)
     filled(line, ["back"], 50)
@@ -99,7 +99,7 @@ def test_a_prediction_that_was_too_high_is_refunded_and_one_too_low_charged():
     assert served(order, 20)["a"] == 10
 
 
-def test_a_ticket_that_is_given_back_costs_its_tenant_nothing():
+def test_a_returned_ticket_costs_its_tenant_nothing():
     line = filled(WeightedVtc(), ["a", "b"], 3)
     before = line.counter("a"), line.counter("b")
     taken = [line.pop_fitting(anything).ticket for _ in range(6)]
@@ -109,13 +109,13 @@ def test_a_ticket_that_is_given_back_costs_its_tenant_nothing():
     assert line.first() is taken[0]
 
 
-def test_a_fault_costs_its_tenant_no_second_prompt():
+def test_a_resumed_ticket_is_not_charged_its_prompt_again():
     resumed = ticket("r", attempt=2)
     assert predicted_cost(resumed) == 2 * resumed.max_output_tokens
     assert predicted_cost(ticket("t")) == 90 + 2 * 10
 
 
-def test_tenants_of_whom_nothing_waits_are_forgotten_once_others_have_passed_them():
+def test_accounts_without_waiting_tickets_are_swept():
     line = WeightedVtc()
     for number in range(50 * MIN_SWEEP_ACCOUNTS):
         each = ticket(f"t{number}", tenant_id=f"tenant-{number}", arrival_number=number)
@@ -124,13 +124,13 @@ def test_tenants_of_whom_nothing_waits_are_forgotten_once_others_have_passed_the
     assert len(line) <= 2 * MIN_SWEEP_ACCOUNTS
 
 
-def test_one_tenants_large_tickets_do_not_keep_small_ones_of_others_from_a_slot():
+def test_large_tickets_of_one_tenant_do_not_block_small_ones_of_others():
     line = filled(WeightedVtc(), ["large"], 100, tokens=LARGEST)
     filled(line, ["small"], 1, tokens=50)
     assert line.pop_fitting(lambda each: Fit.LATER if each.tokens > 60 else Fit.NOW).ticket.tenant_id == "small"
 
 
-def test_a_lower_class_keeps_its_share_while_a_higher_one_never_ends():
+def test_a_lower_class_keeps_its_minimum_share():
     order = PolicyConfig(min_class_share=0.05)()
     filled(order, ["chat"], 2_000, priority=INTERACTIVE)
     filled(order, ["night"], 200, priority=BATCH)
@@ -140,14 +140,14 @@ def test_a_lower_class_keeps_its_share_while_a_higher_one_never_ends():
     assert got["day"] == pytest.approx(50, abs=2)
 
 
-def test_a_floor_of_nothing_is_strict():
+def test_a_minimum_share_of_zero_is_strict_priority():
     order = PolicyConfig(min_class_share=0.0)()
     filled(order, ["chat"], 300, priority=INTERACTIVE)
     filled(order, ["night"], 10, priority=BATCH)
     assert served(order, 300) == {"chat": 300}
 
 
-def test_shortest_work_goes_first_but_nothing_is_passed_for_longer_than_the_bound():
+def test_shortest_work_goes_first_within_the_ageing_bound():
     lane = RankedQueue(TokenAware(tokens_per_second=100.0, max_delay_s=5.0))
     lane.push(ticket("long", tokens=10_000, enqueued=START_UNIX_S, arrival_number=1))
     for number in range(20):
@@ -156,14 +156,14 @@ def test_shortest_work_goes_first_but_nothing_is_passed_for_longer_than_the_boun
     assert went.index("long") == 4, "those that came 4 s later and before, none of 5 s later"
 
 
-def test_earliest_deadline_goes_first_and_none_counts_as_a_late_one():
+def test_earliest_deadline_goes_first_with_a_default_deadline():
     lane = RankedQueue(EarliestDeadline(default_deadline_s=30.0))
     for number, deadline in enumerate([0.0, START_UNIX_S + 50, START_UNIX_S + 10]):
         lane.push(ticket(f"t{number}", deadline=deadline, arrival_number=number))
     assert [lane.pop_fitting(anything).ticket.ticket_id for _ in range(3)] == ["t2", "t0", "t1"]
 
 
-def test_what_is_ahead_in_the_own_lane_follows_the_rank():
+def test_work_ahead_of_the_own_tenant_follows_the_rank():
     lane = RankedQueue(TokenAware(tokens_per_second=100.0, max_delay_s=60.0))
     for number in range(10):
         lane.push(ticket(f"t{number}", tokens=100 * (number + 1), arrival_number=number))
@@ -177,7 +177,7 @@ def test_what_is_ahead_in_the_own_lane_follows_the_rank():
     already=st.integers(0, 40),
     within=st.sampled_from([TicketOrder.FIFO, TicketOrder.DEADLINE]),
 )
-def test_what_is_said_to_be_ahead_is_what_goes_first(counts, sizes, already, within):
+def test_the_position_equals_the_work_that_is_served_first(counts, sizes, already, within):
     order = PolicyConfig(ticket_order=within, min_class_share=0.0)()
     for place, (count, size) in enumerate(zip(counts, sizes, strict=False)):
         for number in range(count):
@@ -197,7 +197,7 @@ def test_what_is_said_to_be_ahead_is_what_goes_first(counts, sizes, already, wit
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_backlogged_tenants_differ_by_no_more_than_two_tickets_whatever_comes_and_goes(data):
+def test_backlogged_tenants_differ_by_at_most_two_tickets(data):
     """The bound of VTC's theorem, 2 max(wp Lin, wq M), for charges: here they are whole tickets."""
     order = PolicyConfig()()
     number = 0
@@ -234,7 +234,7 @@ class _Wrapped:
         self._line.charge(ticket, cost)
 
 
-def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_a_part_of_what_it_costs():
+def test_a_ticket_that_does_not_fit_blocks_tenants_that_lead_by_a_share_of_its_cost():
     line = WeightedVtc()
     line.push(ticket("large", tenant_id="large", tokens=10_000, arrival_number=1))
     filled(line, ["small"], 200)
@@ -252,7 +252,7 @@ def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_a_par
     )
 
 
-def test_lower_classes_pass_a_ticket_that_does_not_fit_yet_only_so_often():
+def test_lower_classes_pass_a_ticket_that_does_not_fit_a_bounded_number_of_times():
     order = PolicyConfig(min_class_share=0.0)()
     order.push(ticket("large", tokens=10_000, priority=INTERACTIVE, arrival_number=1))
     filled(order, ["small"], 2 * MAX_TIMES_PASSED, priority=BATCH)
@@ -268,7 +268,7 @@ def test_lower_classes_pass_a_ticket_that_does_not_fit_yet_only_so_often():
 
 
 @given(most=st.integers(1, 2_000), output=st.integers(0, 2_000), attempt=st.integers(1, 2))
-def test_what_is_charged_ahead_is_little_and_can_still_come(most, output, attempt):
+def test_the_advance_charge_is_small_and_within_the_output_limit(most, output, attempt):
     each = ticket("t", attempt=attempt)
     each.max_output_tokens = most
     output = min(output, most)

@@ -204,14 +204,14 @@ class Mesh(RuleBasedStateMachine):
     # What must hold.
 
     @invariant()
-    def the_shard_has_what_the_edges_wait_for(self):
+    def the_shard_has_the_tickets_of_the_edges(self):
         has = {edge: {} for edge in EDGES}
         for ticket_id, ticket in self.shard.book.tickets.items():
             has[ticket.edge][ticket_id] = ticket.attempt
         assert has == self.held
 
     @invariant()
-    def every_ticket_stands_in_one_place(self):
+    def every_ticket_is_listed_once(self):
         book = self.shard.book
         stands = Counter()
         for model in MODELS:
@@ -223,7 +223,7 @@ class Mesh(RuleBasedStateMachine):
         assert stands == Counter(book.tickets.keys())
 
     @invariant()
-    def what_is_counted_is_there(self):
+    def totals_match_the_tickets(self):
         book = self.shard.book
         waiting = [ticket for ticket in book.tickets.values() if not ticket.offered_to]
         assert book.model_queues.waiting == TicketTotals(len(waiting), sum(ticket.tokens for ticket in waiting))
@@ -235,7 +235,7 @@ class Mesh(RuleBasedStateMachine):
             )
 
     @invariant()
-    def each_line_counts_what_is_in_it(self):
+    def queue_totals_match_their_tickets(self):
         for model in MODELS:
             for each in self.shard.book.model_queues[model].policy._classes.values():
                 for line in (each.resumed, each.express, each.tenant_queue):
@@ -247,24 +247,24 @@ class Mesh(RuleBasedStateMachine):
                     assert account.queued_cost == pytest.approx(costs)
 
     @invariant()
-    def nothing_that_waits_has_been_charged_for(self):
+    def waiting_tickets_are_not_charged(self):
         assert not any(ticket.charged_cost for ticket in self.shard.book.tickets.values() if not ticket.offered_to)
 
     @invariant()
-    def nothing_past_its_due_time_is_offered(self):
+    def overdue_tickets_are_not_offered(self):
         assert not any(
             isinstance(each, out.Offer) and 0 < each.ticket.lease_deadline <= self.shard.now for each in self.told
         )
 
     @invariant()
-    def credit_is_as_the_schedulers_believe(self):
+    def credit_matches_the_schedulers(self):
         for scheduler in self.unanswered:
             for model, credit in self.shard.book.schedulers[scheduler].credits.items():
                 assert credit.tickets == self.credit[scheduler, model]
                 assert credit.express_tickets == self.express_credit[scheduler, model]
 
     @invariant()
-    def no_credit_lies_idle_beside_a_ticket_it_fits(self):
+    def no_credit_idles_while_a_fitting_ticket_waits(self):
         book = self.shard.book
         for seat in book.schedulers.values():
             for model, credit in seat.credits.items():

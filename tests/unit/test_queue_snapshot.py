@@ -23,7 +23,7 @@ def enqueue(book, name, tenant, **fields):
     book.enqueue(from_frame(ticket, "edge"), START_UNIX_S)
 
 
-def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
+def test_depth_is_counted_by_class_and_tenant_without_zero_rows():
     shard = book()
     enqueue(shard, "a", "acme", priority=1, tokens=10)
     enqueue(shard, "b", "acme", priority=1, tokens=20)
@@ -38,7 +38,7 @@ def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
     assert shard.model_queues.totals_by_tenant == {}
 
 
-def test_what_runs_is_counted_for_its_tenant_until_it_has_ended():
+def test_running_tickets_are_counted_for_their_tenant():
     shard = book()
     enqueue(shard, "a", "acme")
     shard.on_credit("s", MODEL, Credit(1), START_UNIX_S, return_unused=False)
@@ -62,7 +62,7 @@ def test_only_the_deepest_tenants_are_shown():
     assert [row["waiting"] for row in rows] == [2] * 30 + [1] * 20
 
 
-def test_predictions_are_told_beside_what_came_of_them():
+def test_predictions_are_shown_with_realised_waits():
     shard = book()
     enqueue(shard, "a", "acme")
     assert prediction_figures(shard.model_queues) == {}
@@ -76,7 +76,7 @@ def test_predictions_are_told_beside_what_came_of_them():
     assert prediction_figures(shard.model_queues) == {"wait_error_s_p50": 50.0, "wait_error_s_p95": 95.0}
 
 
-def test_a_lease_that_comes_early_is_late_by_less_than_nothing():
+def test_an_early_lease_has_negative_lateness():
     shard = book()
     enqueue(shard, "a", "acme")
     shard.model_queues[MODEL].forecast.record_wait(0.5, 0.5, 0.125)

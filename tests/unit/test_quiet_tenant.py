@@ -29,7 +29,7 @@ def p99(firsts):
     return quantile(firsts, 0.99)
 
 
-def test_a_quiet_tenant_hardly_notices_a_loud_one():
+def test_a_light_tenant_is_hardly_delayed_by_a_heavy_one():
     beside, alone = (
         [each for seed in range(SEEDS) for each in first_tokens(*tenants, seed=seed)]
         for tenants in ((QUIET, LOUD), (QUIET,))
@@ -37,16 +37,16 @@ def test_a_quiet_tenant_hardly_notices_a_loud_one():
     assert 1.0 <= p99(beside) / p99(alone) <= NOTICED
 
 
-def test_a_quiet_tenant_is_not_refused_for_promises_to_a_loud_one():
+def test_a_light_tenant_is_not_rejected_for_commitments_to_a_heavy_one():
     assert len(first_tokens(QUIET, LOUD)) >= 0.99 * len(first_tokens(QUIET))
 
 
-def test_most_of_a_quiet_tenants_requests_wait_for_a_slot_where_none_is_kept():
+def test_without_express_slots_a_light_tenant_waits_for_slots():
     kept, not_kept = first_tokens(QUIET, LOUD), first_tokens(QUIET, LOUD, reserve_share=0.0)
     assert 1.5 * median(kept) < median(not_kept)
 
 
-def test_a_busy_tenants_prompts_hold_a_quiet_ones_up_where_the_oldest_keeps_all_of_its_share(monkeypatch):
+def test_without_prefill_preemption_heavy_prompts_delay_a_light_tenant(monkeypatch):
     overtaken = mean(first_tokens(QUIET, LOUD))
     monkeypatch.setattr(policy, "OVERTAKEN_OLDEST_FACTOR", 1.0)
     assert 1.03 * overtaken < mean(first_tokens(QUIET, LOUD))

@@ -43,7 +43,7 @@ def test_the_guard_against_early_cancels_is_raised():
     assert layer["static_layer"]["overload.premature_reset_total_stream_count"] > 10_000
 
 
-def test_an_address_nobody_can_dial_is_refused():
+def test_an_invalid_address_is_rejected():
     with pytest.raises(InvalidEdge):
         bootstrap("routing", "127.0.0.1:9901")
 

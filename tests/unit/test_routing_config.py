@@ -21,7 +21,7 @@ def test_alone_it_serves_one_edge_on_this_host():
         ("EGDES", "127.0.0.1:7001/127.0.0.1:7080"),
     ],
 )
-def test_what_cannot_work_stops_the_start(name, value):
+def test_invalid_settings_stop_the_start(name, value):
     with pytest.raises(ConfigError):
         load(RoutingConfig, "routing", {f"PENSTOCK_ROUTING_{name}": value})
 

@@ -56,6 +56,6 @@ def test_many_edges_are_parted_by_commas_or_lines_with_comments():
         "http://a:1/b:2",
     ],
 )
-def test_what_nobody_can_dial_is_refused(text):
+def test_an_invalid_edge_is_rejected(text):
     with pytest.raises(InvalidEdge):
         parse_specs(text)

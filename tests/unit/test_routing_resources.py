@@ -29,7 +29,7 @@ def connection_manager(**what):
     return read_back(LISTENER, "front", **what)["filterChains"][0]["filters"][0]["typedConfig"]
 
 
-def test_grpc_goes_to_one_cluster_and_all_else_to_the_other():
+def test_grpc_is_routed_to_one_cluster_and_http_to_the_other():
     (host,) = read_back(ROUTE, "edges")["virtualHosts"]
     assert host["domains"] == ["*"]
     assert [(route["match"], route["route"]["cluster"]) for route in host["routes"]] == [
@@ -80,7 +80,7 @@ def test_an_idle_cluster_is_checked_every_second(cluster, kind, check):
 
 
 @pytest.mark.parametrize("cluster", ["edge_grpc", "edge_http"])
-def test_no_answer_of_an_edge_ejects_it(cluster):
+def test_no_response_of_an_edge_ejects_it(cluster):
     told = read_back(CLUSTER, cluster)["outlierDetection"]
     assert told["splitExternalLocalOriginErrors"] is True
     assert told["enforcingConsecutiveLocalOriginFailure"] == 100
@@ -132,7 +132,7 @@ def test_a_new_edge_changes_endpoints_and_nothing_else():
     assert [kind for kind in ResourceType if one.versions[kind] != two.versions[kind]] == [ENDPOINT]
 
 
-def test_no_edge_at_all_is_still_a_front_that_answers():
+def test_without_edges_the_snapshot_is_still_valid():
     empty = build_snapshot(ProxyConfig(listen=Address("127.0.0.1", 8080)), [])
     assert ClusterLoadAssignment.parse(empty.by_type[ENDPOINT]["edge_grpc"].body).to_dict() == {
         "clusterName": "edge_grpc"
@@ -151,7 +151,7 @@ def test_the_access_log_is_off_until_it_has_a_path_and_never_logs_credentials(pa
     assert "AUTHORIZATION" not in str(fields).upper()
 
 
-def test_what_the_proxy_says_itself_over_http_has_the_shape_of_an_api_error():
+def test_local_replies_over_http_have_the_format_of_an_api_error():
     (mapper,) = connection_manager()["localReplyConfig"]["mappers"]
     assert mapper["filter"]["headerFilter"]["header"]["stringMatch"] == {"prefix": "application/grpc"}
     assert mapper["filter"]["headerFilter"]["header"]["invertMatch"] is True

@@ -25,18 +25,18 @@ def test_a_whole_snapshot_is_consistent():
 @pytest.mark.parametrize(
     ("missing", "fault"),
     [
-        (ROUTE, "LISTENER 'front' refers to ROUTE 'edges', which is not there"),
-        (CLUSTER, "ROUTE 'edges' refers to CLUSTER 'grpc', which is not there"),
-        (ENDPOINT, "CLUSTER 'grpc' refers to ENDPOINT 'grpc', which is not there"),
-        (LISTENER, "no resource refers to ROUTE 'edges', so no proxy would ever ask for it"),
+        (ROUTE, "LISTENER 'front' refers to ROUTE 'edges', which does not exist"),
+        (CLUSTER, "ROUTE 'edges' refers to CLUSTER 'grpc', which does not exist"),
+        (ENDPOINT, "CLUSTER 'grpc' refers to ENDPOINT 'grpc', which does not exist"),
+        (LISTENER, "no resource refers to ROUTE 'edges', so no proxy would request it"),
     ],
 )
-def test_a_snapshot_with_a_hole_is_refused_with_the_hole_named(missing, fault):
+def test_a_snapshot_with_a_missing_resource_is_rejected_with_its_name(missing, fault):
     with pytest.raises(SnapshotInconsistent, match=fault):
         Snapshot.of(item for item in WHOLE if item.type is not missing)
 
 
-def test_two_resources_of_one_name_are_refused():
+def test_two_resources_of_one_name_are_rejected():
     with pytest.raises(SnapshotInconsistent, match="two resources of type CLUSTER are named 'grpc'"):
         Snapshot.of([*WHOLE, resource(CLUSTER, "grpc")])
 

@@ -38,7 +38,7 @@ def sotw(kind, snapshot, *wanted):
     return subscription, answer
 
 
-def test_nothing_is_sent_before_the_proxy_has_asked():
+def test_nothing_is_sent_before_the_first_request():
     assert SotwSubscription(CLUSTER).due(snapshot_of(a=b"1")) is None
     assert DeltaSubscription(CLUSTER).due(snapshot_of(a=b"1")) is None
 
@@ -61,7 +61,7 @@ def test_an_accepted_version_is_not_sent_again():
     assert (newer.version, newer.nonce) != (answer.version, answer.nonce)
 
 
-def test_a_refused_version_is_not_sent_again_but_the_next_one_is():
+def test_a_rejected_version_is_not_sent_again_and_the_next_one_is():
     subscription = SotwSubscription(ENDPOINT)
     subscription.receive(SotwRequest(type=ENDPOINT, names=("a",)))
     answer = subscription.due(snapshot_of(a=b"bad"))
@@ -90,14 +90,14 @@ def test_a_new_name_is_answered_though_the_version_is_the_same():
     assert again.version == answer.version
 
 
-def test_fewer_names_are_no_reason_to_answer():
+def test_fewer_names_cause_no_response():
     snapshot = snapshot_of(a=b"1", b=b"1")
     subscription, answer = sotw(ENDPOINT, snapshot, "a", "b")
     subscription.receive(SotwRequest(type=ENDPOINT, names=("a",), nonce=answer.nonce))
     assert subscription.due(snapshot) is None
 
 
-def test_no_names_after_some_means_nothing():
+def test_an_empty_list_after_names_subscribes_to_none():
     subscription, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "a")
     subscription.receive(SotwRequest(type=ENDPOINT, names=(), nonce=answer.nonce))
     assert subscription.due(snapshot_of(a=b"2")) is None
@@ -114,7 +114,7 @@ def test_a_name_that_does_not_exist_is_answered_by_its_absence():
 
 
 @pytest.mark.parametrize(("subscription", "ask"), [(SotwSubscription, SotwRequest), (DeltaSubscription, DeltaRequest)])
-def test_one_answer_is_in_flight_and_changes_meanwhile_become_one_more(subscription, ask):
+def test_one_response_is_in_flight_and_changes_meanwhile_become_one_more(subscription, ask):
     mine = subscription(CLUSTER)
     mine.receive(ask(type=CLUSTER))
     first = mine.due(snapshot_of(a=b"1"))
@@ -142,33 +142,33 @@ def settle(subscription, snapshot):
     return answer
 
 
-def test_only_what_changed_is_sent():
+def test_only_changed_resources_are_sent():
     subscription, first = delta(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "a", "b")
     assert names(first) == ["a", "b"]
     second = settle(subscription, snapshot_of(a=b"1", b=b"2"))
     assert (names(second), second.removed) == (["b"], ())
 
 
-def test_what_is_gone_is_named_once():
+def test_a_removed_resource_is_named_once():
     subscription, _ = delta(CLUSTER, snapshot_of(a=b"1", b=b"1"))
     answer = settle(subscription, snapshot_of(a=b"1"))
     assert (names(answer), answer.removed) == ([], ("b",))
     assert subscription.due(snapshot_of(a=b"1")) is None
 
 
-def test_a_resource_that_comes_back_is_sent_again():
+def test_a_resource_that_is_restored_is_sent_again():
     subscription, _ = delta(ENDPOINT, snapshot_of(a=b"1"), "a")
     assert settle(subscription, snapshot_of(b=b"1")).removed == ("a",)
     assert names(settle(subscription, snapshot_of(a=b"1"))) == ["a"]
 
 
-def test_a_name_that_does_not_exist_is_said_to_be_removed_so_that_nobody_waits_for_it():
+def test_a_name_that_does_not_exist_is_reported_as_removed():
     subscription, answer = delta(ENDPOINT, snapshot_of(a=b"1"), "ghost")
     assert (names(answer), answer.removed) == ([], ("ghost",))
     assert subscription.due(snapshot_of(a=b"2")) is None
 
 
-def test_a_reconnecting_proxy_is_sent_only_what_it_lacks():
+def test_a_reconnecting_proxy_is_sent_only_missing_resources():
     held = snapshot_of(a=b"1", b=b"1").by_type[ENDPOINT]
     versions = {"a": held["a"].version, "b": held["b"].version, "gone": "x"}
     now = snapshot_of(a=b"1", b=b"2")
@@ -176,14 +176,14 @@ def test_a_reconnecting_proxy_is_sent_only_what_it_lacks():
     assert (names(answer), answer.removed) == (["b"], ("gone",))
 
 
-def test_a_reconnecting_proxy_that_lacks_nothing_is_sent_nothing():
+def test_a_reconnecting_proxy_with_all_resources_is_sent_nothing():
     snapshot = snapshot_of(a=b"1")
     versions = {"a": snapshot.by_type[ENDPOINT]["a"].version}
     _, answer = delta(ENDPOINT, snapshot, "a", initial_versions=versions)
     assert answer is None
 
 
-def test_a_wildcard_is_answered_once_even_when_there_is_nothing():
+def test_a_wildcard_gets_one_response_even_if_it_is_empty():
     subscription, answer = delta(CLUSTER, snapshot_of())
     assert (names(answer), answer.removed) == ([], ())
     assert subscription.due(snapshot_of()) is None
@@ -196,7 +196,7 @@ def test_subscribing_again_sends_the_resource_again():
     assert names(settle(subscription, snapshot)) == ["a"]
 
 
-def test_what_is_unsubscribed_is_neither_sent_nor_removed():
+def test_an_unsubscribed_resource_is_neither_sent_nor_removed():
     subscription, _ = delta(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "a", "b")
     subscription.receive(DeltaRequest(type=ENDPOINT, unsubscribe=("a",)))
     assert subscription.due(snapshot_of(b=b"1")) is None
@@ -209,14 +209,14 @@ def test_leaving_the_wildcard_keeps_the_names_asked_for():
     assert settle(subscription, snapshot_of(c=b"1")).removed == ("a",)
 
 
-def test_a_name_left_under_a_wildcard_is_said_again():
+def test_a_name_unsubscribed_under_a_wildcard_is_sent_again():
     snapshot = snapshot_of(a=b"1")
     subscription, _ = delta(CLUSTER, snapshot, "*", "a")
     subscription.receive(DeltaRequest(type=CLUSTER, unsubscribe=("a",)))
     assert names(settle(subscription, snapshot)) == ["a"]
 
 
-def test_a_refused_resource_is_not_sent_again_until_it_changes():
+def test_a_rejected_resource_is_not_sent_again_until_it_changes():
     subscription = DeltaSubscription(ENDPOINT)
     subscription.receive(DeltaRequest(type=ENDPOINT, subscribe=("a",)))
     answer = subscription.due(snapshot_of(a=b"bad"))
@@ -237,7 +237,7 @@ def test_names_that_come_with_a_stale_nonce_still_count():
 # The stream
 
 
-def test_a_stream_answers_what_is_referred_to_before_what_refers_to_it():
+def test_a_stream_sends_referenced_resources_first():
     stream = XdsStream(DeltaSubscription)
     for kind in (ROUTE, LISTENER, ENDPOINT, CLUSTER):
         assert stream.receive(DeltaRequest(type=kind)) is RequestKind.SUBSCRIBE

@@ -61,7 +61,7 @@ def test_draws_differ_by_seed_and_by_position():
     assert len(tokens) > 50
 
 
-def test_tokens_come_as_often_as_their_probability_says():
+def test_tokens_are_drawn_with_their_probabilities():
     logits = torch.full((1, VOCAB), -30.0)
     logits[0, :3] = torch.tensor([0.5, 0.3, 0.2]).log()
     counts = draws_of_many_positions(logits, temperature=1.0)
@@ -108,13 +108,13 @@ def test_top_p_keeps_the_least_number_of_tokens_that_reach_it():
     assert set(draws_of_many_positions(logits, count=50, temperature=1.0, top_p=0.01)) == {10}
 
 
-def test_top_p_counts_the_mass_of_what_top_k_left():
+def test_top_p_counts_the_mass_left_by_top_k():
     logits = torch.full((1, VOCAB), -30.0)
     logits[0, 10:14] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert set(draws_of_many_positions(logits, count=500, temperature=1.0, top_k=2, top_p=0.5)) == {10}
 
 
-def test_top_p_over_a_flat_distribution_looks_beyond_the_head():
+def test_top_p_over_a_flat_distribution_keeps_many_tokens():
     logits = torch.linspace(0.0, 1e-3, VOCAB)[None]
     counts = draws_of_many_positions(logits, temperature=1.0, top_p=0.5)
     assert min(counts) >= VOCAB // 2 - 5
@@ -158,7 +158,7 @@ def test_a_bias_moves_one_token():
     assert tokens == [33, 0]
 
 
-def test_logprobs_are_the_models_own_and_only_for_those_who_ask():
+def test_logprobs_are_the_models_own_and_only_on_request():
     logits = logits_of(2)
     before = logits.clone()
     tokens, logprobs = sample(logits, [draw_at(1, logprobs=True, logit_bias=((5, 90.0),)), draw_at(1)])
@@ -167,13 +167,13 @@ def test_logprobs_are_the_models_own_and_only_for_those_who_ask():
     assert torch.equal(logits, before)
 
 
-def test_no_noise_is_above_what_the_sampler_reckons_with():
+def test_no_noise_exceeds_the_samplers_bound():
     largest = np.float32(2**23 - 0.5) * np.float32(2.0**-23)
     assert 0 < MAX_GUMBEL_NOISE + np.log(-np.log(largest)) < 0.1
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 30), st.sampled_from([0.05, 0.7, 1.0, 2.0]))
-def test_leaving_out_what_cannot_win_never_changes_who_wins(seed, position, temperature):
+def test_omitting_tokens_that_cannot_win_never_changes_the_winner(seed, position, temperature):
     scores = logits_of(1, seed=position) / np.float32(temperature)
     noise = gumbel_noise(noise_key(seed, position), np.arange(VOCAB, dtype=np.uint32))
     token = sample(logits_of(1, seed=position), [draw_at(position, seed=seed, temperature=temperature)])[0]
@@ -192,7 +192,7 @@ params = st.builds(
 
 
 @given(st.lists(params, min_size=1, max_size=5), st.integers(0, 99))
-def test_all_rows_together_draw_what_each_draws_by_itself(rows, seed):
+def test_a_batch_draws_the_same_tokens_as_single_rows(rows, seed):
     logits = logits_of(len(rows), seed)
     draws = [draw_at(3, seed=seed + row, **each) for row, each in enumerate(rows)]
     tokens, logprobs = sample(logits, draws)

@@ -8,14 +8,14 @@ from penstock.scheduler.credit.grants import MAX_IDLE_CREDIT_TICKETS, CreditGran
 from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 
-def test_while_nothing_waits_every_shard_holds_credit_for_all_that_is_free():
+def test_idle_shards_hold_credit_for_all_free_capacity():
     book = CreditBook("ab")
     assert grants(book, 3, LARGE_TOKENS) == [CreditGrant("a", 3), CreditGrant("b", 3)]
     assert grants(book, 3, LARGE_TOKENS) == []
     assert repr(book) == "<CreditBook 6 held by 2 shards, 0 waiting>"
 
 
-def test_standing_credit_is_filled_up_to_a_bound_once_half_of_it_is_used():
+def test_idle_credit_is_refilled_once_half_of_it_is_used():
     book = CreditBook("a")
     assert grants(book, 10_000, LARGE_TOKENS) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS)]
     for _ in range(MAX_IDLE_CREDIT_TICKETS // 2 - 1):
@@ -25,7 +25,7 @@ def test_standing_credit_is_filled_up_to_a_bound_once_half_of_it_is_used():
     assert grants(book, 10_000, LARGE_TOKENS) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS // 2)]
 
 
-def test_standing_credit_is_filled_up_where_its_tokens_run_low_or_much_larger_tickets_fit_by_now():
+def test_idle_credit_is_refilled_if_its_tokens_or_size_limit_are_low():
     book = CreditBook("a")
     assert plan_grants(book, FreeCapacity(8, 1_000, 300)) == [CreditGrant("a", 8, 1_000)]
     book.on_offer("a", 450)
@@ -35,7 +35,7 @@ def test_standing_credit_is_filled_up_where_its_tokens_run_low_or_much_larger_ti
     assert plan_grants(book, FreeCapacity(8, 1_200, 600)) == [CreditGrant("a", 1, 10)]
 
 
-def test_the_one_shard_that_waits_gets_what_is_free_and_no_more_than_waits():
+def test_the_only_waiting_shard_gets_credit_for_its_waiting_tickets():
     book = CreditBook("a")
     book.on_head("a", head(3))
     assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", 2)]
@@ -43,7 +43,7 @@ def test_the_one_shard_that_waits_gets_what_is_free_and_no_more_than_waits():
     assert grants(book, 9, LARGE_TOKENS) == [CreditGrant("a", 1)]
 
 
-def test_scarce_capacity_is_taken_back_from_shards_where_nothing_waits():
+def test_scarce_capacity_is_reclaimed_from_idle_shards():
     book = CreditBook("ab")
     grants(book, 4, LARGE_TOKENS)
     book.on_head("a", head(9))
@@ -53,7 +53,7 @@ def test_scarce_capacity_is_taken_back_from_shards_where_nothing_waits():
     assert book.held_tickets == 4
 
 
-def test_plentiful_capacity_leaves_others_their_standing_credit():
+def test_idle_shards_keep_credit_if_capacity_suffices():
     book = CreditBook("ab")
     grants(book, 4, LARGE_TOKENS)
     book.on_head("a", head(2))
@@ -61,7 +61,7 @@ def test_plentiful_capacity_leaves_others_their_standing_credit():
     assert book.shards["b"].held_tickets == 4
 
 
-def test_among_shards_that_wait_the_most_urgent_head_gets_the_turn():
+def test_the_best_head_of_waiting_shards_gets_the_turn():
     book = CreditBook("abc")
     book.on_head("a", head(5, priority=2, at=1))
     book.on_head("b", head(5, priority=1, at=9))
@@ -69,7 +69,7 @@ def test_among_shards_that_wait_the_most_urgent_head_gets_the_turn():
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("c", 1, return_unused=True)]
 
 
-def test_within_a_class_the_tenant_served_least_comes_before_the_one_that_came_first():
+def test_within_a_class_virtual_tokens_come_before_enqueue_time():
     book = CreditBook("ab")
     for virtual in 0, 1:
         book.on_head("a", head(5, at=1, virtual=10.0 * virtual))
@@ -77,7 +77,7 @@ def test_within_a_class_the_tenant_served_least_comes_before_the_one_that_came_f
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
 
 
-def test_the_next_turn_waits_for_the_offer_and_for_the_head_behind_it():
+def test_the_next_turn_waits_for_the_offer_and_the_next_head():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
     book.on_head("b", head(5, at=2))
@@ -103,7 +103,7 @@ def test_a_turn_that_found_no_ticket_goes_to_the_next_shard():
     assert grants(book, 1, SMALL_TOKENS) == [CreditGrant("a", 1, return_unused=True)]
 
 
-def test_much_free_capacity_is_filled_in_large_steps_and_the_last_of_it_one_by_one():
+def test_free_capacity_is_granted_in_large_turns_and_then_one_by_one():
     book = CreditBook("ab")
     book.on_head("a", head(500, at=1))
     book.on_head("b", head(500, at=2))
@@ -112,7 +112,7 @@ def test_much_free_capacity_is_filled_in_large_steps_and_the_last_of_it_one_by_o
     assert grants(book, 7, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
 
 
-def test_room_for_all_that_waits_is_given_to_all_at_once():
+def test_capacity_for_all_waiting_tickets_is_granted_to_all_at_once():
     book = CreditBook("ab")
     book.on_head("a", head(5))
     book.on_head("b", head(6))
@@ -122,7 +122,7 @@ def test_room_for_all_that_waits_is_given_to_all_at_once():
     ]
 
 
-def test_credit_that_several_shards_hold_is_taken_back_once_they_wait():
+def test_credit_of_several_shards_is_reclaimed_once_they_wait():
     book = CreditBook("ab")
     grants(book, 2, LARGE_TOKENS)
     book.on_head("a", head(5, at=1))
@@ -138,7 +138,7 @@ def test_credit_that_several_shards_hold_is_taken_back_once_they_wait():
     assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", 1, return_unused=True)]
 
 
-def test_credit_that_lies_unused_hears_when_larger_tickets_fit():
+def test_unused_credit_is_renewed_when_larger_tickets_fit():
     book = CreditBook("a")
     book.on_head("a", head(1))
     assert grants(book, 1, SMALL_TOKENS) == [CreditGrant("a", 1)]
@@ -146,7 +146,7 @@ def test_credit_that_lies_unused_hears_when_larger_tickets_fit():
     assert grants(book, 2, LARGE_TOKENS) == []
 
 
-def test_a_head_over_which_credit_lies_idle_is_tried_once_whatever_its_size():
+def test_a_head_beside_unused_credit_is_probed_once_without_a_size_limit():
     book = CreditBook("a")
     book.on_head("a", head(1))
     grants(book, 1, LARGE_TOKENS)
@@ -161,7 +161,7 @@ def test_a_head_over_which_credit_lies_idle_is_tried_once_whatever_its_size():
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 0, is_unbounded=True)]
 
 
-def test_a_head_that_refused_its_turns_is_tried_once_whatever_its_size():
+def test_a_head_that_does_not_use_its_turns_is_probed_once():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
     book.on_head("b", head(5, at=2))
@@ -173,14 +173,14 @@ def test_a_head_that_refused_its_turns_is_tried_once_whatever_its_size():
     assert [grant.is_unbounded for grant in tried] == [False, False, True, False]
 
 
-def test_a_shard_that_was_told_no_capacity_holds_nothing_any_more():
+def test_a_declined_shard_holds_no_credit():
     book = CreditBook("a")
     grants(book, 5, LARGE_TOKENS)
     book.on_credit_voided("a")
     assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", 2)]
 
 
-def test_a_shard_that_comes_back_starts_with_nothing():
+def test_a_reconnected_shard_starts_without_credit():
     book = CreditBook("a")
     grants(book, 5, LARGE_TOKENS)
     book.on_queue_disconnected("a")
@@ -188,7 +188,7 @@ def test_a_shard_that_comes_back_starts_with_nothing():
     assert grants(book, 5, LARGE_TOKENS) == [CreditGrant("a", 5)]
 
 
-def test_a_model_that_is_served_again_gets_credit_anew():
+def test_a_model_that_is_served_again_gets_new_credit():
     book = CreditBook("a")
     grants(book, 5, LARGE_TOKENS)
     book.on_offer("a", 10)
@@ -200,7 +200,7 @@ def test_a_model_that_is_served_again_gets_credit_anew():
     heads=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.integers(0, 9)), min_size=1, max_size=4),
     room=st.integers(0, 40),
 )
-def test_shards_that_wait_never_hold_more_than_there_is_room_for(heads, room):
+def test_waiting_shards_never_hold_more_than_the_free_capacity(heads, room):
     book = CreditBook([f"q{number}" for number in range(len(heads))])
     for number, (waiting, priority, at) in enumerate(heads):
         book.on_head(f"q{number}", head(waiting, priority=priority, at=at))
@@ -210,7 +210,7 @@ def test_shards_that_wait_never_hold_more_than_there_is_room_for(heads, room):
     assert sum(held) > 0 or not held or room == 0
 
 
-def test_tokens_are_granted_for_what_fits_together_and_taken_off_by_each_offer():
+def test_granted_tokens_fit_together_and_are_used_by_offers():
     book = CreditBook("a")
     book.on_head("a", head(5, tokens=300))
     assert plan_grants(book, FreeCapacity(8, 1_000, 1_000)) == [CreditGrant("a", 5, 1_000)]
@@ -220,7 +220,7 @@ def test_tokens_are_granted_for_what_fits_together_and_taken_off_by_each_offer()
     assert plan_grants(book, FreeCapacity(8, 700, 700)) == []
 
 
-def test_freed_tokens_are_granted_to_tickets_that_have_credit_and_not_enough_of_them():
+def test_freed_tokens_are_granted_to_credit_that_lacks_them():
     book = CreditBook("a")
     book.on_head("a", head(5, tokens=300))
     plan_grants(book, FreeCapacity(8, 100, 100))
@@ -228,7 +228,7 @@ def test_freed_tokens_are_granted_to_tickets_that_have_credit_and_not_enough_of_
     assert plan_grants(book, FreeCapacity(8, 400, 400)) == []
 
 
-def test_what_is_handed_back_takes_its_tokens_along():
+def test_returned_credit_includes_its_tokens():
     book = CreditBook("ab")
     plan_grants(book, FreeCapacity(4, 500, 500))
     book.on_head("a", head(9, tokens=300))
@@ -242,7 +242,7 @@ def test_what_is_handed_back_takes_its_tokens_along():
     sizes=st.lists(st.integers(1, 60), max_size=40),
     choose=st.randoms(use_true_random=False),
 )
-def test_tickets_within_what_is_granted_find_a_place_wherever_each_of_them_goes(free, sizes, choose):
+def test_tickets_within_the_packable_tokens_always_fit(free, sizes, choose):
     most = choose.randint(1, 60)
     space = FreeCapacity(len(sizes), sum(free), max(free), len(free))
     left, largest = space.packable_tokens(most), min(most, max(free))
@@ -254,7 +254,7 @@ def test_tickets_within_what_is_granted_find_a_place_wherever_each_of_them_goes(
             left -= size
 
 
-def test_a_head_that_some_worker_could_hold_is_never_tried_against_its_size():
+def test_a_head_that_some_worker_supports_is_not_probed():
     book = CreditBook("a")
     waiting = head(1)
     waiting.tokens = 500

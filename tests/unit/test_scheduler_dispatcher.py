@@ -28,14 +28,14 @@ def test_a_placed_ticket_is_announced_to_its_worker_and_leased_to_its_edge(sched
     assert repr(scheduler) == "<Dispatcher 1 workers, 1 leases, 3 promised>"
 
 
-def test_a_worker_that_attaches_brings_credit_for_what_it_can_take(scheduler):
+def test_an_attaching_worker_brings_credit_for_its_capacity(scheduler):
     effects = attach(scheduler, slots=2, kv_blocks=8)
     assert [entry.model for entry in only(CatalogUpdate, effects).entries] == [MODEL]
     credit = only(GrantCredit, effects)
     assert (credit.queue, credit.tickets, credit.max_ticket_tokens, credit.return_unused) == ("q", 2, 128, False)
 
 
-def test_blocks_are_promised_to_the_end_of_the_answer(scheduler):
+def test_kv_blocks_are_promised_for_the_whole_answer(scheduler):
     attach(scheduler, slots=8, kv_blocks=8)
     offer(scheduler, "a", tokens=65)
     assert scheduler.fleet["w"].promised_blocks == 5
@@ -44,7 +44,7 @@ def test_blocks_are_promised_to_the_end_of_the_answer(scheduler):
     assert scheduler.fleet["w"].promised_blocks == 8
 
 
-def test_a_full_scheduler_says_that_nothing_fits_rather_than_that_anything_does(scheduler):
+def test_a_full_scheduler_sends_a_size_limit_that_no_ticket_meets(scheduler):
     attach(scheduler, slots=1)
     scheduler.on_queue_connected("q2")
     offer(scheduler)
@@ -52,7 +52,7 @@ def test_a_full_scheduler_says_that_nothing_fits_rather_than_that_anything_does(
     assert (recall.queue, recall.tickets, recall.return_unused, recall.max_ticket_tokens) == ("q2", 0, True, 1)
 
 
-def test_a_shard_without_capacity_here_loses_its_credit_and_gets_what_there_is(scheduler):
+def test_a_decline_without_capacity_voids_credit_and_grants_the_present_one(scheduler):
     attach(scheduler, "killer", slots=3)
     attach(scheduler, "busy", slots=0)
     effects = offer(scheduler, avoid=["killer"])
@@ -60,13 +60,13 @@ def test_a_shard_without_capacity_here_loses_its_credit_and_gets_what_there_is(s
     assert credit_grants(effects) == [("q", 3, False)]  # all of it, as the queue has dropped what it had
 
 
-def test_a_ticket_that_no_worker_can_ever_run_is_told_so(scheduler):
+def test_a_ticket_that_no_worker_can_ever_run_is_refused(scheduler):
     attach(scheduler, kv_blocks=8)
     declined = only(Decline, offer(scheduler, tokens=129))
     assert (declined.ticket_id, declined.reason) == ("t", "NO_WORKER")
 
 
-def test_a_ticket_longer_than_the_context_can_never_run_whatever_memory_there_is(scheduler):
+def test_a_ticket_longer_than_the_context_is_refused(scheduler):
     attach(scheduler, kv_blocks=1_000, context=100)
     assert only(Decline, offer(scheduler, tokens=101)).reason == "NO_WORKER"
 
@@ -79,7 +79,7 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
     assert only(Decline, offer(scheduler, "u", avoid=["killer"])).reason == "NO_CAPACITY"
 
 
-def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(scheduler):
+def test_a_quarantined_worker_gets_no_tickets(scheduler):
     attach(scheduler), attach(scheduler, "w2")
     [blamed, gone] = [
         each
@@ -94,7 +94,7 @@ def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(sc
     assert [each.worker_id for each in scheduler.fleet] == ["w2"]
 
 
-def test_what_was_offered_before_its_shard_heard_that_it_is_a_suspect_goes_back(scheduler):
+def test_an_offer_of_a_reported_request_is_declined(scheduler):
     attach(scheduler)
     scheduler.on_worker_quarantined("w2", "w2:1", [blame(5)], START_UNIX_S)
     assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
@@ -103,20 +103,20 @@ def test_what_was_offered_before_its_shard_heard_that_it_is_a_suspect_goes_back(
     assert only(Place, offer(scheduler, "a", fingerprint=5)).lease.ticket_id == "a"
 
 
-def test_a_model_whose_last_worker_has_gone_may_be_back_in_a_moment(scheduler):
+def test_tickets_of_a_model_without_workers_are_declined_and_not_refused(scheduler):
     attach(scheduler)
     scheduler.on_worker_lost("w")
     assert only(Decline, offer(scheduler)).reason == "NO_CAPACITY"
 
 
-def test_credit_is_for_the_model_of_the_workers_alone(scheduler):
+def test_credit_is_for_the_model_of_the_workers(scheduler):
     attach(scheduler, "w", model="m")
     effects = attach(scheduler, "x", model="n")
     assert [(effect.model, effect.tickets) for effect in effects if isinstance(effect, GrantCredit)] == [("n", 2)]
     assert only(Decline, offer(scheduler, model="o")).reason == "NO_CAPACITY"
 
 
-def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
+def test_the_worker_with_the_least_prefill_backlog_gets_the_ticket(scheduler):
     attach(scheduler, "a", slots=8, kv_blocks=64)
     attach(scheduler, "b", slots=8, kv_blocks=64)
     scheduler.on_load_report("a", LoadReport(prefill_backlog_tokens=500))
@@ -124,7 +124,7 @@ def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
     assert workers == ["b", "b", "a"]  # a prompt of 199 counts from its lease on
 
 
-def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there(scheduler):
+def test_a_cached_prefix_attracts_its_ticket(scheduler):
     attach(scheduler, "a", kv_blocks=64)
     attach(scheduler, "b", kv_blocks=64)
     scheduler.on_prefix_cache_update("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
@@ -135,7 +135,7 @@ def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there(schedule
     assert placed_at(scheduler, "second", prefix=[1, 2, 3, 4]) == "a"
 
 
-def test_a_cache_never_draws_a_ticket_to_a_worker_that_has_no_room_or_is_avoided(scheduler):
+def test_a_cached_prefix_does_not_override_capacity_or_avoidance(scheduler):
     attach(scheduler, "a", kv_blocks=64)
     attach(scheduler, "b", kv_blocks=64, slots=1)
     scheduler.on_prefix_cache_update("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
@@ -150,13 +150,13 @@ def placed_at(scheduler, name, *, prefix, **ticket):
     return only(Place, scheduler.on_offer("q", asked, START_UNIX_S)).lease.worker_id
 
 
-def test_look_ahead_leases_one_more_than_there_are_slots():
+def test_look_ahead_adds_one_lease_to_the_slots():
     scheduler = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=1)
     scheduler.on_queue_connected("q")
     assert credit_grants(attach(scheduler, slots=2)) == [("q", 3, False)]
 
 
-def test_credit_is_for_as_many_tokens_as_fit_together(scheduler):
+def test_credit_has_the_tokens_that_fit_together(scheduler):
     attach(scheduler, "a", slots=4, kv_blocks=8)
     effects = attach(scheduler, "b", slots=4, kv_blocks=8)
     assert sum(each.total_tokens for each in effects if isinstance(each, GrantCredit)) == 128

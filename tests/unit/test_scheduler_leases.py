@@ -6,7 +6,7 @@ from penstock.scheduler.effects import CatalogUpdate, Decline, Place, Revoke
 from scheduler_calls import attach, credit_grants, free_capacity, offer, only, without_reports
 
 
-def test_a_lease_that_is_not_started_lapses(scheduler):
+def test_an_unstarted_lease_expires(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler)
     assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S - 0.1)) == []
@@ -15,7 +15,7 @@ def test_a_lease_that_is_not_started_lapses(scheduler):
     assert (len(scheduler.leases), scheduler.promised_blocks, scheduler.fleet["w"].unstarted_tokens) == (0, 0, 0)
 
 
-def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(scheduler):
+def test_lease_expiration_excludes_stalls_of_the_scheduler(scheduler):
     scheduler.leases.clock = StallFreeClock(0.5)
     attach(scheduler, slots=2)
     offer(scheduler, "starts"), offer(scheduler, "never")
@@ -29,7 +29,7 @@ def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(sched
     assert list(scheduler.leases.leases) == ["s-1"]
 
 
-def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(scheduler):
+def test_a_started_lease_ends_only_when_its_worker_releases_it(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler, tokens=32)
     scheduler.on_lease_started("w", "s-1")
@@ -48,7 +48,7 @@ def test_a_worker_cannot_start_or_end_the_lease_of_another(scheduler):
     assert (scheduler.leases.unstarted_count, scheduler.fleet["w"].promised_blocks) == (1, 2)
 
 
-def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
+def test_a_withdrawn_ticket_frees_its_unstarted_lease(scheduler):
     attach(scheduler)
     offer(scheduler, "left")
     offer(scheduler, "runs")
@@ -57,7 +57,7 @@ def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
     assert list(scheduler.leases.leases) == ["s-2"]
 
 
-def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
+def test_a_shard_cannot_withdraw_the_ticket_of_another(scheduler):
     attach(scheduler)
     scheduler.on_queue_connected("q2")
     offer(scheduler, queue="q2")
@@ -65,7 +65,7 @@ def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
     assert scheduler.leases.unstarted_count == 1
 
 
-def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler):
+def test_a_ticket_offered_again_ends_its_unstarted_lease(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler)
     effects = offer(scheduler, now=START_UNIX_S + 1)
@@ -75,7 +75,7 @@ def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler
     assert len(scheduler.leases) == 0
 
 
-def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
+def test_an_offer_of_an_older_attempt_is_declined(scheduler):
     attach(scheduler)
     offer(scheduler, attempt=2)
     scheduler.on_queue_connected("slow")
@@ -83,7 +83,7 @@ def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
     assert scheduler.leases.unstarted_for_ticket("t").attempt == 2
 
 
-def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_lapses(scheduler):
+def test_a_lost_worker_ends_started_leases_and_keeps_unstarted_ones(scheduler):
     attach(scheduler)
     offer(scheduler, "runs")
     offer(scheduler, "waits")
@@ -94,7 +94,7 @@ def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_
     assert len(scheduler.leases) == 0
 
 
-def test_a_worker_that_comes_back_is_still_held_to_what_it_was_promised_for(scheduler):
+def test_a_worker_that_attaches_again_keeps_its_promised_leases(scheduler):
     attach(scheduler, stream="w/1", slots=3)
     for name in ("runs", "waits", "started-meanwhile"):
         offer(scheduler, name, tokens=16)
@@ -110,7 +110,7 @@ def test_a_worker_that_comes_back_is_still_held_to_what_it_was_promised_for(sche
     assert (worker.promised_blocks, worker.unstarted_tokens, len(scheduler.leases)) == (0, 0, 0)
 
 
-def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler):
+def test_a_worker_with_two_streams_counts_once(scheduler):
     attach(scheduler, stream="w/1", slots=2)
     attach(scheduler, stream="w/2", slots=2)
     assert [worker.key for worker in scheduler.fleet] == ["w/2"]
@@ -118,7 +118,7 @@ def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler
     assert free_capacity(scheduler)[0] == 2
 
 
-def test_leases_a_worker_brings_along_take_room_and_give_it_back(scheduler):
+def test_leases_of_another_scheduler_use_capacity_and_free_it(scheduler):
     attach(scheduler, slots=2, kv_blocks=8, running={"of-another-scheduler": 7})
     assert free_capacity(scheduler) == (1, 16)
     assert len(scheduler.leases) == 0
@@ -126,7 +126,7 @@ def test_leases_a_worker_brings_along_take_room_and_give_it_back(scheduler):
     assert free_capacity(scheduler) == (2, 128)
 
 
-def test_a_draining_scheduler_gives_no_credit_and_places_nothing(scheduler):
+def test_a_draining_scheduler_grants_no_credit_and_places_no_ticket(scheduler):
     attach(scheduler)
     scheduler.drain()
     effects = offer(scheduler)

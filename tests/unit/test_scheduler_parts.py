@@ -17,7 +17,7 @@ takes = st.sampled_from(NAMES)
 
 
 @given(changes=st.lists(st.one_of(puts, takes), max_size=40), room=st.integers(0, 4))
-def test_a_search_finds_all_that_have_room_least_load_first(changes, room):
+def test_a_search_finds_all_workers_with_capacity_least_load_first(changes, room):
     ranking, known = TournamentTree(), {}
     for change in changes:
         if isinstance(change, tuple):
@@ -32,7 +32,7 @@ def test_a_search_finds_all_that_have_room_least_load_first(changes, room):
     assert len(ranking) == len(known)
 
 
-def test_a_search_ends_after_a_bounded_number_of_steps_with_whoever_has_most_room():
+def test_a_bounded_search_ends_with_the_worker_with_most_tokens():
     ranking = TournamentTree()
     for number in range(4 * MAX_SEARCH_VISITS):
         ranking.put(f"low-{number:04}", 0.0, 10)
@@ -56,7 +56,7 @@ class Counted(list):
         super().__setitem__(place, value)
 
 
-def test_among_a_thousand_workers_a_change_and_a_search_touch_one_path_of_the_tree():
+def test_a_change_and_a_search_touch_one_path_of_the_tree():
     ranking = TournamentTree()
     for number in range(1_000):
         ranking.put(f"w{number:04}", float(number % 97), 10)
@@ -73,7 +73,7 @@ def test_among_a_thousand_workers_a_change_and_a_search_touch_one_path_of_the_tr
     changes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.booleans()), max_size=20),
     lost=st.sets(st.sampled_from("abc")),
 )
-def test_the_index_knows_who_holds_how_much_of_a_prompt(changes, lost):
+def test_the_prefix_index_matches_a_naive_one(changes, lost):
     """A worker's cache holds a chain from its beginning on, at any time."""
     prompt, index, depths = list(range(100, 106)), PrefixIndex(), dict.fromkeys("abc", 0)
     for worker, depth, anew in changes:
@@ -96,7 +96,7 @@ def test_the_index_knows_who_holds_how_much_of_a_prompt(changes, lost):
     assert len(index) == min(deepest, 6)
 
 
-def test_a_prompt_that_nobody_knows_has_no_holders():
+def test_an_uncached_prompt_has_no_holders():
     assert not PrefixIndex().workers_with_longest_prefix([])
     assert not PrefixIndex().workers_with_longest_prefix([1, 2])
     assert PrefixIndex().cached_blocks("w", [1]) == 0
@@ -128,17 +128,17 @@ def test_equal_workers_get_equal_shares():
     assert fill(pool_of(a=(100, 1_000, 500.0), b=(100, 1_000, 500.0)), 40) == {"a": 20, "b": 20}
 
 
-def test_a_worker_that_prefills_twice_as_fast_gets_twice_as_much_of_what_comes_at_once():
+def test_a_worker_that_prefills_twice_as_fast_gets_twice_as_many_tickets():
     counts = fill(pool_of(slow=(1_000, 100_000, 500.0), fast=(1_000, 100_000, 1_000.0)), 60)
     assert abs(counts["fast"] - 40) <= 2
 
 
-def test_a_worker_with_a_larger_pool_gets_more_while_prefill_is_quick():
+def test_a_worker_with_a_larger_kv_pool_gets_more_tickets():
     counts = fill(pool_of(large=(100, 1_000, 1e9), small=(100, 250, 1e9)), 40)
     assert abs(counts["large"] - 32) <= 2
 
 
-def test_a_ticket_finds_the_only_worker_that_has_room_for_it():
+def test_a_ticket_finds_the_only_worker_that_can_take_it():
     pool = pool_of(**{f"full{number}": (1, 8, 500.0) for number in range(4 * MAX_CANDIDATES)}, roomy=(1, 64, 1.0))
     assert pool.choose_worker(ticket_of("large", tokens=500)).key == "roomy"
     assert pool.choose_worker(ticket_of("too-large", tokens=64 * 16 + 1)) is None
@@ -154,7 +154,7 @@ def pool_over(zones, slots=100):
     return pool
 
 
-def test_among_equals_the_worker_of_the_edges_own_zone_is_taken_however_many_others_there_are():
+def test_among_similar_workers_one_in_the_zone_of_the_edge_is_chosen():
     pool = pool_over({f"a{number:02}": "far" for number in range(4 * MAX_CANDIDATES)} | {"z": "near"})
     assert pool.choose_worker(ticket_of("t", zone="near")).key == "z"
     assert pool.choose_worker(ticket_of("t", zone="far")).key == "a00"
@@ -162,7 +162,7 @@ def test_among_equals_the_worker_of_the_edges_own_zone_is_taken_however_many_oth
     assert pool.choose_worker(ticket_of("t")).key == "a00"
 
 
-def test_no_worker_is_crowded_because_it_is_near():
+def test_no_worker_is_overloaded_because_of_its_zone():
     counts = fill(pool_over({"near": "x", "far": "y", "somewhere": ""}), 90, zone="x")
     assert max(counts.values()) - min(counts.values()) <= 2
     assert counts["near"] >= counts["far"]

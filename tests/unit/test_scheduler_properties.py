@@ -130,13 +130,13 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.perform(self.scheduler.tick(self.now))
 
     @invariant()
-    def promises_are_kept_within_the_pool(self):
+    def promises_fit_the_kv_pool(self):
         for worker in self.scheduler.fleet:
             assert worker.promised_blocks == sum(worker.promised.values()) <= KV_BLOCKS
             assert len(worker.promised) <= SLOTS + self.look_ahead
 
     @invariant()
-    def every_lease_that_may_start_is_promised_on_its_worker(self):
+    def unstarted_leases_are_promised_on_their_workers(self):
         leases = self.scheduler.leases
         for entry in leases.leases.values():
             if worker := self.scheduler.fleet.get(entry.worker):
@@ -151,7 +151,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert all(shard.held_tickets >= 0 and shard.held_tokens >= 0 for shard in shards)
 
     @invariant()
-    def sums_are_what_the_workers_add_up_to(self):
+    def totals_match_the_workers(self):
         for pool in self.scheduler.fleet.pools.values():
             totals = pool.totals
             assert totals.available_leases == sum(worker.available_leases for worker in pool)

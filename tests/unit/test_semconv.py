@@ -54,7 +54,7 @@ def test_no_histogram_is_left_on_the_default_buckets():
     assert [at for at, given in made.items() if "unit" not in given] == []
 
 
-def test_the_class_of_a_request_is_a_word_in_every_label_and_span():
+def test_the_priority_of_a_request_is_a_word_in_every_label_and_span():
     labels = {
         f"{path.name}:{key.lineno}": ast.unparse(value)
         for path in sources()
@@ -63,4 +63,4 @@ def test_the_class_of_a_request_is_a_word_in_every_label_and_span():
         if key and ast.unparse(key) == "semconv.PENSTOCK_PRIORITY"
     }
     assert len(labels) >= 4
-    assert {at: value for at, value in labels.items() if "class_name(" not in value} == {}
+    assert {at: value for at, value in labels.items() if "_name(" not in value} == {}

@@ -69,7 +69,7 @@ def waiting(name, tenant="acme"):
     return from_frame(ticket_of(name, tenant_id=tenant), "edge")
 
 
-def test_who_waits_is_owed_what_he_lags_behind_and_keeps_it():
+def test_a_waiting_tenant_keeps_its_lag():
     tenants = WeightedVtc()
     tenants.advance_virtual_time(100.0)
     tenants.push(waiting("a"))
@@ -83,7 +83,7 @@ def test_who_waits_is_owed_what_he_lags_behind_and_keeps_it():
     assert tenants.virtual_tokens == 900.0
 
 
-def test_who_waits_before_the_first_word_is_lifted_by_it():
+def test_tenants_that_wait_before_the_first_virtual_time_are_lifted():
     tenants = WeightedVtc()
     tenants.push(waiting("a"))
     tenants.advance_virtual_time(100.0)
@@ -91,7 +91,7 @@ def test_who_waits_before_the_first_word_is_lifted_by_it():
     assert tenants.virtual_tokens == 100.0
 
 
-def test_a_debt_outlasts_the_lift():
+def test_a_debt_survives_the_lift():
     tenants = WeightedVtc()
     tenants.push(waiting("a"))
     tenants.charge(tenants.pop_fitting(lambda _: Fit.NOW).ticket, 300.0)
@@ -103,7 +103,7 @@ def test_a_debt_outlasts_the_lift():
 
 
 @pytest.mark.parametrize("schedulers", [1, 2])
-def test_a_new_shard_does_not_make_others_wait_for_what_its_tenants_never_asked_for(schedulers):
+def test_a_new_shard_does_not_delay_tenants_of_others(schedulers):
     mesh = fleet_of(1, schedulers)
     mesh.backlog("q0", "old")
     mesh.serve(100)
@@ -114,7 +114,7 @@ def test_a_new_shard_does_not_make_others_wait_for_what_its_tenants_never_asked_
     assert abs(served["old"] - served["new"]) <= 2 * SLOTS * schedulers
 
 
-def test_a_shard_that_was_idle_does_not_claim_what_it_missed():
+def test_an_idle_shard_does_not_claim_missed_service():
     mesh = fleet_of(2)
     mesh.backlog("q0", "busy")
     mesh.serve(100)
@@ -124,7 +124,7 @@ def test_a_shard_that_was_idle_does_not_claim_what_it_missed():
 
 
 @pytest.mark.parametrize("order", [("q0", "q1", "q2"), ("q2", "q1", "q0"), ("q1", "q0", "q2")])
-def test_what_was_served_while_nobody_waited_is_owed_to_nobody(order):
+def test_service_without_waiting_tickets_creates_no_debt(order):
     """Each of them came to where the one before had left the shard's clock."""
     mesh = fleet_of(3)
     for number in range(20):
@@ -137,7 +137,7 @@ def test_what_was_served_while_nobody_waited_is_owed_to_nobody(order):
     assert len(served) == len(order)
 
 
-def test_a_new_scheduler_knows_no_time_and_yet_lets_no_shard_claim_what_it_missed():
+def test_with_a_new_scheduler_no_shard_claims_missed_service():
     mesh = fleet_of(1)
     mesh.backlog("q0", "old")
     mesh.serve(100)
@@ -150,7 +150,7 @@ def test_a_new_scheduler_knows_no_time_and_yet_lets_no_shard_claim_what_it_misse
     assert abs(served["old"] - served["new"]) <= 2 * SLOTS
 
 
-def test_a_scheduler_and_a_shard_that_start_together_let_no_tenant_claim_what_it_missed():
+def test_with_a_new_scheduler_and_shard_no_tenant_claims_missed_service():
     mesh = fleet_of(1)
     mesh.backlog("q0", "old")
     mesh.serve(100)
@@ -164,7 +164,7 @@ def test_a_scheduler_and_a_shard_that_start_together_let_no_tenant_claim_what_it
     assert abs(served["old"] - served["new"]) <= 2 * SLOTS
 
 
-def test_what_resumes_does_not_cost_its_shard_its_turns():
+def test_resumed_tickets_do_not_cost_their_shard_its_turns():
     mesh = fleet_of(2)
     mesh.backlog("q1", "second", tickets=50)
     mesh.serve(45)
@@ -176,7 +176,7 @@ def test_what_resumes_does_not_cost_its_shard_its_turns():
     assert abs(served["first"] - served["second again"]) <= 2 * SLOTS
 
 
-def test_a_class_that_was_away_while_a_lower_one_waited_has_no_more_to_claim():
+def test_a_class_that_was_idle_does_not_claim_missed_service():
     mesh = fleet_of(2)
     mesh.backlog("q0", "before", priority=1, tickets=1)
     mesh.backlog("q1", "lower", priority=2)
@@ -195,7 +195,7 @@ def test_a_class_that_was_away_while_a_lower_one_waited_has_no_more_to_claim():
     pauses=st.lists(st.integers(0, 30), min_size=6, max_size=6),
     schedulers=st.integers(1, 2),
 )
-def test_two_tenants_that_wait_get_the_same_whatever_was_new_when_they_came(events, pauses, schedulers):
+def test_two_waiting_tenants_are_served_equally(events, pauses, schedulers):
     """VTC's bound (Sheng et al. 2024, theorem 4.4) over all shards, plus what is under way at each scheduler.
 
     What was under way at one that died was charged ahead, and nobody says that it has ended.

@@ -22,16 +22,16 @@ def anything(_):
     return Fit.NOW
 
 
-def came(name, number, tenant="a", arrived=0.0):
-    return ticket(name, tenant_id=tenant, arrival=number, arrived=arrived)
+def new_ticket(name, number, tenant="a", arrived=0.0):
+    return ticket(name, tenant_id=tenant, arrival_number=number, arrived=arrived)
 
 
 def test_flows_go_in_turn_however_many_tickets_one_has():
     order = RoundRobin(ttl=1.0, clock=Clock())
     for number in range(4):
-        order.push(came(f"a{number}", number))
-    order.push(came("b0", 9, "b"))
-    order.push(came("c0", 10, "c"))
+        order.push(new_ticket(f"a{number}", number))
+    order.push(new_ticket("b0", 9, "b"))
+    order.push(new_ticket("c0", 10, "c"))
     assert [order.pop_fitting(anything).ticket_id for _ in range(6)] == ["a0", "b0", "c0", "a1", "a2", "a3"]
     assert order.pop_fitting(anything) is None
     assert order.totals == (0, 0)
@@ -40,8 +40,8 @@ def test_flows_go_in_turn_however_many_tickets_one_has():
 def test_what_waited_for_longer_than_its_time_to_live_is_evicted():
     clock = Clock()
     order = RoundRobin(ttl=1.0, clock=clock)
-    order.push(came("old", 1))
-    order.push(came("young", 2, "b", arrived=0.5))
+    order.push(new_ticket("old", 1))
+    order.push(new_ticket("young", 2, "b", arrived=0.5))
     clock.now = 1.2
     assert order.pop_fitting(anything).ticket_id == "young"
     assert [each.ticket_id for each in order.pop_dropped()] == ["old"]
@@ -60,9 +60,9 @@ def test_a_limit_falls_while_waits_grow_and_rises_while_they_do_not():
 def test_what_comes_above_the_limit_is_refused_unless_it_can_go_at_once():
     order = GradientLimitedFifo(GradientController(limit=2.0), Clock())
     for number in range(4):
-        order.push(came(f"t{number}", number))
+        order.push(new_ticket(f"t{number}", number))
     assert [each.ticket_id for each in order.pop_dropped()] == ["t2", "t3"]
-    order.push(came("t4", 4))
+    order.push(new_ticket("t4", 4))
     for _ in range(5):
         order.pop_fitting(anything)
     assert order.pop_dropped() == [], "it was taken before anybody asked"
@@ -82,7 +82,7 @@ def run_of(number, tenant="a", output=10):
 def test_who_knows_all_charges_each_token_in_its_step_and_those_that_will_come_before():
     order = ClairvoyantPolicy(lookahead_tokens=4)
     for number, tenant in enumerate("aab"):
-        order.push(came(f"{tenant}{number}", number, tenant))
+        order.push(new_ticket(f"{tenant}{number}", number, tenant))
     first = order.pop_fitting(anything)
     assert (first.ticket_id, first.charged_cost) == ("a0", 90 + 2 * 4)
     run = run_of(1, output=7)
@@ -101,11 +101,11 @@ def test_who_knows_all_charges_each_token_in_its_step_and_those_that_will_come_b
 
 def test_who_knows_all_charges_nothing_for_what_came_to_nothing():
     order = ClairvoyantPolicy(lookahead_tokens=4)
-    order.push(came("a0", 0))
+    order.push(new_ticket("a0", 0))
     taken = order.pop_fitting(anything)
     order.charge(taken, 40.0)  # a part of its prompt was computed when its client left
     assert taken.charged_cost == 0
-    order.push(came("a1", 1))
+    order.push(new_ticket("a1", 1))
     again = order.pop_fitting(anything)
     order.on_step([run_of(2)], 0)
     assert (taken.charged_cost, again.charged_cost) == (0, 90 + 2 * 4)
@@ -113,25 +113,25 @@ def test_who_knows_all_charges_nothing_for_what_came_to_nothing():
 
 def test_plain_vtc_charges_the_tokens_of_its_own_tenants_alone():
     order = POLICIES["vtc"].new_scheduling_policy(Clock(), {})
-    order.push(came("a0", 0))
-    order.push(came("a1", 1))
+    order.push(new_ticket("a0", 0))
+    order.push(new_ticket("a1", 1))
     order.pop_fitting(anything)
     run, stranger = run_of(1), run_of(2, "elsewhere")
     run.first_token_step = stranger.first_token_step = 3
-    order.stepped([run, stranger], 3)
+    order.on_step([run, stranger], 3)
     assert order.head()[1].virtual_tokens == 90 + 2
 
 
 def test_plain_vtc_in_a_mesh_hears_of_tokens_a_few_times_a_second():
     clock = Clock()
     order = POLICIES["vtc_in_a_mesh"].new_scheduling_policy(clock, {})
-    for each in (came("a0", 0), came("a1", 1)):
+    for each in (new_ticket("a0", 0), new_ticket("a1", 1)):
         order.push(each)
     order.pop_fitting(anything)
     run = run_of(1)
     run.first_token_step = 3
     heard = []
     for clock.now in (0.3, 0.4, 0.5, 0.6):
-        order.stepped([run], 3)
+        order.on_step([run], 3)
         heard.append(order.head()[1].virtual_tokens - 90)
     assert heard == [2, 2, 2, 8]

@@ -54,7 +54,7 @@ def test_leaping_over_steps_comes_to_what_they_do_one_by_one(seed, rate, workers
         seed=seed,
         duration=2.0,
         drain=3.0,
-        workers=[{"count": workers, "slots": 8, "step_law": {"context_token_ms": context}}],
+        workers=[{"count": workers, "slots": 8, "step_time": {"context_token_ms": context}}],
         schedulers={"count": 2},
         losses=[{"worker": 0, "at": 1.0, "back_after": 0.5}] if loses else [],
     )

@@ -61,7 +61,7 @@ def test_the_example_can_be_run_and_shows_the_defaults():
         (TENANT + "class = 'vip'", "tenants[0].class"),
         (TENANT + "client = { retrys = 3 }", "tenants[0].client.retrys"),
         (TENANT + "trace = { kind = 'azure', path = 'none.csv' }", "tenants[0].trace.path"),
-        (TENANT + "[[workers]]\nstep_law = { base_ms = 0 }", "workers[0].step_law.base_ms"),
+        (TENANT + "[[workers]]\nstep_time = { base_ms = 0 }", "workers[0].step_time.base_ms"),
         (TENANT + "[[losses]]\nworker = 1\nat = 3.0", "losses[0].worker"),
         (TENANT + "[queues]\npolicy = 'magic'", "queues.policy"),
         (TENANT + "[queues]\npolicy = 'codel'\nage_limit = 1.0", "queues.age_limit"),

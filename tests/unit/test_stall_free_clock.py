@@ -13,7 +13,7 @@ STEP = 0.25  # s
 
 
 @given(GAPS)
-def test_between_two_looks_a_step_passes_at_most(gaps):
+def test_between_two_readings_at_most_the_maximum_gap_passes(gaps):
     own_time, now = StallFreeClock(STEP), 1_000.0
     before = began = own_time.at(now)
     for gap in gaps:
@@ -25,7 +25,7 @@ def test_between_two_looks_a_step_passes_at_most(gaps):
 
 
 @given(st.lists(st.floats(0.0, STEP), min_size=1, max_size=50))
-def test_who_never_stands_still_has_the_time_of_the_clock(gaps):
+def test_without_stalls_the_clock_equals_its_source(gaps):
     times = itertools.accumulate((each / 2 for each in gaps), initial=1_000.0)
     own_time = StallFreeClock(STEP)
     assert all(own_time.at(now) == now for now in times)
@@ -37,7 +37,7 @@ def test_an_infinite_step_is_the_clock_itself(gaps):
     assert all(own_time.at(now) == now for now in itertools.accumulate(gaps, initial=1_000.0))
 
 
-def test_a_clock_that_is_set_back_takes_no_time_away():
+def test_a_source_that_is_set_back_is_no_stall():
     own_time = StallFreeClock(STEP)
     own_time.at(1_000.0)
     assert own_time.at(900.0) == 900.0

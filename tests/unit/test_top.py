@@ -124,7 +124,7 @@ def test_waits_are_shown_in_milliseconds_beside_how_late_they_were():
 
 def test_a_pipe_is_told_every_figure_whole():
     """Without a terminal there is no width that a table would have to be cut to."""
-    frame = "from penstock.cli.tables import answers; answers.print(answers.width)"
+    frame = "from penstock.cli.tables import stdout_console; stdout_console.print(stdout_console.width)"
     away = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     piped = subprocess.run([sys.executable, "-c", frame], env=away, capture_output=True, text=True, check=True)
     assert int(piped.stdout) >= 140

@@ -40,7 +40,7 @@ def test_a_resumed_run_draws_from_a_seed_of_its_own_and_a_first_one_from_its_cal
     assert "seed" not in fields_of(seed=9)  # greedy: vLLM is quicker without a generator for each row
 
 
-def test_our_own_logits_processor_is_asked_only_for_what_vllm_cannot_do():
+def test_our_logits_processor_is_used_only_for_features_that_vllm_lacks():
     penalised = SamplingParams(presence_penalty=1.0, frequency_penalty=0.5)
     assert "extra_args" not in fields_of(sampling=penalised)
     assert "extra_args" not in fields_of(emitted=2)
@@ -54,16 +54,16 @@ def test_our_own_logits_processor_is_asked_only_for_what_vllm_cannot_do():
     assert (allowed["allowed_token_ids"], "extra_args" in allowed) == ([0, 2, 4, 9], False)
 
 
-def test_a_request_that_vllm_refuses_is_the_callers_to_mend_and_leaves_nothing():
+def test_a_request_that_vllm_rejects_is_an_error_of_the_caller_and_leaves_no_state():
     engine = engine_on_fake_vllm()
-    with pytest.raises(StartInvalid, match="vLLM refuses the request: token_id"):
+    with pytest.raises(StartInvalid, match="vLLM rejects the request: token_id"):
         engine.add(spec(sampling=SamplingParams(logit_bias=((VOCABULARY, 1.0),))))
     assert not engine.has_work
     engine.add(spec())
     assert engine.has_work
 
 
-def test_an_end_that_nobody_asked_for_is_not_passed_off_as_an_answer(monkeypatch):
+def test_an_unexpected_end_is_an_error(monkeypatch):
     engine = engine_on_fake_vllm()
     engine.add(spec())
     step = engine._llm.step
@@ -87,7 +87,7 @@ def test_a_step_of_receipts_alone_does_not_step_vllm():
     assert engine._llm.steps == 1
 
 
-def test_preemptions_are_told():
+def test_preemptions_are_reported():
     engine = engine_on_fake_vllm(blocks=8, block_size=4, slots=4)
     for seq_id in range(3):
         engine.add(spec(seq_id=seq_id, token_ids=[seq_id + 5] * 4, max_output_tokens=16, ignore_eos=True))
@@ -101,7 +101,7 @@ def test_preemptions_are_told():
     assert engine.capacity().blocks_free == 8
 
 
-def test_what_the_operator_names_wins_over_what_we_would_choose():
+def test_arguments_of_the_operator_take_precedence():
     options = EngineOptions(model="m", kv_blocks=99, slots=8, token_budget=4, vllm_args=json.dumps({"seed": 5, "x": 1}))
     arguments = engine_arguments(options)
     assert (arguments["num_gpu_blocks_override"], arguments["max_num_batched_tokens"]) == (100, 8)
@@ -114,12 +114,12 @@ def test_arguments_that_are_no_json_object_stop_the_start(text):
         WorkerConfig(engine=EngineKind.VLLM, vllm_args=text)
 
 
-def test_a_model_that_is_no_folder_is_refused_by_name():
-    with pytest.raises(ModelUnsupported, match="vLLM runs Hugging Face folders and SmolLM2-135M-Instruct is none"):
+def test_a_model_that_is_no_folder_is_rejected_by_name():
+    with pytest.raises(ModelUnsupported, match="vLLM runs Hugging Face folders, which SmolLM2-135M-Instruct is not"):
         build_engine(EngineOptions(engine="vllm"))
 
 
-def test_where_vllm_is_missing_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_without_vllm_the_error_names_the_package_to_install(tmp_path, monkeypatch):
     folder = write_tiny_model(tmp_path / "tiny")
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(VllmMissing, match=r"pip install vllm.*PENSTOCK_WORKER_ENGINE_PYTHON"):

@@ -36,7 +36,7 @@ def test_a_start_without_deadline_never_expires():
     assert a_run(deadline_unix_nano=1_500_000_000).deadline == 1.5
 
 
-def test_what_sampling_leaves_out_has_the_defaults_of_the_contract():
+def test_absent_sampling_fields_have_the_defaults_of_the_contract():
     assert a_run(sampling=Sampling(seed=4)).spec.sampling == SamplingParams(temperature=1.0, top_p=1.0)
     greedy = a_run(sampling=Sampling(temperature=0.0, top_k=7, repetition_penalty=1.5)).spec.sampling
     assert (greedy.temperature, greedy.top_k, greedy.repetition_penalty) == (0.0, 7, 1.5)
@@ -52,7 +52,7 @@ def test_a_step_is_four_packed_columns_and_logprobs_only_when_asked():
     assert step.step == 12
 
 
-def test_a_refusal_says_whether_any_engine_had_the_run():
+def test_a_failure_reports_whether_an_engine_had_the_run():
     run = a_run()
     assert ended_frame(RunEnded(run, engine_died(), at=101.5, step=12, is_reported=True)).failed.never_ran
     run.has_reached_engine = True
@@ -73,7 +73,7 @@ def test_each_outcome_has_its_frame_under_the_runs_handle(outcome, kind):
     assert getattr(frame, kind).handle == 3
 
 
-def test_an_end_says_where_the_time_went():
+def test_an_end_has_the_time_of_each_phase():
     run = a_run()
     run.on_admitted(2, 100.25)
     run.add_token(5, 101.0)

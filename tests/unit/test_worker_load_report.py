@@ -32,11 +32,11 @@ def test_promised_blocks_are_not_free():
     )
 
 
-def test_promises_beyond_what_is_free_leave_nothing_rather_than_less():
+def test_promises_beyond_the_free_blocks_leave_zero():
     assert load_report_of(replace(CAPACITY, blocks_promised=61), EngineThroughput()).free_kv_blocks == 0
 
 
-def test_any_change_of_a_count_is_news_and_a_small_one_of_pace_is_not():
+def test_any_change_of_a_count_is_reported_and_a_small_one_of_throughput_is_not():
     assert LOAD.differs_from(None)
     assert replace(LOAD, free_kv_blocks=34).differs_from(LOAD)
     assert replace(LOAD, step_time=0.02).differs_from(LOAD)
@@ -75,7 +75,7 @@ def test_the_prefill_rate_is_that_of_steps_that_prefill():
     assert replace(LOAD, prefill_tokens_per_second=1.0).differs_from(LOAD)
 
 
-def test_what_a_prompt_token_adds_to_a_step_is_told_from_what_a_step_takes_anyway():
+def test_the_time_per_prompt_token_is_separated_from_the_base_time_of_a_step():
     pace = EngineThroughput()
     for number in range(200):
         prompt = 100 * (number % 5)
@@ -85,7 +85,7 @@ def test_what_a_prompt_token_adds_to_a_step_is_told_from_what_a_step_takes_anywa
     assert pace.max_step_tokens == 410
 
 
-def test_where_every_step_is_alike_nothing_is_said_of_a_prompt_token():
+def test_equal_steps_give_no_time_per_prompt_token():
     pace = EngineThroughput()
     for number in range(50):
         pace.record(StepResult(number, decode_seqs=10), 0.01)
@@ -102,6 +102,6 @@ def test_no_steps_make_a_part_of_a_step_negative(steps):
     assert (pace.decode_step_time or 0.0) >= 0
 
 
-def test_steps_are_news_now_and_then_where_nothing_else_changes():
+def test_steps_are_reported_at_intervals_without_another_change():
     assert not replace(LOAD, steps=MAX_STEPS_BETWEEN_REPORTS - 1).differs_from(LOAD)
     assert replace(LOAD, steps=MAX_STEPS_BETWEEN_REPORTS).differs_from(LOAD)

@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, poison):
         self.poison = poison
         self.book = RunTable(leases=LeaseTable("me"))
-        self.book.open_stream(EDGE)
+        self.book.streams.open(EDGE)
         self.told = {}  # by handle: how its run ended
         self.crashes = Counter()  # by handle of who did it
         self.engines = 0
@@ -123,7 +123,7 @@ def play(bench, events):
     poison=st.dictionaries(HANDLES, st.integers(0, OUTPUT - 1), max_size=3),
     events=st.lists(st.one_of(STARTS, STARTS, OTHERS, OTHERS, OTHERS), max_size=40),
 )
-def test_the_guilty_crash_two_engines_of_one_worker_and_nobody_else_is_blamed(poison, events):
+def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_confirmed(poison, events):
     bench = Bench(poison)
     play(bench, events)
     assert {handle for handle, end in bench.told.items() if end == "ENGINE_CRASHED"} <= set(poison)
@@ -137,9 +137,7 @@ def test_the_guilty_crash_two_engines_of_one_worker_and_nobody_else_is_blamed(po
 @given(
     culprit=HANDLES, poison_at=st.integers(0, OUTPUT - 1), prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6)
 )
-def test_where_nothing_else_goes_wrong_one_is_found_and_the_others_lose_time_and_nothing_else(
-    culprit, poison_at, prompts
-):
+def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(culprit, poison_at, prompts):
     bench = Bench({culprit: poison_at})
     play(bench, [("start", prompt) for prompt in prompts])
     assert bench.told.pop(culprit) == "ENGINE_CRASHED"

@@ -14,12 +14,13 @@ from penstock.worker.runs.effects import CancelSequence, LeasesReleased, LeaseSt
 from penstock.worker.runs.leases import LeaseTable
 from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.runs.table import RunTable
+from penstock.worker.scheduler_session.progress import ProgressReporter
 from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 
 def test_one_step_makes_one_group_of_tokens_per_stream():
     book = ready_table()
-    book.open_stream(8)
+    book.streams.open(8)
     first, second = started_run(book), started_run(book, handle=2, lease="l2", ticket="t2")
     other = started_run(book, lease="l3", ticket="t3", stream=8)
     here, there = book.on_step(step_result(1, first, other, second), 0.0, 1.0)
@@ -49,7 +50,7 @@ def test_the_three_times_add_up_to_the_time_from_start_to_last_token():
     assert run.cached_tokens == 2
 
 
-def test_a_cancel_is_answered_once_the_engine_let_go():
+def test_a_cancel_gets_its_receipt_once_the_engine_has_released_the_run():
     book = ready_table()
     run = started_run(book)
     assert book.cancel(EDGE, 1, 0.0) == [CancelSequence(run.seq_id)]
@@ -63,7 +64,7 @@ def test_a_cancel_is_answered_once_the_engine_let_go():
     assert book.is_idle
 
 
-def test_what_was_made_before_the_engine_was_told_is_not_wasted_though_it_is_heard_of_later():
+def test_tokens_made_before_the_engine_received_the_cancel_are_not_wasted():
     book = ready_table()
     run = started_run(book)
     book.cancel(EDGE, 1, 0.0)
@@ -75,7 +76,7 @@ def test_what_was_made_before_the_engine_was_told_is_not_wasted_though_it_is_hea
     assert run.steps_after_stop == 1
 
 
-def test_a_token_heard_of_between_the_cancel_and_the_word_to_the_engine_is_not_wasted():
+def test_a_token_reported_between_the_cancel_and_its_sending_is_not_wasted():
     book = ready_table()
     run = started_run(book)
     book.cancel(EDGE, 1, 0.0)
@@ -85,7 +86,7 @@ def test_a_token_heard_of_between_the_cancel_and_the_word_to_the_engine_is_not_w
     assert (run.tokens, run.wasted_tokens, run.steps_after_stop) == (1, 0, 0)
 
 
-def test_the_word_may_come_to_an_engine_that_has_let_go_already():
+def test_a_cancel_may_reach_an_engine_that_has_released_the_run():
     book = ready_table()
     run = started_run(book)
     book.cancel(EDGE, 1, 0.0)
@@ -94,7 +95,7 @@ def test_the_word_may_come_to_an_engine_that_has_let_go_already():
     assert run.stop_requested_at == 0.0
 
 
-def test_a_cancel_that_comes_too_late_still_gets_its_receipt():
+def test_a_late_cancel_still_gets_its_receipt():
     book = ready_table()
     run = started_run(book)
     book.cancel(EDGE, 1, 0.0)
@@ -117,9 +118,9 @@ def test_a_cancel_of_an_unknown_handle_is_ignored():
     assert ready_table().cancel(EDGE, 99, 0.0) == []
 
 
-def test_a_lost_stream_takes_its_runs_out_of_the_engine_and_no_other():
+def test_a_lost_stream_cancels_its_runs_and_no_other():
     book = ready_table()
-    book.open_stream(8)
+    book.streams.open(8)
     run, other = started_run(book), started_run(book, lease="l2", ticket="t2", stream=8)
     book.start(make_run(book, handle=5, lease="never"), 0.0)
     effects = book.close_stream(EDGE, 0.0)
@@ -130,7 +131,7 @@ def test_a_lost_stream_takes_its_runs_out_of_the_engine_and_no_other():
     assert set(book.running) == {other.seq_id}
 
 
-def test_a_run_past_its_deadline_is_taken_out_and_refused():
+def test_a_run_past_its_deadline_is_cancelled_and_fails():
     book = ready_table()
     run = started_run(book, deadline=3.0)
     assert book.next_expiry == 3.0
@@ -153,7 +154,7 @@ def test_a_parked_start_falls_to_its_deadline_first():
     assert rejection_reason(book.expire(0.5)) == "DEADLINE"
 
 
-def test_a_revoked_lease_is_refused_before_and_after_its_start():
+def test_a_revoked_lease_fails_before_and_after_its_start():
     book = ready_table()
     expect(book)
     assert book.revoke("l1", 0.0) == []
@@ -168,11 +169,11 @@ def test_a_revoked_lease_is_refused_before_and_after_its_start():
 
 def test_nothing_starts_before_the_model_is_loaded():
     book = RunTable(leases=LeaseTable("me"))
-    book.open_stream(EDGE)
+    book.streams.open(EDGE)
     assert rejection_reason(book.start(make_run(book), 0.0)) == "LOADING"
 
 
-def test_what_the_engine_refuses_is_refused():
+def test_a_run_that_the_engine_rejects_fails():
     book = ready_table()
     run = started_run(book)
     ended, released = book.on_engine_rejected(run.seq_id, errors.deadline_passed(), 0.0)
@@ -180,7 +181,7 @@ def test_what_the_engine_refuses_is_refused():
     assert released == LeasesReleased(("l1",))
 
 
-def test_a_draining_worker_starts_what_was_granted_and_nothing_else():
+def test_a_draining_worker_starts_granted_leases_alone():
     book = ready_table()
     book.start(make_run(book), 0.0)
     expect(book, "l2", "t2")
@@ -190,38 +191,38 @@ def test_a_draining_worker_starts_what_was_granted_and_nothing_else():
     assert book.start(make_run(book, lease="l2", ticket="t2"), 0.0)[0] == LeaseStarted("l2")
 
 
-def test_progress_is_all_that_was_made_so_far_told_where_it_is_news_and_not_too_often():
-    book = ready_table()
+def test_progress_is_reported_in_totals_if_it_changed_and_at_most_once_per_interval():
+    book, reporter = ready_table(), ProgressReporter()
     run = started_run(book, prompt=10)
     book.on_step(
         StepResult(1, admitted=[SequenceAdmitted(run.seq_id, 4)], prefilled=[SequencePrefilled(run.seq_id, 5)]),
         0.0,
         0.0,
     )
-    assert book.take_progress(1.0) == [LeaseProgress("l1", 5, 0)]
+    assert reporter.take_due(book.running.values(), 1.0) == [LeaseProgress("l1", 5, 0)]
     book.on_step(step_result(2, run), 1.0, 1.1)
-    assert book.take_progress(1.1) == []
-    assert book.take_progress(1.25) == [LeaseProgress("l1", 6, 1, 1.1)]
-    assert book.take_progress(2.0) == []
+    assert reporter.take_due(book.running.values(), 1.1) == []
+    assert reporter.take_due(book.running.values(), 1.25) == [LeaseProgress("l1", 6, 1, 1.1)]
+    assert reporter.take_due(book.running.values(), 2.0) == []
 
 
-def test_a_prompt_that_is_computed_again_after_a_preemption_is_served_once():
-    book = ready_table()
+def test_a_prompt_that_is_recomputed_after_a_preemption_counts_once():
+    book, reporter = ready_table(), ProgressReporter()
     run = started_run(book, prompt=10)
     for number in (1, 2):
         book.on_step(StepResult(number, prefilled=[SequencePrefilled(run.seq_id, 8)]), 0.0, 0.0)
-    assert book.take_progress(1.0) == [LeaseProgress("l1", 10, 0)]
+    assert reporter.take_due(book.running.values(), 1.0) == [LeaseProgress("l1", 10, 0)]
 
 
-def test_the_end_of_a_run_tells_all_that_it_was_served():
-    book = ready_table()
+def test_the_end_of_a_run_reports_its_total_progress():
+    book, reporter = ready_table(), ProgressReporter()
     run = started_run(book)
     book.on_step(step_result(1, run), 0.0, 0.0)
-    assert book.take_progress(1.0) == [LeaseProgress("l1", 3, 1, 0.0)]
+    assert reporter.take_due(book.running.values(), 1.0) == [LeaseProgress("l1", 3, 1, 0.0)]
     last = book.on_step(step_result(2, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1)
     assert last[-1] == LeasesReleased(("l1",), (LeaseProgress("l1", 3, 2, 0.0),))
 
 
-def test_a_run_knows_from_which_attempt_and_shard_it_came():
+def test_a_run_has_the_attempt_and_the_shard_of_its_lease():
     run = started_run(ready_table())
     assert (run.attempt, run.queue_id) == (2, "q")

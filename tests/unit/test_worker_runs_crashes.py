@@ -11,7 +11,7 @@ from penstock.worker.runs.effects import AddSequence, CancelSequence, LeasesRele
 from worker_runs import EDGE, LIMITS, expect, make_run, ready_table, rejection_reason, started_run
 
 
-def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
+def test_a_dead_engine_ends_every_run_and_the_next_one_starts_empty():
     book = ready_table()
     run, leaving = started_run(book), started_run(book, handle=2, lease="l2", ticket="t2")
     book.start(make_run(book, handle=3, lease="l3"), 0.0)
@@ -69,7 +69,7 @@ def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
     assert list(book.running.values()) == [old, innocent]
 
 
-def test_each_run_is_tried_alone_with_what_it_made_and_waits_for_the_others_before_it_goes_on():
+def test_each_suspect_is_isolated_with_its_output_and_waits_for_the_others_before_it_continues():
     book = ready_table()
     first, second = runs = [started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
     made(book, *runs)
@@ -89,7 +89,7 @@ def test_each_run_is_tried_alone_with_what_it_made_and_waits_for_the_others_befo
     assert list(book.running.values()) == [second, first]
 
 
-def test_an_acquitted_run_that_crashes_the_engine_on_its_way_out_is_tried_again_and_nobody_else_is_blamed():
+def test_a_cleared_run_that_crashes_the_engine_while_leaving_is_isolated_again_alone():
     book = ready_table()
     first, _ = (started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2))
     crash(book)
@@ -103,7 +103,7 @@ def test_an_acquitted_run_that_crashes_the_engine_on_its_way_out_is_tried_again_
     assert crash(book) == {1: "ENGINE_CRASHED", 2: "ENGINE_DIED"}  # nothing is held against the other any more
 
 
-def test_a_run_that_was_being_tried_in_an_engine_that_was_killed_is_tried_again_on_this_worker():
+def test_a_run_isolated_in_an_engine_that_was_killed_is_isolated_again():
     book = ready_table()
     run = started_run(book)
     crash(book)
@@ -122,7 +122,7 @@ def test_a_run_without_a_deadline_waits_for_its_turn_without_a_timer():
     assert book.next_expiry is None
 
 
-def test_a_revoked_lease_of_a_held_run_changes_nothing_as_it_runs_without_one():
+def test_a_revoked_lease_of_a_quarantined_run_changes_nothing():
     book = ready_table()
     book.quarantine.max_wait_s = 5.0
     started_run(book)
@@ -131,7 +131,7 @@ def test_a_revoked_lease_of_a_held_run_changes_nothing_as_it_runs_without_one():
     assert rejection_reason(book.expire(6.0)) == "ENGINE_DIED"
 
 
-def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():
+def test_the_end_of_an_isolated_run_counts_all_its_tokens():
     book = ready_table()
     run = started_run(book)
     made(book, run)
@@ -145,7 +145,7 @@ def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():
     assert book.is_idle
 
 
-def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever():
+def test_a_quarantined_run_can_be_cancelled_and_does_not_wait_for_ever():
     book = ready_table()
     book.quarantine.max_wait_s = 5.0
     for handle, deadline in ((1, 3.0), (2, 100.0), (3, 100.0)):

@@ -22,7 +22,7 @@ def test_an_announced_lease_starts_at_once():
     assert repr(book) == "<RunTable 0 expected, 0 parked, 1 running on 1 streams>"
 
 
-def test_what_is_urgent_is_as_the_lease_was_announced():
+def test_a_run_is_express_if_its_lease_was_announced_so():
     book = ready_table()
     book.expect("l1", LeaseGrant("t1", is_express=True), "me", 5.0, 0.0)
     [_, added] = book.start(make_run(book), 0.0)
@@ -39,7 +39,7 @@ def test_a_start_that_overtakes_its_announcement_waits_for_it():
     assert book.expire(10.0) == []
 
 
-def test_a_start_whose_lease_is_never_announced_is_refused_after_its_wait():
+def test_a_start_whose_lease_is_never_announced_fails_after_its_wait():
     book = ready_table(lease_announce_timeout=1.0)
     book.start(make_run(book), 0.0)
     assert book.next_expiry == 1.0
@@ -48,7 +48,7 @@ def test_a_start_whose_lease_is_never_announced_is_refused_after_its_wait():
     assert book.is_idle
 
 
-def test_a_lease_announced_after_its_start_was_refused_is_released_at_once():
+def test_a_lease_announced_after_its_start_failed_is_released_at_once():
     book = ready_table()
     book.start(make_run(book), 0.0)
     book.expire(1.0)
@@ -98,7 +98,7 @@ def test_a_second_start_of_a_waiting_lease_leaves_the_first_alone():
     assert expect(book) == [LeaseStarted("l1"), AddSequence(first.spec)]
 
 
-def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_told():
+def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_reported():
     book = ready_table()
     run = started_run(book)
     effects = book.start(make_run(book, lease="l2"), 0.0)
@@ -122,7 +122,7 @@ def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_told():
         ({"deadline": 0.0}, "DEADLINE"),
     ],
 )
-def test_a_start_that_can_never_run_is_refused_and_its_lease_released(what, reason):
+def test_a_start_that_can_never_run_fails_and_its_lease_is_released(what, reason):
     book = ready_table()
     expect(book)
     started, ended, released = book.start(make_run(book, **what), 0.0)
@@ -138,10 +138,10 @@ def test_a_token_id_outside_the_vocabulary_never_reaches_the_engine():
     assert rejection_reason(book.start(run, 0.0)) == "START_INVALID"
 
 
-def test_a_prompt_beyond_all_kv_blocks_is_refused_with_the_numbers():
+def test_a_prompt_beyond_all_kv_blocks_fails_with_the_numbers():
     book = RunTable(leases=LeaseTable("me"))
     book.on_engine_ready(RunLimits(context_length=1000, vocab_size=1000, blocks=16, block_size=4))
-    book.open_stream(EDGE)
+    book.streams.open(EDGE)
     expect(book)
     ended = book.start(make_run(book, prompt=61, output=4), 0.0)[1]
     assert ended.outcome.reason == "PROMPT_TOO_LONG"

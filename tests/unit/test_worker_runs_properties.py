@@ -13,6 +13,7 @@ from penstock.worker.runs import errors
 from penstock.worker.runs.effects import AddSequence, CancelSequence, LeaseStarted, RunEnded, StepTokens
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.table import RunTable
+from penstock.worker.scheduler_session.progress import ProgressReporter
 from worker_runs import LIMITS, make_run
 
 
@@ -23,6 +24,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.book = RunTable(leases=LeaseTable("me"), lease_announce_timeout=1.0, max_parked=3)
         self.now = 0.0
+        self.progress = ProgressReporter()
         self.ended = Counter()
         self.begun = []  # runs, as started
         self.sent = {}  # by run: indexes of the tokens sent
@@ -76,7 +78,7 @@ class AnyOrder(RuleBasedStateMachine):
     def open_stream(self):
         self.all_streams += 1
         self.open.add(self.all_streams)
-        self.book.open_stream(self.all_streams)
+        self.book.streams.open(self.all_streams)
 
     @precondition(lambda self: self.open)
     @rule(pick=st.randoms())
@@ -136,7 +138,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def tell_progress(self):
-        self.note_served(self.book.take_progress(self.now))
+        self.note_served(self.progress.take_due(self.book.running.values(), self.now))
 
     @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
     def lose_engine(self, crashed, patience):

@@ -18,7 +18,7 @@ CALLS = st.lists(
 
 
 @given(CALLS)
-def test_exactly_what_was_set_last_and_not_dropped_falls_due(calls):
+def test_exactly_the_timers_set_last_and_not_cancelled_are_due(calls):
     timers, plain = Timers(), {}
     for verb, key, at in calls:
         if verb == "set":
@@ -36,7 +36,7 @@ def test_exactly_what_was_set_last_and_not_dropped_falls_due(calls):
         assert len(timers) == len(plain)
 
 
-def test_what_is_dropped_early_does_not_pile_up():
+def test_cancelled_timers_do_not_accumulate():
     timers = Timers()
     for number in range(10_000):
         timers.set(number, 1e9)

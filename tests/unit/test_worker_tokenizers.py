@@ -62,8 +62,8 @@ def test_every_flavour_gives_each_text_back(flavour, text):
     assert tokenizer.decode(tokenizer.encode(text).ids) == expected
 
 
-def test_an_unknown_flavour_is_refused_by_name():
-    with pytest.raises(ModelUnsupported, match="'tekken' is not known"):
+def test_an_unknown_flavour_is_rejected_by_name():
+    with pytest.raises(ModelUnsupported, match="'tekken' is not supported"):
         byte_level_bpe(alphabet_of(), [], "tekken", [], [])
 
 

@@ -1,5 +1,5 @@
-"""Auth: who a caller is, what it may spend, and what it has spent.
+"""Auth: identifies callers, limits the tokens that tenants may spend, and records the tokens that they have spent.
 
-Owns tenants, keys, reservations and the usage ledger, in a store that only one auth process has open. Never sees a
-prompt or a token, and never decides when or where a request runs.
+Owns tenants, keys, reservations and the usage ledger, in a store that one auth process at a time has open. Never
+receives a prompt or a token, and never decides when or where a request runs.
 """

@@ -1,4 +1,4 @@
-"""`python -m penstock.auth`: the whole object graph of auth."""
+"""One auth process: `python -m penstock.auth`."""
 
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
@@ -15,12 +15,14 @@ from penstock.v1.stream_pb2 import Hello
 
 async def run_auth(config: AuthConfig) -> None:
     clock = WallMonotonicClock().now
-    async with opened_store(config.store, fsync=config.fsync) as (store, books):
-        desk = recover(config, books, clock())
-        edges = edges_to_expect(config, desk, clock())
+    async with opened_store(config.store, fsync=config.fsync) as (store, state):
+        authorizer = recover(config, state, clock())
+        edges = edges_to_expect(config, authorizer, clock())
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")
-        service = AdmissionService(desk, edges, store, hello, clock)
-        admin = AuthAdmin(config.instance_id, desk, store, clock, lambda: service.figures, token=config.admin_token)
+        service = AdmissionService(authorizer, edges, store, hello, clock)
+        admin = AuthAdmin(
+            config.instance_id, authorizer, store, clock, lambda: service.figures, token=config.admin_token
+        )
         async with (
             background(service.sweep()),
             serving(

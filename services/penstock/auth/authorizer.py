@@ -1,4 +1,4 @@
-"""Who asks and what they may spend: keys and accounts behind one counter. No I/O; `now` comes in."""
+"""The authorizer: authenticates callers, reserves tokens and computes fallback grants. No I/O; `now` is an argument."""
 
 from dataclasses import dataclass, field
 
@@ -12,11 +12,13 @@ from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
 @dataclass
 class Authorizer:
+    """Keys and reservations of all tenants."""
+
     keys: KeyRing
     reservations: ReservationTable
     mesh_secret: bytes = field(repr=False)
-    fallback_share: float = 0.0  # of what a tenant's limits leave, for all edges together
-    fallback_tokens: int = 0  # for a tenant whose limits are not on tokens, at each edge
+    fallback_share: float = 0.0  # share of a tenant's remaining tokens that all edges together may admit without auth
+    fallback_tokens: int = 0  # tokens per edge for a tenant without a token limit
     _salts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def identify(
@@ -25,29 +27,29 @@ class Authorizer:
         now: float,
         requested: "Priority.ValueType" = PRIORITY_UNSPECIFIED,
     ) -> Identity:
-        """Raises Unauthenticated or PermissionDenied."""
+        """Return the identity of a caller. Raises Unauthenticated or PermissionDenied."""
         return self._identity(self._authenticate(credential, now), requested)
 
     def reserve(
         self, frame: Reserve, edge_id: str, reservation_id: str, now: float
     ) -> tuple[Identity, Reservation, bool]:
-        """Identity, reservation, and whether the reservation is new: asking again gives the one there is.
+        """Return the identity, the reservation, and whether it is new. A repeated request returns the existing one.
 
-        Raises Unauthenticated, PermissionDenied, InvalidArgument or QuotaExceeded. What an edge vouches for is booked
-        even when the key has ended since or the limits are reached: that it may be spent was granted before.
+        Raises Unauthenticated, PermissionDenied, InvalidArgument or QuotaExceeded. A fallback admission is reserved
+        even if the key has expired or a limit is reached, because the edge has admitted it under a grant.
         """
         if not frame.request_id:
-            raise InvalidArgument("a reservation is asked for under a request id", field="reserve.request_id")
-        is_granted = frame.HasField("fallback_admission")
+            raise InvalidArgument("a reservation needs a request id", field="reserve.request_id")
+        is_fallback = frame.HasField("fallback_admission")
         key = (
             self.keys.by_id(frame.fallback_admission.key_id)
-            if is_granted
+            if is_fallback
             else self._authenticate(frame.credential, now)
         )
         identity = self._identity(key, frame.priority)
-        if found := self.reservations.find(key.tenant_id, frame.request_id):
-            return identity, found, False
-        wanted = ReservationRequest(
+        if existing := self.reservations.find(key.tenant_id, frame.request_id):
+            return identity, existing, False
+        request = ReservationRequest(
             request_id=frame.request_id,
             tenant_id=key.tenant_id,
             key_id=key.key_id,
@@ -59,10 +61,10 @@ class Authorizer:
             emitted_tokens=frame.emitted_tokens,
             fingerprint=frame.answer_fingerprint,
         )
-        return identity, self.reservations.reserve(wanted, reservation_id, now, is_deferred=is_granted), True
+        return identity, self.reservations.reserve(request, reservation_id, now, is_deferred=is_fallback), True
 
     def caller(self, frame: Reserve) -> Key | None:
-        """Return the key that a refused request came with, usable or not; None where its secret was not shown."""
+        """Return the key of a rejected request, usable or not; None if its secret was not presented."""
         if not frame.HasField("fallback_admission"):
             return self.keys.owner(frame.credential.bearer)
         return (
@@ -70,21 +72,21 @@ class Authorizer:
         )
 
     def fallback_grant(self, tenant_id: str, edges: int, now: float) -> int:
-        """Tokens that each of `edges` may let in for a tenant while nobody can ask here."""
-        account = self.reservations.quota(tenant_id)
-        left = account.tokens_left(now) if account else 0
+        """Return the tokens that each of `edges` edges may admit for a tenant while auth is unreachable."""
+        quota = self.reservations.quota(tenant_id)
+        left = quota.tokens_left(now) if quota else 0
         return self.fallback_tokens if left is None else int(left * self.fallback_share / max(1, edges))
 
     def _authenticate(self, credential: Credential, now: float) -> Key:
         return self.keys.identify(credential.bearer, loopback=credential.loopback, now=now)
 
     def _identity(self, key: Key, requested: "Priority.ValueType") -> Identity:
-        account = self.reservations.quota(key.tenant_id)
-        assert account, "a key is made for a tenant that exists, and tenants are never removed"
+        quota = self.reservations.quota(key.tenant_id)
+        assert quota, "a key belongs to an existing tenant, and tenants are never removed"
         return Identity(
             tenant_id=key.tenant_id,
-            priority=account.tenant.effective_priority(requested),
-            weight=account.tenant.weight,
+            priority=quota.tenant.effective_priority(requested),
+            weight=quota.tenant.weight,
             cache_salt=self._cache_salt(key.tenant_id),
             key_id=key.key_id,
         )

@@ -1,4 +1,4 @@
-"""Which edges are there, and which have stayed away for too long."""
+"""Edge sessions: the connected edges, and the edges whose grace period has passed."""
 
 import math
 
@@ -6,9 +6,9 @@ from penstock.chassis.clocks import StallFreeClock
 
 
 class EdgeSessions:
-    """Counts each instance's streams. An edge that reconnects within the grace was never away.
+    """Streams per edge instance. The session of an edge survives a disconnection shorter than `grace`.
 
-    `step`: s between two looks that count at most; nobody can reconnect to a process that stands still.
+    `max_gap`: longest time in s between two calls that counts, because no edge can reconnect while this process stalls.
     """
 
     def __init__(self, *, grace: float, max_gap: float = math.inf) -> None:
@@ -21,7 +21,7 @@ class EdgeSessions:
         return len(self._streams)
 
     def on_connected(self, edge_id: str) -> None:
-        """A new stream may come before the loss of the old one is noticed."""
+        """Add a stream. It may connect before the loss of the former stream is detected."""
         self._streams[edge_id] = self._streams.get(edge_id, 0) + 1
         self._away_since.pop(edge_id, None)
 
@@ -32,13 +32,13 @@ class EdgeSessions:
             self._away_since[edge_id] = self._clock.at(now)
 
     def expect(self, edge_id: str, now: float) -> None:
-        """An edge of the process before this one; its grace begins now."""
+        """Start the grace period of an edge of the former process."""
         self._away_since.setdefault(edge_id, self._clock.at(now))
 
     def pop_expired(self, now: float) -> list[str]:
-        """Return, once each, the edges whose grace is over."""
+        """Return, once each, the edges whose grace period has passed."""
         ran = self._clock.at(now)
-        found = [edge_id for edge_id, since in self._away_since.items() if since + self._grace <= ran]
-        for edge_id in found:
+        expired = [edge_id for edge_id, since in self._away_since.items() if since + self._grace <= ran]
+        for edge_id in expired:
             del self._away_since[edge_id]
-        return found
+        return expired

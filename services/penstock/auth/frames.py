@@ -1,4 +1,4 @@
-"""Answers of auth as frames."""
+"""Frames that auth sends to edges."""
 
 from penstock.auth.identity.keys import Key
 from penstock.auth.quota.reservation import Reservation

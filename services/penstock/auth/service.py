@@ -1,4 +1,4 @@
-"""AdmissionService: frames of edges to calls on the desk and back. What an edge is promised is in the store first."""
+"""AdmissionService: turns frames of edges into calls of the authorizer. A promise to an edge is persisted first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,18 +23,20 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
-SWEEP_INTERVAL_S = 0.5  # s; how late a lapse may be noticed
+SWEEP_INTERVAL_S = 0.5  # s; an expired reservation is detected within this time
 
 EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
 
 
 class StoreUnavailable(Unavailable):
-    """The store did not keep a reservation, so there is none."""
+    """The reservation could not be written to the store, so it was cancelled."""
 
     default_reason = "STORE_UNAVAILABLE"
 
 
 class AdmissionService(AdmissionServiceServicer):
+    """The streams of all edges."""
+
     def __init__(
         self,
         authorizer: Authorizer,
@@ -52,12 +54,12 @@ class AdmissionService(AdmissionServiceServicer):
 
     @property
     def figures(self) -> dict[str, float]:
-        accounts = self._authorizer.reservations
+        reservations = self._authorizer.reservations
         return {
-            "reservations": accounts.reservation_count,
-            "reserved_tokens": accounts.reserved_tokens,
-            "concurrent_requests": accounts.concurrent_requests,
-            "tenants": len(accounts),
+            "reservations": reservations.reservation_count,
+            "reserved_tokens": reservations.reserved_tokens,
+            "concurrent_requests": reservations.concurrent_requests,
+            "tenants": len(reservations),
             "keys": len(self._authorizer.keys),
             "edges": len(self._edge_sessions),
             "store_pending": self._store.pending,
@@ -78,7 +80,7 @@ class AdmissionService(AdmissionServiceServicer):
                 self._edge_sessions.on_disconnected(edge_id, self._clock())
 
     async def sweep(self) -> None:
-        """Settle what lapses and what edges that stay away hold, until cancelled."""
+        """Settle expired reservations and those of expired edge sessions, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now = self._clock()
@@ -89,7 +91,7 @@ class AdmissionService(AdmissionServiceServicer):
                 self._expire_edge(edge_id, now)
 
     async def drain(self) -> None:
-        """Tell every edge, once all that it may have been promised is kept, to ask another process."""
+        """Send `end` to every edge after all pending changes are persisted."""
         await self._store.flush()
         for peer in self._peers:
             peer.send(frames.end("draining"))
@@ -147,7 +149,7 @@ class AdmissionService(AdmissionServiceServicer):
         if error:
             self._authorizer.reservations.cancel(reservation)
         if not self._authorizer.reservations.is_live(reservation):
-            text = "the books of auth cannot be written now; nothing was reserved"
+            text = "the store of auth cannot be written now; nothing was reserved"
             self._reject(peer, request_id, StoreUnavailable(text, retry_after=1.0), span, identity)
             return
         span.end(tenant_id=identity.tenant_id)
@@ -180,7 +182,7 @@ class AdmissionService(AdmissionServiceServicer):
         answer = partial(self._on_settlement_persisted, peer, frame.reservation_id)
         if charge:
             self._persist(charge, answer)
-        else:  # ended before; what ended it may still be on its way to the store
+        else:  # settled before; that change may not be persisted yet
             self._store.write(Barrier(), answer)
 
     def _on_settlement_persisted(self, peer: EdgePeer, reservation_id: str, error: Exception | None) -> None:
@@ -199,7 +201,7 @@ class AdmissionService(AdmissionServiceServicer):
 
 
 def _names(reservation: Reservation) -> dict[str, str]:
-    """Return what a log line calls a reservation and its caller."""
+    """Return the fields by which log lines name a reservation and its caller."""
     request = reservation.request
     return {
         "reservation_id": reservation.reservation_id,

@@ -1,4 +1,4 @@
-"""The `auth.reserve` span: from a reservation's arrival to its being kept, or to its refusal."""
+"""The `auth.reserve` span: from the arrival of a reservation request until it is persisted or rejected."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,9 @@ SPAN_NAME = "auth.reserve"
 
 @dataclass(frozen=True, slots=True)
 class ReserveSpan:
-    span: Span | None  # None where the caller's trace is not recorded
+    """Span of one reservation request."""
+
+    span: Span | None  # None if the trace of the caller is not recorded
 
     @classmethod
     def start(cls, frame: Reserve) -> "ReserveSpan":

@@ -1,4 +1,4 @@
-"""`penstock faults`: runs worlds that fail by seed, or replays one of them frame by frame."""
+"""`penstock faults`: runs worlds with injected faults, and replays one of them with its frame log."""
 
 import sys
 import time
@@ -13,19 +13,19 @@ from penstock.faults.plan import PlanOverrides
 from penstock.faults.run import WorldResult
 from penstock.faults.sweep import SweepSummary, replay, run_seeds
 
-MAX_SHOWN_WORLDS = 20  # failing worlds
+MAX_SHOWN_WORLDS = 20  # failed worlds that are printed
 
 
 def run_faults(seeds: range, processes: int, *, overrides: PlanOverrides, as_json: bool) -> None:
-    """Run every seed; exit with 1 if a promise was broken."""
+    """Run the seeds and print a summary; exits with status 1 if a guarantee was violated."""
     started_at, summary = time.monotonic(), SweepSummary()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr_console, transient=True) as progress:
-        task = progress.add_task("worlds", total=len(seeds))
+        line = progress.add_task("worlds", total=len(seeds))
         for result in run_seeds(seeds, overrides, processes=processes):
             summary.add(result)
-            failed = f", {len(summary.failed_worlds)} with broken promises" if summary.failed_worlds else ""
-            progress.update(task, advance=1, description=f"worlds{failed}")
+            failed = f", {len(summary.failed_worlds)} with violations" if summary.failed_worlds else ""
+            progress.update(line, advance=1, description=f"worlds{failed}")
     elapsed_s = time.monotonic() - started_at
     if as_json:
         stdout_console.print_json(data=_summary_json(summary, elapsed_s))
@@ -36,7 +36,7 @@ def run_faults(seeds: range, processes: int, *, overrides: PlanOverrides, as_jso
 
 
 def show_replay(seed: int, overrides: PlanOverrides) -> None:
-    """Replay one seed and print its frames and faults; exit with 1 if a promise was broken."""
+    """Replay one seed and print its frame log; exits with status 1 if a guarantee was violated."""
     result, frame_log = replay(seed, overrides)
     for line in frame_log:
         print(line)
@@ -57,7 +57,9 @@ def _summary_json(summary: SweepSummary, elapsed_s: float) -> dict[str, Any]:
         "failpoints": len(FAILPOINTS),
         "failpoints_hit": summary.failpoints_hit,
         "failpoints_missed": [str(failpoint) for failpoint in summary.failpoints_missed],
-        "failing": {str(each.plan.seed): [str(found) for found in each.violations] for each in summary.failed_worlds},
+        "failed": {
+            str(each.plan.seed): [str(violation) for violation in each.violations] for each in summary.failed_worlds
+        },
     }
 
 
@@ -66,14 +68,22 @@ def _show_summary(summary: SweepSummary, elapsed_s: float) -> None:
         _show_result(result)
     table = Table(box=None, pad_edge=False, show_header=False)
     faults = ", ".join(f"{count:,} {kind}" for kind, count in summary.faults_by_kind.most_common())
-    missed = f"; never passed: {', '.join(map(str, summary.failpoints_missed))}" if summary.failpoints_missed else ""
-    broken = f"{len(summary.failed_worlds)} with broken promises"
+    missed = f"; never: {', '.join(map(str, summary.failpoints_missed))}" if summary.failpoints_missed else ""
     for name, text in (
-        ("worlds", f"{summary.worlds:,}, {summary.worlds_with_faults:,} with faults; {broken}"),
+        (
+            "worlds",
+            (
+                f"{summary.worlds:,}, {summary.worlds_with_faults:,} with faults; "
+                f"{len(summary.failed_worlds)} with violations"
+            ),
+        ),
         ("requests", f"{summary.requests:,}"),
         ("faults", faults or "none"),
-        ("failpoints", f"{summary.failpoints_hit} of {len(FAILPOINTS)} passed{missed}"),
-        ("time", f"{summary.virtual_s:,.0f} s passed in {elapsed_s:.1f} s; {summary.worlds / elapsed_s:.1f} worlds/s"),
+        ("failpoints", f"{summary.failpoints_hit} of {len(FAILPOINTS)} were reached{missed}"),
+        (
+            "time",
+            f"{summary.virtual_s:,.0f} virtual s in {elapsed_s:.1f} s; {summary.worlds / elapsed_s:.1f} worlds/s",
+        ),
     ):
         table.add_row(name, text)
     stdout_console.print(table)

@@ -1,7 +1,7 @@
-"""The client SDK: prompts in, tokens out, each exactly once, over one edge or many.
+"""The client SDK: sends prompts to one or more edges and returns each token of an answer exactly once.
 
-Owns retries, resuming after a lost connection, and the typing of errors. Never tokenizes, and keeps nothing of a
-request once its answer is over.
+It retries, resumes an answer after a lost connection, and raises typed errors. It does not tokenize, and it keeps no
+state of a request after its end.
 """
 
 from penstock.chassis.errors import (

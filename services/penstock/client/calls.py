@@ -1,10 +1,11 @@
-"""A call for each request: `Generate`, and the unary calls."""
+"""Transport with one gRPC call per request: `Generate`, and the unary calls."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
 
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import PenstockError, error_from_rpc
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.progress import Event
@@ -13,20 +14,20 @@ from penstock.v1.inference_pb2 import GenerateRequest
 Response = TypeVar("Response")
 Metadata = tuple[tuple[str, str], ...]
 
-# The edge ends a request in time by itself; this only bounds an edge that has stopped.
-DEADLINE_MARGIN_S = 2.0  # s
+# The edge ends a request at its timeout. The call's deadline is later, for an edge that has stalled.
+DEADLINE_MARGIN_S = 2.0
 
 
 class CallTransport:
+    """Runs each attempt as a call of its own on the next connected endpoint."""
+
     def __init__(self, endpoints: Endpoints, metadata: Metadata) -> None:
         self._endpoints = endpoints
         self._metadata = metadata
 
     async def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
         endpoint = await self._endpoints.next_connected(connect_timeout)
-        timeout = (
-            request.timeout.ToTimedelta().total_seconds() + DEADLINE_MARGIN_S if request.HasField("timeout") else None
-        )
+        timeout = seconds_of(request.timeout) + DEADLINE_MARGIN_S if request.HasField("timeout") else None
         call: Any = endpoint.stub.Generate(request, metadata=self._metadata, timeout=timeout)
         try:
             async for frame in call:

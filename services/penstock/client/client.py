@@ -1,4 +1,4 @@
-"""The way in: one client, any number of edges and requests."""
+"""The client: any number of requests to one or more edges."""
 
 import asyncio
 import random
@@ -20,26 +20,26 @@ from penstock.v1.inference_pb2 import CountTokensResponse, ListModelsRequest, Mo
 
 Result = TypeVar("Result")
 
-UNARY_TIMEOUT_S = 30.0  # s
+UNARY_TIMEOUT_S = 30.0
 
 
 class Client:
-    """Talks to one edge, or to several, among which it spreads requests and goes on when one is lost.
+    """Sends requests to one edge, or distributes them over several and continues on another if one is lost.
 
     async with Client("127.0.0.1:8080", api_key=key) as client:
-        async with client.generate("Hello", max_output_tokens=64) as answer:
-            async for piece in answer:
-                print(piece.text, end="")
-        print(answer.finished.usage)
+        async with client.generate("Hello", max_output_tokens=64) as generation:
+            async for chunk in generation:
+                print(chunk.text, end="")
+        print(generation.finished.usage)
 
-    Every call raises PenstockError, by type and with `reason` and `retry_after`; to be used on one event loop.
+    Errors are subclasses of PenstockError with `reason` and `retry_after`. A client belongs to one event loop.
     """
 
     def __init__(
         self,
         *targets: str,
         api_key: str = "",
-        credentials: grpc.ChannelCredentials | None = None,  # None: plaintext
+        credentials: grpc.ChannelCredentials | None = None,  # None for plaintext
         retries: RetryPolicy | None = None,
     ) -> None:
         if not targets:
@@ -60,17 +60,17 @@ class Client:
         await self._endpoints.close()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        """An answer to iterate, best within its own `async with`. Raises TypeError or ValueError for wrong options."""
+        """Return a generation to iterate in `async with`. Raises TypeError or ValueError for invalid options."""
         return Generation(self._transport, generate_request(prompt, **options), self._budget)
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> str:
-        """The whole text of an answer."""
-        async with self.generate(prompt, **options) as answer:
-            return await answer.read()
+        """Return the whole text of an answer."""
+        async with self.generate(prompt, **options) as generation:
+            return await generation.read()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """Many requests on one stream, for as long as the block runs; what runs at its end is cancelled."""
+        """Open a session: many requests on one stream. Requests that run at the end of the block are cancelled."""
         session = Session(self._endpoints, self._metadata, self._budget)
         running = asyncio.create_task(session.run())  # not a TaskGroup: it would wrap what the block raises
         try:
@@ -91,21 +91,21 @@ class Client:
 
     async def list_models(self) -> list[Model]:
         request = ListModelsRequest()
-        answer = await self._call(lambda to, key: to.stub.ListModels(request, metadata=key, timeout=UNARY_TIMEOUT_S))
-        return list(answer.models)
+        response = await self._call(lambda to, key: to.stub.ListModels(request, metadata=key, timeout=UNARY_TIMEOUT_S))
+        return list(response.models)
 
     async def _call(self, call: Callable[[Endpoint, Metadata], Awaitable[Result]]) -> Result:
-        """Call until it is answered; these calls change nothing, so asking again is harmless."""
+        """Call with retries. The unary calls are read-only, so repeating them is safe."""
         attempt = 1
         while True:
             try:
-                answer = await self._transport.unary(call, self._budget.policy.connect_timeout)
+                response = await self._transport.unary(call, self._budget.policy.connect_timeout)
             except PenstockError as error:
-                wait = self._budget.delay(error, attempt, random.random())  # noqa: S311  # spreads, guards nothing
+                wait = self._budget.delay(error, attempt, random.random())  # noqa: S311  # jitter, not security
                 if wait is None:
                     raise
                 await asyncio.sleep(wait)
                 attempt += 1
             else:
                 self._budget.on_success()
-                return answer
+                return response

@@ -16,10 +16,10 @@ from penstock.client.target_rotation import TargetRotation
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 if TYPE_CHECKING:
-    from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # a name that only the type stubs have
+    from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # exists in the type stubs only
 
-CONNECT_TIMEOUT_S = 1.0  # s; for one target while there are others
-RETRY_PAUSE_S = 0.05  # s; once every target has been tried: one may be there again at any moment
+CONNECT_TIMEOUT_S = 1.0  # for one of several targets
+RETRY_PAUSE_S = 0.05  # after all targets have failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Endpoint:
 
 
 class Endpoints:
-    """Open for as long as the client is; gives out connected endpoints in rotation."""
+    """Channels to all targets of a client, selected in rotation. Open while the client is open."""
 
     def __init__(self, targets: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
         self._targets = targets
@@ -49,22 +49,22 @@ class Endpoints:
         await self._stack.aclose()
 
     def next(self) -> Endpoint:
-        """The next endpoint, connected or not."""
+        """Return the next endpoint, whether or not it is connected."""
         if not self._endpoints:
             raise RuntimeError("the client is not open; use it as `async with Client(..) as client`")
         return self._endpoints[self._rotation.next(time.monotonic())]
 
     def has_healthy_other(self) -> bool:
-        """Whether a target but the one last given has not failed of late."""
+        """Return whether a target other than the last one has not failed recently."""
         return self._rotation.has_healthy(time.monotonic())
 
     def mark_failed(self, endpoint: Endpoint) -> None:
         self._rotation.mark_failed(endpoint.target, time.monotonic())
 
     async def next_connected(self, timeout: float) -> Endpoint:
-        """The next endpoint that is connected; raises Unavailable / CONNECTION_LOST after `patience` seconds.
+        """Return the next connected endpoint. Raises Unavailable / CONNECTION_LOST after `timeout` seconds.
 
-        Connecting is no attempt at the request: whatever fails here, no server has seen it.
+        A failed connection does not count as an attempt of the request, because no server has received it.
         """
         deadline, tried = time.monotonic() + timeout, 0
         while (left := deadline - time.monotonic()) > 0:
@@ -89,7 +89,7 @@ class Endpoints:
 
 
 async def _wait_ready(connection: grpc.aio.Channel, *, fail_on_refusal: bool) -> None:
-    """Wait until connected. Raises ConnectionRefusedError at a refusal, if there is another target to ask."""
+    """Wait until connected. With `fail_on_refusal`, raises ConnectionRefusedError at the first failure."""
     while (state := connection.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if fail_on_refusal and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             raise ConnectionRefusedError

@@ -1,4 +1,4 @@
-"""What a caller gets of an answer at a time."""
+"""Progress of one answer over all attempts: duplicate tokens are dropped, and the next attempt resumes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -8,25 +8,25 @@ from penstock.v1.inference_pb2 import Accepted, Delta, Finished, GenerateRequest
 
 
 class TokenChunk(NamedTuple):
-    """The tokens of one step, and the text they have brought; the text is empty while a character is incomplete."""
+    """The tokens and text of one step. The text is empty while a character is incomplete."""
 
     text: str
     token_ids: Sequence[int]
-    first_index: int  # of the first token in the answer, from 0
-    logprobs: Sequence[float] = ()  # one for each token, if asked for
+    first_index: int  # index of the first token in the answer, from 0
+    logprobs: Sequence[float] = ()  # one for each token, if requested
 
 
 Event: TypeAlias = Accepted | Delta | Finished
 
 
 class IndexGap(Internal):
-    """Tokens are missing in what an edge has sent; the answer cannot be trusted from there on."""
+    """Tokens are missing in the frames of an edge, so the answer is invalid from there on."""
 
     default_reason = "INDEX_GAP"
 
 
 class Progress:
-    """Takes events of any attempt; gives each token once, in order, and the request that continues after the last."""
+    """Applies the events of all attempts. Returns each token once and in order, and the next request."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
@@ -34,10 +34,9 @@ class Progress:
         self.token_ids: list[int] = []
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
-        self.duplicate_tokens = 0  # tokens that came again and were dropped
-        self._has_trailing_text = (
-            False  # the text after the last token, which a resumed answer that is whole is sent again
-        )
+        self.duplicate_tokens = 0  # tokens that were received again and dropped
+        # Whether the text after the last token was received. A complete answer that is resumed sends it again.
+        self._has_trailing_text = False
 
     def __repr__(self) -> str:
         return f"<Progress {len(self.token_ids)} tokens{', finished' if self.finished else ''}>"
@@ -47,19 +46,19 @@ class Progress:
         return "".join(self._texts)
 
     def apply(self, event: Event) -> TokenChunk | None:
-        """Return what is new in `event`, if anything; raises IndexGap when tokens before it are missing."""
+        """Return the new tokens of an event, or None. Raises IndexGap if tokens before them are missing."""
         if isinstance(event, Delta):
             return self._apply_delta(event)
         if isinstance(event, Finished):
             self.finished = event
-        elif self.accepted is None:  # what a later attempt is granted follows from the first
+        elif self.accepted is None:  # later attempts use the values of the first
             self.accepted = event
         return None
 
     def next_request(self) -> GenerateRequest:
-        """What to ask next: the request as given, or how it goes on after what has come.
+        """Return the request of the next attempt, which resumes after the tokens received so far.
 
-        Once an edge has taken it in, the model, the seed and the length are settled, whatever another would choose.
+        Model, seed and output limit are those that the first edge accepted, even if another edge would choose others.
         """
         request = GenerateRequest()
         request.CopyFrom(self._request)
@@ -68,7 +67,7 @@ class Progress:
             request.model = self.accepted.model
             request.max_output_tokens = self.accepted.max_output_tokens
             request.sampling.seed = self.accepted.seed
-            if self.accepted.answer_id:  # also without a token: its prompt may be charged already
+            if self.accepted.answer_id:  # also without a token, because the prompt may be charged already
                 request.resume.answer_id = self.accepted.answer_id
         if self.token_ids:
             request.resume.token_ids[:] = [*self._request.resume.token_ids, *self.token_ids]
@@ -80,7 +79,7 @@ class Progress:
             self.duplicate_tokens += count
             return None
         if first != expected:
-            raise IndexGap(f"the edge sent token {first} where {expected} was next; ask again")
+            raise IndexGap(f"the edge sent token {first} where {expected} was next; send the request again")
         if not count and self._has_trailing_text:
             return None
         self._has_trailing_text = not count

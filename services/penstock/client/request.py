@@ -1,4 +1,4 @@
-"""From what a caller writes to the message an edge reads."""
+"""Request messages from the options of the SDK."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, TypedDict, Unpack
@@ -18,7 +18,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 
 class Options(TypedDict, total=False):
-    """What may be asked of an answer, all optional; None stands for absent. Ranges are those of GenerateRequest."""
+    """Options of a request. All are optional, and None means absent. Ranges are those of `GenerateRequest`."""
 
     model: str
     max_output_tokens: int | None
@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     logprobs: bool
     stop: Sequence[str]
-    timeout: float | None  # s, for the whole answer with all retries
+    timeout: float | None  # s for the whole answer including all retries
     priority: "Priority.ValueType"
     explain: bool
     request_id: str
@@ -44,14 +44,14 @@ SAMPLING_FIELDS = frozenset(field.name for field in Sampling.DESCRIPTOR.fields)
 
 
 def generate_request(prompt: Prompt, **options: Unpack[Options]) -> GenerateRequest:
-    """Raises TypeError for options there are none of, ValueError for what a field cannot hold."""
+    """Build a request. Raises TypeError for an unknown option and ValueError for an invalid value."""
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
-        raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
+        raise TypeError(f"unknown option: {', '.join(sorted(unknown))}")
     given = {name: value for name, value in options.items() if value is not None}
     timeout = given.pop("timeout", None)
     sampling = {name: given.pop(name) for name in SAMPLING_FIELDS & given.keys()}
-    request = GenerateRequest(**given, sampling=Sampling(**sampling))  # type: ignore[arg-type]  # by name, as typed above
+    request = GenerateRequest(**given, sampling=Sampling(**sampling))  # type: ignore[arg-type]  # by name, typed above
     if timeout is not None:
         set_timeout(request, float(timeout))  # type: ignore[arg-type]  # as typed above
     _set_input(request, prompt)
@@ -59,7 +59,7 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> GenerateRequ
 
 
 def set_timeout(request: GenerateRequest, seconds: float) -> None:
-    request.timeout.FromNanoseconds(max(1, round(seconds * 1e9)))  # zero would mean none
+    request.timeout.FromNanoseconds(max(1, round(seconds * 1e9)))  # zero would mean no timeout
 
 
 def count_request(prompt: str | Sequence[Mapping[str, str]], model: str) -> CountTokensRequest:

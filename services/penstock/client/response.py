@@ -1,4 +1,4 @@
-"""One attempt at one request, whatever carries it."""
+"""Generation: one answer as the caller reads it, over all attempts."""
 
 import asyncio
 import random
@@ -8,6 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol, Self
 
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
 from penstock.client.progress import Event, Progress, TokenChunk
 from penstock.client.request import set_timeout
@@ -16,57 +17,60 @@ from penstock.v1.inference_pb2 import Accepted, Finished, GenerateRequest
 
 
 class Transport(Protocol):
-    def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
-        """Yield what the edge says, up to `finished`; raises PenstockError. Closing it early cancels the request.
+    """Carries attempts of requests to an edge."""
 
-        patience: s, for a connection; the request's own timeout bounds the rest.
+    def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
+        """Yield the events of one attempt up to `finished`. Raises PenstockError. Closing it early cancels the request.
+
+        `connect_timeout` limits the wait for a connection in seconds; the request's timeout limits the rest.
         """
 
 
 class Generation:
-    """Iterate it for pieces. Nothing is asked before that; leaving the block early cancels, down to the GPU.
+    """One answer, iterated as token chunks. The first iteration sends the request.
 
-    Without a block, an answer that is not read to its end is cancelled once nothing refers to it any more.
+    Leaving its block early cancels the request on the worker. Without a block, a generation that is not read to its end
+    is cancelled when it is garbage-collected.
     """
 
     def __init__(self, transport: Transport, request: GenerateRequest, budget: RetryBudget) -> None:
         self._transport = transport
         self._budget = budget
-        self._timeout = request.timeout.ToTimedelta().total_seconds() if request.HasField("timeout") else None
+        self._timeout = seconds_of(request.timeout) if request.HasField("timeout") else None
         self._progress = Progress(request)
         self._chunks = self._read_chunks()
         self.attempts = 0
 
     def __repr__(self) -> str:
-        return f"<Answer attempt {self.attempts} {self._progress}>"
+        return f"<Generation attempt {self.attempts} {self._progress}>"
 
     @property
     def is_accepted(self) -> bool:
-        """Whether an edge has taken the request in."""
+        """Whether an edge has accepted the request."""
         return self._progress.accepted is not None
 
     @property
     def accepted(self) -> Accepted:
-        """What the edge took in; there from the first piece on."""
+        """The values that the edge accepted. Available from the first chunk on; before that raises RuntimeError."""
         if self._progress.accepted is None:
-            raise RuntimeError("no edge has taken the request in yet; read the answer first")
+            raise RuntimeError("no edge has accepted the request yet; read the answer first")
         return self._progress.accepted
 
     @property
     def finished(self) -> Finished:
-        """How it ended, and what it cost; of an answer that was resumed, what its last attempt has cost."""
+        """End and usage of the answer. The usage of a resumed answer is that of its last attempt."""
         if self._progress.finished is None:
             raise RuntimeError("the answer is not finished; read it to its end first")
         return self._progress.finished
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """All text received so far."""
         return self._progress.text
 
     @property
     def token_ids(self) -> list[int]:
-        """All tokens so far."""
+        """All token ids received so far."""
         return list(self._progress.token_ids)
 
     async def __aenter__(self) -> Self:
@@ -104,7 +108,7 @@ class Generation:
                 await self._wait_before_retry(error, deadline)
 
     def _next_request(self, deadline: float | None) -> tuple[GenerateRequest, float]:
-        """The request of the next attempt, with the time that is left."""
+        """Return the request of the next attempt with the remaining time, and the timeout of its connection."""
         request, timeout = self._progress.next_request(), self._budget.policy.connect_timeout
         if deadline is not None:
             left = deadline - time.monotonic()
@@ -113,8 +117,8 @@ class Generation:
         return request, timeout
 
     async def _wait_before_retry(self, error: PenstockError, deadline: float | None) -> None:
-        """Wait for the next attempt, or raise `error` where there is to be none."""
-        wait = self._budget.delay(error, self.attempts, random.random())  # noqa: S311  # spreads, guards nothing
+        """Wait for the next attempt. Raises `error` if there is none."""
+        wait = self._budget.delay(error, self.attempts, random.random())  # noqa: S311  # jitter, not security
         if wait is None:
             raise error
         if deadline is not None and time.monotonic() + wait >= deadline:

@@ -1,4 +1,4 @@
-"""When to ask again. Pure: what went wrong comes in, how long to wait goes out."""
+"""Retry policy and retry budget: from an error to the delay before the next attempt. No I/O."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import grpc
 
 from penstock.chassis.errors import PenstockError
 
-CONNECTION_LOST = "CONNECTION_LOST"  # no server has said anything: the connection, or the server, is gone
+CONNECTION_LOST = "CONNECTION_LOST"  # the connection or the server was lost without a response
 RETRYABLE_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 
@@ -15,15 +15,18 @@ class RetryPolicy:
     """Bounds of one request's retries."""
 
     max_attempts: int = 5
-    max_wait: float = 10.0  # s; whoever is told to come back later than that is told so instead
-    backoff: tuple[float, float] = (0.05, 1.0)  # s; after the first loss, doubling up to
-    connect_timeout: float = 10.0  # s; for a connection to any of the targets
+    max_wait: float = 10.0  # s; a longer `retry_after` of the server is raised as an error instead
+    backoff: tuple[float, float] = (
+        0.05,
+        1.0,
+    )  # s after the first failure, doubled for each further one up to the second value
+    connect_timeout: float = 10.0  # s to connect to any of the targets
 
     def delay(self, error: PenstockError, attempt: int, jitter: float) -> float | None:
-        """Seconds before attempt `attempt` + 1; None when there is to be none.
+        """Return the seconds before attempt `attempt` + 1. None if the request must not be retried.
 
-        draw: uniform in [0, 1); spreads clients that failed at the same moment.
-        A server that names no time says by that that a retry cannot help (gRFC A6: a negative pushback).
+        `jitter` is uniform in [0, 1) and spreads clients that failed at the same time. An error of a server without
+        `retry_after` is not retried (gRFC A6: a negative pushback).
         """
         if attempt >= self.max_attempts:
             return None
@@ -38,10 +41,10 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Retries of all requests of one client, so that many clients cannot keep an overload alive (gRFC A6).
+    """Limits the retries of all requests of one client, so that retries cannot sustain an overload (gRFC A6).
 
-    A refusal costs 1 and a success brings `gain`; below half there are no retries. Lost connections cost nothing:
-    they are bounded by attempts, and an edge that died under a hundred answers must not cost one of them.
+    A rejection costs 1 and a success adds `success_credit`. Below half of `capacity` nothing is retried. Lost
+    connections cost nothing, because `max_attempts` bounds them and the loss of one edge may affect many answers.
     """
 
     policy: RetryPolicy
@@ -50,7 +53,7 @@ class RetryBudget:
     level: float = 10.0
 
     def delay(self, error: PenstockError, attempt: int, jitter: float) -> float | None:
-        """As the policy says, unless the budget is spent; to be asked once for each error."""
+        """Return the delay of the policy, or None if the budget is exhausted. Called once for each error."""
         wait = self.policy.delay(error, attempt, jitter)
         if wait is None or error.reason == CONNECTION_LOST:
             return wait

@@ -1,4 +1,4 @@
-"""Many requests on few streams: the cheapest way to stream, per token, and it goes on when its edge does not."""
+"""Session: many requests on one stream to an edge, with a new stream if that edge drains or is lost."""
 
 import asyncio
 import random
@@ -18,17 +18,20 @@ from penstock.client.retries import RetryBudget
 from penstock.client.stream import DRAINING, EdgeStream, connection_lost
 from penstock.v1.inference_pb2 import GenerateRequest
 
-EDGE_SEARCH_TIMEOUT_S = 60.0  # s; for a connected edge, until the search begins anew
-RECONNECT_BACKOFF_S = (0.05, 1.0)  # s; between streams that no edge greeted, drawn from the upper half
-# What an edge says of itself and not of the request, beside that it drains: another may do better.
+EDGE_SEARCH_TIMEOUT_S = 60.0  # of one search for a connected edge; then the next search begins
+RECONNECT_BACKOFF_S = (
+    0.05,
+    1.0,
+)  # first and longest delay after a stream that was not connected; jitter takes up to half of it
+# Errors of one edge and not of the request, beside DRAINING: another edge may succeed.
 SWITCH_EDGE_REASONS = frozenset({"AUTH_LOST", "QUEUE_LOST"})
 
 
 class Session:
-    """`generate` as the client has it, all on one stream at a time. Runs while the client's `session()` block does.
+    """Sends requests over one stream at a time. Exists while the client's `session()` block runs.
 
-    An edge that drains, or has lost a tier, gets no more requests: the next go to another edge, while those that run
-    on the first stream end there.
+    An edge that drains or has lost an upstream receives no further requests. New requests go to another edge, while
+    running requests complete on the first stream.
     """
 
     def __init__(self, endpoints: Endpoints, metadata: Metadata, budget: RetryBudget) -> None:
@@ -37,7 +40,7 @@ class Session:
         self._budget = budget
         self._instance_id = f"client-{uuid4().hex[:8]}"
         self._streams: list[EdgeStream] = []
-        self._current: EdgeStream | None = None  # takes what is asked next
+        self._current: EdgeStream | None = None  # accepts new requests
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -45,11 +48,11 @@ class Session:
         return Generation(self, generate_request(prompt, **options), self._budget)
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> str:
-        async with self.generate(prompt, **options) as answer:
-            return await answer.read()
+        async with self.generate(prompt, **options) as generation:
+            return await generation.read()
 
     async def run(self) -> None:
-        """Keep a stream to an edge that takes requests, until cancelled."""
+        """Keep a stream connected to an edge that accepts requests, until cancelled."""
         wait = RECONNECT_BACKOFF_S[0]
         async with asyncio.TaskGroup() as group:
             while not self._is_closed:
@@ -60,23 +63,23 @@ class Session:
                 self._endpoints.mark_failed(stream.endpoint)
                 wait = RECONNECT_BACKOFF_S[0] if stream.was_connected else min(2 * wait, RECONNECT_BACKOFF_S[1])
                 if not stream.was_connected:
-                    await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  # spreads, guards nothing
+                    await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not security
 
     async def end(self) -> None:
-        """Say that nothing more comes; what still runs is cancelled with its stream."""
+        """Cancel running requests and end all streams."""
         self.close()
         for stream in list(self._streams):
             await stream.end(_closed())
 
     def close(self) -> None:
-        """End what runs and take no more."""
+        """Cancel running requests and reject new ones."""
         self._is_closed = True
-        self._changed.set()  # whoever waits for an edge is to hear of it too
+        self._changed.set()  # wakes requests that wait for an edge
         for stream in self._streams:
             stream.fail(_closed())
 
     async def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
-        """As any transport. That an edge drains is no answer to a request, and finding another no attempt at it."""
+        """Run one attempt. A DRAINING rejection moves it to another edge without counting as an attempt."""
         deadline, wait = time.monotonic() + connect_timeout, 0.0
         while True:
             stream = await self._wait_accepting_stream(deadline, connect_timeout)
@@ -91,13 +94,13 @@ class Session:
                     stream.retire()
                 if error.reason != DRAINING or time.monotonic() + wait >= deadline:
                     raise
-                await asyncio.sleep(wait)  # not the first time: there may be another edge
+                await asyncio.sleep(wait)  # 0 s at first, because another edge may be connected
                 wait = error.retry_after or RECONNECT_BACKOFF_S[0]
             else:
                 return
 
     async def _wait_accepting_stream(self, deadline: float, timeout: float) -> EdgeStream:
-        """Wait for a stream that takes requests; raises CONNECTION_LOST when there is none for too long."""
+        """Return a stream that accepts requests. Raises Unavailable / CONNECTION_LOST at `deadline`."""
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                 while not (self._is_closed or self._current):

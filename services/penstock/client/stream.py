@@ -1,4 +1,4 @@
-"""One stream to one edge, with the requests that run on it."""
+"""Edge stream: one session stream to one edge, with the requests that run on it."""
 
 import asyncio
 import itertools
@@ -24,17 +24,17 @@ from penstock.v1.inference_pb2 import (
 )
 from penstock.v1.stream_pb2 import Hello
 
-DRAINING = "DRAINING"  # an edge that ends takes nothing new
-CLOSE_TIMEOUT_S = 5.0  # s; for an edge to close a stream that is not wanted any more
+DRAINING = "DRAINING"  # an edge that drains rejects new requests
+CLOSE_TIMEOUT_S = 5.0  # for an edge to close a retired stream
 
-# Unread events of one request; bounded by the length of its own answer.
+# Unread events of one request. The length of its answer bounds them.
 EventQueue = asyncio.Queue[Event | PenstockError]
 
 
 class EdgeStream:
-    """Takes requests from when it is up until it is retired, and lasts as long as one of them runs or until it is lost.
+    """Accepts requests from connection to retirement, and stays open until they end or the stream is lost.
 
-    `on_change` is called when it begins to take requests and when it ceases to, whatever for.
+    `on_change` is called when the stream begins and when it ceases to accept requests.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class EdgeStream:
         self.is_accepting = False
         self._on_change = on_change
         self._handles = itertools.count(1)
-        self._event_queues: dict[int, EventQueue] = {}  # of the requests that run
-        self._unacknowledged: set[int] = set()  # of those, what the edge has said nothing of
+        self._event_queues: dict[int, EventQueue] = {}  # of running requests, by handle
+        self._unacknowledged: set[int] = set()  # handles for which the edge has sent no frame yet
         self._is_idle = asyncio.Event()
         self._retired = asyncio.Event()
         self._link = Link[SessionRequest, SessionResponse](
@@ -65,25 +65,25 @@ class EdgeStream:
         return f"<EdgeStream {self.endpoint.target} {len(self._event_queues)} requests{accepting}>"
 
     async def run(self) -> None:
-        """Hold the stream until it is lost, or retired and empty."""
+        """Run the stream until it is lost, or retired and idle."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
-                leaving = group.create_task(self._close_when_idle(limit))
+                closing = group.create_task(self._close_when_idle(limit))
                 await self._link.run_once()
-                leaving.cancel()
+                closing.cancel()
         self._stop_accepting()
 
     async def wait_retired(self) -> None:
-        """Wait until it takes no more requests."""
+        """Wait until the stream accepts no more requests."""
         await self._retired.wait()
 
     def retire(self) -> None:
-        """Take no more; what runs goes on."""
+        """Accept no more requests. Running requests continue."""
         self._stop_accepting()
         self._check_idle()
 
     async def end(self, error: PenstockError) -> None:
-        """End what runs with `error`, and tell the edge that nothing more comes."""
+        """End running requests with `error`, and send `end` to the edge."""
         self.fail(error)
         self._link.end("closed by the client")
         await self._link.flush()
@@ -110,12 +110,12 @@ class EdgeStream:
                     return
         finally:
             self._unacknowledged.discard(handle)
-            if self._event_queues.pop(handle, None):  # it runs still
+            if self._event_queues.pop(handle, None):  # it is still running
                 self._link.send(SessionRequest(cancel=SessionCancel(handle=handle)))
                 self._check_idle()
 
     async def _close_when_idle(self, limit: asyncio.Timeout) -> None:
-        """Say that nothing more comes once a retired stream is empty; its edge closes it, or we do."""
+        """Send `end` once a retired stream is idle. The edge closes it, or the client after `CLOSE_TIMEOUT_S`."""
         await self._is_idle.wait()
         self._link.end("moved on")
         limit.reschedule(asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S)
@@ -130,7 +130,7 @@ class EdgeStream:
             self.is_accepting = False
             self._on_change(self)
 
-    # What the link says.
+    # Events of the link.
 
     def _on_up(self, _: Hello) -> None:
         self.was_connected = self.is_accepting = True
@@ -138,9 +138,9 @@ class EdgeStream:
 
     def _on_down(self, reason: str) -> None:
         for handle in self._unacknowledged & self._event_queues.keys() if reason == "ended" else ():
-            # An edge ends a stream once nothing runs on it: what crossed with its last word was never begun.
+            # An edge ends a stream once it is idle, so it has not started a request that crossed its `end` frame.
             self._deliver_last(
-                handle, Unavailable("the edge ended the stream before it took the request", reason=DRAINING)
+                handle, Unavailable("the edge ended the stream before it accepted the request", reason=DRAINING)
             )
         self.fail(connection_lost(reason))
         self._stop_accepting()
@@ -156,8 +156,8 @@ class EdgeStream:
                 self._deliver_last(frame.finished.handle, frame.finished.finished)
             case "failed":
                 self._deliver_last(frame.failed.handle, error_from_failure(frame.failed.failure))
-            case "cancelled":  # of a request that we have cancelled, nobody listens any more
-                self._deliver_last(frame.cancelled.handle, connection_lost("the edge let go of the request"))
+            case "cancelled":  # a request that the client cancelled has no queue any more
+                self._deliver_last(frame.cancelled.handle, connection_lost("the edge cancelled the request"))
 
     def _deliver(self, handle: int, event: Accepted | Delta) -> None:
         self._unacknowledged.discard(handle)
@@ -171,7 +171,7 @@ class EdgeStream:
 
 
 def deltas_of(step: SessionStep) -> Iterator[tuple[int, Delta]]:
-    """Take a step's parallel arrays apart: which request, and what is new of it."""
+    """Yield the handle and the delta of each request in a step's parallel arrays."""
     start = 0
     for handle, text, first_index, count in zip(step.handles, step.texts, step.first_indexes, step.counts, strict=True):
         end = start + count

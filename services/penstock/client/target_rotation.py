@@ -1,18 +1,20 @@
-"""Which of several targets comes next: each in turn, but for those that have just failed."""
+"""Target rotation: the targets of a client in turn, except those that failed recently."""
 
-FAILURE_COOLDOWN_S = 1.0  # s; during which a target that failed is asked only if all others have failed as well
+FAILURE_COOLDOWN_S = 1.0  # a failed target is used within this time only if all others have failed as well
 
 
 class TargetRotation:
+    """Round-robin order of targets. No I/O; `now` is passed in."""
+
     def __init__(self, targets: list[str]) -> None:
-        self._targets = targets  # the next first
+        self._targets = targets  # next first
         self._failed_at: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._targets)
 
     def next(self, now: float) -> str:
-        """The next that has not failed of late, or else the one whose failure is the longest ago."""
+        """Return the next target that has not failed recently, or else the one that failed first."""
         healthy = (each for each in self._targets if self._is_healthy(each, now))
         chosen = next(healthy, None) or min(self._targets, key=lambda each: self._failed_at[each])
         self._targets.remove(chosen)
@@ -20,7 +22,7 @@ class TargetRotation:
         return chosen
 
     def has_healthy(self, now: float) -> bool:
-        """Whether a target but the one last given has not failed of late."""
+        """Return whether a target other than the last one has not failed recently."""
         return any(self._is_healthy(each, now) for each in self._targets[:-1])
 
     def mark_failed(self, target: str, now: float) -> None:

@@ -1,6 +1,6 @@
-"""The edge: the public API, and owner of each client's connection, prompt and tokens emitted so far.
+"""The edge: the public API, and the owner of each client's connection, prompt and emitted tokens.
 
-It turns text into ids and ids into text, spends nothing without auth's leave, waits its turn in the queue, runs on the
-worker it is given, and starts again elsewhere with what was emitted when anything on the way dies. It never decides who
-goes first or which worker runs what.
+The edge tokenizes prompts and detokenizes answers. It reserves tokens at auth, enqueues a ticket, runs the lease on the
+worker that the scheduler chose, and enqueues the request again with the tokens emitted so far if a worker is lost. The
+queue decides the order of requests, and the scheduler decides which worker runs each of them.
 """

@@ -29,14 +29,12 @@ async def run_edge(config: EdgeConfig) -> None:
 
 @asynccontextmanager
 async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
-    """An edge that serves; leaving the block drains it.
+    """Serve an edge; leaving the block drains it.
 
-    It does not listen before it could answer, so that whoever asks it meanwhile is refused and goes elsewhere at once.
+    The edge listens only once it can serve, so that a client which connects earlier switches to another edge at once.
     """
-    clock, hello = (
-        WallMonotonicClock(),
-        Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="edge", zone=config.zone),
-    )
+    clock = WallMonotonicClock()
+    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="edge", zone=config.zone)
     with TokenizerPools(config.tokenizer_threads) as threads:
         catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout)
         runner = RequestRunner(config, hello, catalog, clock)
@@ -63,7 +61,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
 
 
 async def _wait_ready(runner: RequestRunner, catalog: ModelCatalog, timeout: float) -> None:
-    """Return once a request would go straight on; in a mesh where it cannot, after `patience` s, to say so."""
+    """Return once upstreams and models are ready, or after `timeout` s, so that clients receive an error."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             await runner.has_connected.wait()

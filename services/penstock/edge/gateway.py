@@ -1,4 +1,4 @@
-"""The edge as its front ends see it: gRPC and HTTP both speak through these calls."""
+"""Gateway: the operations of the edge that the gRPC and HTTP APIs call."""
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,11 +29,11 @@ from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse,
 
 Parsed = TypeVar("Parsed")
 
-BYTES_PER_ID = 4  # as the edge's own arrays have them
-BYTES_PER_PYTHON_ID = 36  # a Python int in a tuple, as a caller's are until the flight ends
-PROBE_OVERHEAD_BYTES = 4_096  # about, of what waits beside a request's own bytes
-MAX_INLINE_PROMPT_CHARS = 128  # characters; 0.5 us each, as against 90 us of CPU and some turns of the loop
-CHECKED_IDS_PER_TOKENIZED_CHAR = 8  # that are checked in the time in which one is tokenized
+BYTES_PER_ID = 4  # in an array of token ids
+BYTES_PER_PYTHON_ID = 36  # of a Python int in a tuple, as in `RequestSpec`
+PROBE_OVERHEAD_BYTES = 4_096  # approximate memory of a waiting request beside its own bytes
+MAX_INLINE_PROMPT_CHARS = 128  # 0.5 us each; a thread costs 90 us of CPU and turns of the event loop
+CHECKED_IDS_PER_TOKENIZED_CHAR = 8  # token ids checked in the time of tokenizing one character
 _seeds = random.SystemRandom()
 
 
@@ -42,9 +42,9 @@ async def _no_op() -> None:
 
 
 class Gateway:
-    """Requests in, answers out. Every call raises PenstockError with what its caller may be told.
+    """Runs requests. Every method raises PenstockError with a message for the caller.
 
-    Specs are to be valid by the public limits (`validate`) already; what depends on the model is checked here.
+    A spec must satisfy the public limits already (`validate`). Limits that depend on the model are checked here.
     """
 
     def __init__(self, config: EdgeConfig, runner: RequestRunner, catalog: ModelCatalog, pools: TokenizerPools) -> None:
@@ -61,15 +61,15 @@ class Gateway:
         admission: AdmissionResult,
         *,
         traceparent: str = "",
-        on_admitted: Callable[[], Awaitable[object]] = _no_op,  # awaited first of all but the queue's word
+        on_admitted: Callable[[], Awaitable[object]] = _no_op,  # awaited first, after the admission probe
     ) -> AsyncIterator[ResponseStream]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
-        async with gateway.generate(spec, credential, gateway.arrive(outline, credential)) as answer:
+        async with gateway.generate(spec, credential, gateway.admit(estimate, credential)) as answer:
             async for event in answer: ...
 
-        Entering raises what `open` raises; iterating raises everything else, refusals before `accepted`. Leaving the
-        block before `finished` cancels the request down to the GPU.
+        Entering raises the errors of `create`; iterating raises all others, and rejections before `accepted`. Leaving
+        the block before `finished` cancels the request on its worker.
         """
         if admission.probe:
             await self.probe(admission.probe, _size_bytes(spec))
@@ -84,7 +84,7 @@ class Gateway:
             self._runner.cancel(context)
 
     async def parse(self, size: int, parse: Callable[[], Parsed]) -> Parsed:
-        """Have a body of `size` bytes parsed; a long one must not hold up everybody's tokens."""
+        """Parse a body of `size` bytes. A large one is parsed in a thread, so that it does not delay other requests."""
         return parse() if size <= SMALL_INPUT_BYTES else await self._pools.run(size, parse)
 
     def admit(
@@ -93,20 +93,20 @@ class Gateway:
         credential: Credential,
         *,
         traceparent: str = "",
-        time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and what is asked for counts
-        caller_classes: CallerClassCache | None = None,  # a session's
+        time_left: float | None = None,  # s until the call's own deadline; the earlier of both limits applies
+        caller_classes: CallerClassCache | None = None,  # of the session; None for a single call
     ) -> AdmissionResult:
-        """Decide at the door, before anything is made of a request. Raises Overloaded when the queue has no room."""
-        time = self._time_limit(estimate.timeout_s, time_left)
+        """Admit or reject a request before it is parsed. Raises Overloaded if the queue would reject it."""
+        time_limit = self._time_limit(estimate.timeout_s, time_left)
         now = self._runner.now()
         return self._runner.admission.admit(
-            estimate, credential, traceparent, arrived_at=now, time_limit=time, caller_classes=caller_classes
+            estimate, credential, traceparent, arrived_at=now, time_limit=time_limit, caller_classes=caller_classes
         )
 
     async def probe(self, probe: AdmissionProbe, size: int) -> None:
-        """Ask the queue first, where an arrival is to, while `size` bytes wait.
+        """Send an admission probe to the queue, while the request's `size` bytes wait.
 
-        Raises Overloaded when it would not take the request in, or when the edge is full.
+        Raises Overloaded if the queue would reject the request, or if the edge is full.
         """
         with self._runner.requests.hold_bytes(size + PROBE_OVERHEAD_BYTES):
             await self._runner.queue.probe(probe)
@@ -120,7 +120,7 @@ class Gateway:
         *,
         traceparent: str = "",
     ) -> RequestContext:
-        """Take a request in; `prepare` gets it going. Raises Overloaded when the edge is full."""
+        """Create an active request, which `start` then starts. Raises Overloaded if the edge is full."""
         size = _size_bytes(spec)
         self._runner.requests.check_room(size)
         now = admission.arrived_at
@@ -142,14 +142,13 @@ class Gateway:
         return context
 
     async def start(self, context: RequestContext) -> None:
-        """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""
+        """Tokenize the prompt and reserve tokens. Errors are sent to the request's sink."""
         try:
-            if (
-                context.size_bytes > SMALL_INPUT_BYTES or self._runner.auth.is_unreachable
-            ):  # nobody unknown is worth that much work
+            # An unauthenticated caller must not cause the work of tokenizing a large prompt.
+            if context.size_bytes > SMALL_INPUT_BYTES or self._runner.auth.is_unreachable:
                 context.request.identity = await self.identify(context.credential)
             model = await self._catalog.find(context.spec.model)
-            plan_it = partial(
+            plan_request = partial(
                 plan_generation,
                 context.spec,
                 model,
@@ -157,27 +156,31 @@ class Gateway:
                 default_output_tokens=self._config.default_output_tokens,
                 draw_seed=partial(_seeds.getrandbits, 64),
             )
-            plan = plan_it() if _is_planned_inline(context.spec) else await self._pools.run(context.size_bytes, plan_it)
+            plan = (
+                plan_request()
+                if _is_planned_inline(context.spec)
+                else await self._pools.run(context.size_bytes, plan_request)
+            )
             self._runner.requests.add_bytes(context, BYTES_PER_ID * len(plan.prompt_ids))
             self._runner.admission.check_planned(context, plan)
-        except Exception as error:  # noqa: BLE001  # logged there; one request's fault must not end its session
+        except Exception as error:  # noqa: BLE001  # logged by `failure_from`; one request must not end its session
             self.name_caller(error, context.credential)
             self._runner.fail(context, error_from_failure(failure_from(error)))
             return
-        if context.request.is_done:  # its client left meanwhile, and its telemetry is closed
+        if context.request.is_done:  # its client has cancelled, and its telemetry is closed
             return
         now = self._runner.now()
         context.telemetry.on_tokenized(now)
         self._runner.apply(context, context.request.on_tokenized(plan, now))
 
     def cancel(self, context: RequestContext) -> None:
-        """The client does not want it any more; its outlet is told when it is over."""
+        """Cancel a request. Its sink receives the end."""
         self._runner.cancel(context)
 
     async def count_tokens(
         self, spec: RequestSpec, credential: Credential, *, include_token_ids: bool = False
     ) -> CountTokensResponse:
-        """Return the size of the spec's input; of the rest only its model counts."""
+        """Return the number of tokens of the spec's input for its model."""
         await self.identify(credential)
         model = await self._catalog.find(spec.model)
         encode = partial(model.codec.prompt_ids, spec.input, datetime.now(UTC))
@@ -199,7 +202,7 @@ class Gateway:
 
     @contextmanager
     def naming(self, credential: Credential) -> Iterator[None]:
-        """Name the caller of what is raised in the block, as `name_caller` does."""
+        """Call `name_caller` for an error that is raised in the block."""
         try:
             yield
         except Exception as error:
@@ -207,24 +210,23 @@ class Gateway:
             raise
 
     def name_caller(self, error: Exception, credential: Credential) -> None:
-        """Have the log line of an unexpected error, which the same task writes next, name a caller that is known."""
+        """Add tenant and key of a cached caller to the next log line of this task, for an unexpected error."""
         if not isinstance(error, PenstockError) and (
             known := self._runner.auth.find_identity(credential, PRIORITY_UNSPECIFIED)
         ):
             bind_contextvars(tenant=known.tenant_id, key_id=known.key_id)
 
     def _time_limit(self, *limits: float | None) -> float:
-        """Seconds that a request may take: the shortest limit given, or the default.
+        """Return the shortest given limit in seconds, or the default.
 
-        A call's own deadline above the contract's day counts as a day. A `timeout` above it is refused by `validate`,
-        which comes later.
+        A call's own deadline above one day counts as one day. `validate` rejects a `timeout` above one day later.
         """
         given = [max(0.0, limit) for limit in limits if limit is not None]
         return min([*given, TIMEOUT_S]) if given else self._config.default_timeout
 
 
 def _is_planned_inline(spec: RequestSpec) -> bool:
-    """Tell whether to plan it takes less than to have a thread do so."""
+    """Return whether planning the request takes less time than a switch to a thread."""
     match spec.input:
         case TextInput(text):
             units = len(text)
@@ -236,7 +238,7 @@ def _is_planned_inline(spec: RequestSpec) -> bool:
 
 
 def _size_bytes(spec: RequestSpec) -> int:
-    """Bytes, about, of what a client sent."""
+    """Return the approximate bytes that a spec holds."""
     return _prompt_bytes(spec.input) + BYTES_PER_PYTHON_ID * len(spec.resume_ids)
 
 

@@ -1,4 +1,4 @@
-"""The edge's control tower: performs what flights ask for, and brings them the news."""
+"""Request runner: performs the effects of active requests and delivers events to them."""
 
 import asyncio
 import math
@@ -36,11 +36,11 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
-DRAIN_TIMEOUT_S = 3.0  # s, after the last client has gone: for the receipts of cancels and the last settlements
+DRAIN_TIMEOUT_S = 3.0  # after the last client is gone, for outstanding cancels and settlements
 
 
 class RequestRunner:
-    """All flights of this process and the links they use. Everything here happens between awaits."""
+    """Owns the active requests of this process and the clients of all upstreams. State changes only between awaits."""
 
     def __init__(self, config: EdgeConfig, hello: Hello, catalog: ModelCatalog, clock: WallMonotonicClock) -> None:
         self._clock = clock
@@ -56,13 +56,13 @@ class RequestRunner:
         self.workers = WorkerClient(hello, self, idle_timeout=config.worker_idle_timeout)
         self.cancels = 0
         self.cancels_acknowledged = 0
-        self.has_connected = asyncio.Event()  # auth and a queue were there at least once
+        self.has_connected = asyncio.Event()  # set once auth and a queue shard have both been connected
         self._is_empty = asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for link in (self.auth, self.queue, self.workers):
-                group.create_task(link.run())
+            for upstream in (self.auth, self.queue, self.workers):
+                group.create_task(upstream.run())
 
     def now(self) -> float:
         return self._clock.now()
@@ -72,7 +72,7 @@ class RequestRunner:
             self.has_connected.set()
 
     async def wait_drained(self) -> None:
-        """Wait until nothing is under way and auth has confirmed every settlement, or it takes too long."""
+        """Wait until no request is active and auth has confirmed every settlement, at most `DRAIN_TIMEOUT_S`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while self.requests:
@@ -81,12 +81,12 @@ class RequestRunner:
                 await self.auth.wait_settled()
 
     def add(self, context: RequestContext) -> None:
-        """Take a flight in (`flights.check_room` says whether there is room)."""
+        """Add a request. The caller has called `requests.check_room`."""
         self.requests.add(context)
         self._schedule_tick(context)
 
     def cancel(self, context: RequestContext) -> None:
-        """The client is gone. Nothing happens to a flight that is over."""
+        """Cancel a request for its client. No effect on a request that is done."""
         if not context.request.is_done:
             self.apply(context, context.request.on_client_cancelled(self.now()))
 
@@ -94,7 +94,7 @@ class RequestRunner:
         self.apply(context, context.request.fail(error, self.now()))
 
     def apply(self, context: RequestContext, effects: list[Effect]) -> None:
-        """Perform effects in order; those of a flight that ended are its last."""
+        """Perform effects in order, then schedule the next tick or remove the request."""
         for effect in effects:
             if isinstance(effect, Emit):
                 self._emit(context, effect)
@@ -156,7 +156,7 @@ class RequestRunner:
             context.run = None
 
     def _schedule_tick(self, context: RequestContext) -> None:
-        """Have `tick` called when the flight wants it."""
+        """Replace the timer by one that is due at the request's `next_tick_at`."""
         if context.timer:
             context.timer.cancel()
             context.timer = None
@@ -169,7 +169,7 @@ class RequestRunner:
         context.timer = None
         self.apply(context, context.request.tick(self.now()))
         if context.timer is None and not context.request.is_done:
-            self._schedule_tick(context)  # the loop's timer was a moment early
+            self._schedule_tick(context)  # the timer fired slightly early
 
     def _remove(self, context: RequestContext) -> None:
         if self.requests.get(context.ticket_id) is None:
@@ -179,18 +179,18 @@ class RequestRunner:
         if not context.request.identity.key_id and (
             known := self.auth.find_identity(context.credential, context.spec.priority)
         ):
-            context.request.identity = known  # for its telemetry: it ended before auth was asked
+            context.request.identity = known  # for its telemetry: it ended before it was sent to auth
         self.requests.remove(context, now)
         context.telemetry.end(context.request, now)
         if not self.requests:
             self._is_empty.set()
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows for snapshots."""
+        """Tables of the admin snapshot."""
         return {"sheds": self.admission.sheds}
 
     def figures(self) -> dict[str, float]:
-        """Numbers for snapshots."""
+        """Figures of the admin snapshot."""
         states = {f"requests_{state}": float(count) for state, count in self.requests.count_by_state().items()}
         return {
             **states,

@@ -1,5 +1,5 @@
-"""Faults: the tiers' own processes on one thread, under virtual time, on a network that a seed breaks.
+"""Deterministic simulation testing: the tiers' own services on one thread, under virtual time, with injected faults.
 
-Owns the clock, the network, the disk and the engines of such a mesh, what goes wrong in it, and the judge of what came
-of it. Never touches a tier's rules: what runs here is what `python -m penstock.TIER` runs.
+Owns the clock, the network, the disk and the engines of each simulated mesh, the faults that a seed injects, and the
+checks of the results. Never changes a tier's rules: a world runs the code that `python -m penstock.TIER` runs.
 """

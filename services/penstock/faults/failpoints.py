@@ -1,4 +1,4 @@
-"""The places of the protocol at which a world may break: every frame that one tier sends another while it works."""
+"""Failpoints: the kinds of frames at which a fault can be injected."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +19,10 @@ _FRAMES_BY_METHOD: dict[str, tuple[Any, Any]] = {
     "penstock.v1.Inference/Session": (SessionRequest, SessionResponse),
     "penstock.v1.Inference/Generate": (None, GenerateResponse),
 }
-_SKIPPED_FRAMES = ("heartbeat", "drain")  # the first says nothing of any request, the second is nobody's to send yet
+# A heartbeat concerns no request, and no tier sends `drain` yet.
+_SKIPPED_FRAMES = ("heartbeat", "drain")
 
-# An edge closes what it opened without a word: whoever served it gives back what is left either way.
+# An edge closes its streams without an end of the request side. The server releases the remaining state in any case.
 _NEVER_SENT = frozenset(
     Failpoint(f"penstock.mesh.v1.{method}", TO_SERVER, "end")
     for method in ("AdmissionService/Admit", "QueueService/Submit", "WorkerService/Execute")
@@ -29,17 +30,17 @@ _NEVER_SENT = frozenset(
 
 
 def _all_failpoints() -> Iterator[Failpoint]:
-    for method, sides in _FRAMES_BY_METHOD.items():
-        for way, message in ((TO_SERVER, sides[0]), (TO_CLIENT, sides[1])):
+    for method, (request, response) in _FRAMES_BY_METHOD.items():
+        for direction, message in ((TO_SERVER, request), (TO_CLIENT, response)):
             if message is None:
-                yield Failpoint(method, way, "")
+                yield Failpoint(method, direction, "")
                 continue
             fields = message.DESCRIPTOR.oneofs_by_name["frame"].fields
-            yield from (Failpoint(method, way, each.name) for each in fields if each.name not in _SKIPPED_FRAMES)
+            yield from (Failpoint(method, direction, each.name) for each in fields if each.name not in _SKIPPED_FRAMES)
 
 
 FAILPOINTS = tuple(each for each in _all_failpoints() if each not in _NEVER_SENT)
-# What most requests come by.
+# Failpoints that most requests pass. Most faults are injected here, so that they are not wasted.
 COMMON_FAILPOINTS = tuple(
     each
     for each in FAILPOINTS

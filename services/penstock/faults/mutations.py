@@ -1,4 +1,4 @@
-"""What is peculiar to some worlds: a client that stops reading, a request that crashes engines, a long standstill."""
+"""Changes to the plans of some worlds: a slow reader, a request that crashes engines, a long freeze."""
 
 import random
 from dataclasses import replace
@@ -15,27 +15,27 @@ from penstock.faults.plan import (
     plan_for_seed,
 )
 
-POISON_SHARE = 0.06  # of worlds, in which a request crashes engines
-SLOW_READER_SHARE = 0.15  # of worlds, in which a client stops reading
-LONG_ANSWER_TOKENS = 28  # does not fit the buffers of such a world
-SHORT_ANSWER_TOKENS = 12  # fits them
-CLIENT_BUFFER_BYTES = 72  # bytes that an edge of such a world keeps for one client
+POISON_SHARE = 0.06  # share of worlds in which one request crashes engines
+SLOW_READER_SHARE = 0.15  # share of worlds in which one client stops reading
+LONG_ANSWER_TOKENS = 28  # exceeds the client buffer of a world with a slow reader
+SHORT_ANSWER_TOKENS = 12  # fits the client buffer
+CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a world with a slow reader
 
 
 def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
-    planned = replace(plan_for_seed(seed), overrides=overrides)
+    plan = replace(plan_for_seed(seed), overrides=overrides)
     slow, poison = random.Random(f"{seed} slow"), random.Random(f"{seed} poison")
     if overrides.max_freeze_s:
-        planned = with_freeze(planned, random.Random(f"{seed} freeze"), overrides.max_freeze_s)
+        plan = with_freeze(plan, random.Random(f"{seed} freeze"), overrides.max_freeze_s)
     if poison.random() < POISON_SHARE or overrides.has_poison:
-        return with_poison(planned, poison)
-    return with_slow_reader(planned, slow) if slow.random() < SLOW_READER_SHARE else planned
+        return with_poison(plan, poison)
+    return with_slow_reader(plan, slow) if slow.random() < SLOW_READER_SHARE else plan
 
 
 def with_slow_reader(plan: WorldPlan, rng: random.Random) -> WorldPlan:
-    """Have one of the clients stop reading in the middle of its answer, and edges keep little for it.
+    """Make one client stop reading in the middle of its answer, and give edges a small response buffer.
 
-    The answers of the others are so short that they cannot fall that far behind.
+    The other answers are short enough to fit the buffer.
     """
     requests = [
         replace(request, max_output_tokens=min(request.max_output_tokens, SHORT_ANSWER_TOKENS))
@@ -58,7 +58,7 @@ def with_slow_reader(plan: WorldPlan, rng: random.Random) -> WorldPlan:
 
 
 def with_poison(plan: WorldPlan, rng: random.Random) -> WorldPlan:
-    """Have one of the requests crash engines, by its prompt or later; its client stays to hear of it."""
+    """Make one request crash every engine, in its prefill or later; its client waits for the error."""
     requests = list(plan.requests)
     place = rng.randrange(len(requests))
     crash_token_index = rng.choice((0, 0, 3))
@@ -75,8 +75,8 @@ def with_poison(plan: WorldPlan, rng: random.Random) -> WorldPlan:
     return replace(plan, requests=tuple(requests))
 
 
-def with_freeze(plan: WorldPlan, rng: random.Random, longest: float) -> WorldPlan:
-    """Have all that stands still do so for longer than it would otherwise, and something stand still at all."""
+def with_freeze(plan: WorldPlan, rng: random.Random, max_freeze_s: float) -> WorldPlan:
+    """Extend every freeze up to `max_freeze_s` seconds, and add a freeze if the plan has none."""
     faults = plan.faults
     if not any(fault.kind is FaultKind.FREEZE for fault in faults):
         victim = rng.choices(list(TIER_WEIGHTS), list(TIER_WEIGHTS.values()))[0]
@@ -85,9 +85,9 @@ def with_freeze(plan: WorldPlan, rng: random.Random, longest: float) -> WorldPla
             PlannedFault(kind=FaultKind.FREEZE, duration_s=0.0, victim_tier=victim, victim_pick=pick, at=at),
             *faults[1:],
         )
-    _, shortest = FAULT_DURATIONS_S[FaultKind.FREEZE]
-    lasting = (
-        replace(fault, duration_s=rng.uniform(shortest, longest)) if fault.kind is FaultKind.FREEZE else fault
+    _, min_freeze_s = FAULT_DURATIONS_S[FaultKind.FREEZE]
+    extended = (
+        replace(fault, duration_s=rng.uniform(min_freeze_s, max_freeze_s)) if fault.kind is FaultKind.FREEZE else fault
         for fault in faults
     )
-    return replace(plan, faults=tuple(lasting))
+    return replace(plan, faults=tuple(extended))

@@ -1,4 +1,4 @@
-"""Does what the plan says goes wrong, when it says so."""
+"""Nemesis: injects the planned faults into processes, links and the disk."""
 
 import random
 from collections import Counter
@@ -17,24 +17,24 @@ CLIENT_PROCESS = "client"
 
 @dataclass
 class Nemesis:
-    """`until` is when the last fault is over, as far as any has happened."""
+    """Injects each planned fault at its time or at its failpoint, and records the injected ones."""
 
     tiers: Tiers
     disk: Disk
     faults: tuple[PlannedFault, ...]
     rng: random.Random
     injected: list[str] = field(default_factory=list)
-    last_fault_ends_at: float = 0.0  # s
-    disturbed: dict[str, list[Interval]] = field(default_factory=dict)  # when a process or link of a tier was harmed
-    killed_tiers: set[str] = field(default_factory=set)  # tiers of which a process was, without being asked first
-    stops_by_tier: Counter[str] = field(
-        default_factory=Counter
-    )  # processes that ended or froze, by tier; links do neither
+    last_fault_ends_at: float = 0.0  # s; end of the last fault among those injected
+    # When a process or a link of a tier, or the disk, was faulty.
+    disturbed: dict[str, list[Interval]] = field(default_factory=dict)
+    killed_tiers: set[str] = field(default_factory=set)  # tiers of which a process was killed
+    # Processes that ended or were frozen, by tier.
+    stops_by_tier: Counter[str] = field(default_factory=Counter)
     _armed: list[PlannedFault] = field(default_factory=list)
     _counts: dict[Failpoint, int] = field(default_factory=dict)
 
     def start(self) -> None:
-        """The load begins."""
+        """Schedule the timed faults and arm the others, as the load begins."""
         world = self.tiers.network.world
         self.last_fault_ends_at = world.now
         self._armed = [each for each in self.faults if each.failpoint]
@@ -44,7 +44,7 @@ class Nemesis:
         self.tiers.network.on_failpoint = self._on_frame
 
     def stop(self) -> None:
-        """Nothing new goes wrong from here on."""
+        """Disarm the faults that wait for a frame."""
         self._armed = []
 
     def _on_frame(self, failpoint: Failpoint, connection: Connection) -> None:
@@ -62,9 +62,9 @@ class Nemesis:
             if connections := self.tiers.network.connections:
                 self._disrupt_link(fault, connections[int(fault.victim_pick * len(connections))])
         else:
-            found = [each for each in self.tiers.of(fault.victim_tier) if each.is_up]
-            if found:
-                self._disrupt_process(fault, found[int(fault.victim_pick * len(found))])
+            victims = [each for each in self.tiers.of(fault.victim_tier) if each.is_up]
+            if victims:
+                self._disrupt_process(fault, victims[int(fault.victim_pick * len(victims))])
 
     def _inject_at_frame(self, fault: PlannedFault, failpoint: Failpoint, connection: Connection) -> None:
         if fault.kind in (FaultKind.RESET, FaultKind.PARTITION):
@@ -79,7 +79,7 @@ class Nemesis:
     def _disrupt_process(self, fault: PlannedFault, victim: Process) -> None:
         world = self.tiers.network.world
         if victim.tier == "engine" and world.now < victim.started_at + 2 * LOAD_TIME_S:
-            return  # one that dies before it was ever ready ends its worker, for somebody else to start again
+            return  # the worker exits if its engine dies before it was ready, and no supervisor runs here to restart it
         self._record(fault, victim.name, fault.duration_s)
         self.stops_by_tier[victim.tier] += 1
         match fault.kind:
@@ -96,12 +96,12 @@ class Nemesis:
                 victim.freeze(fault.duration_s)
 
     def _restart_later(self, victim: Process, seconds: float) -> None:
-        if victim.tier != "engine":  # its worker starts another
+        if victim.tier != "engine":  # its worker restarts an engine
             world = self.tiers.network.world
             world.schedule(world.now + seconds, victim.start)
 
     def _restart_when_ended(self, victim: Process, seconds: float) -> None:
-        """Start what was asked to end, once it has ended."""
+        """Start the stopped process again once it has ended; poll every `seconds` until then."""
         world = self.tiers.network.world
         if victim.is_up:
             world.schedule(world.now + seconds, self._restart_when_ended, victim, seconds)
@@ -126,8 +126,8 @@ class Nemesis:
 
     def _record(self, fault: PlannedFault, victim: str, seconds: float) -> None:
         now = self.tiers.network.world.now
-        harmed = {each.tier for each in self.tiers.processes.values() if each.name in victim} or {victim}
-        for tier in harmed:
+        tiers = {each.tier for each in self.tiers.processes.values() if each.name in victim} or {victim}
+        for tier in tiers:
             self.disturbed.setdefault(tier, []).append(Interval(now, now + seconds))
         self.last_fault_ends_at = max(self.last_fault_ends_at, now + seconds)
         self.injected.append(f"{now:.6f} {fault.kind} {victim} for {seconds:.3f} s")

@@ -1,4 +1,4 @@
-"""What a seed decides before anything runs: the mesh, what is asked of it, and what goes wrong."""
+"""World plan: the mesh, the requests and the faults, all sampled from a seed before the world starts."""
 
 import random
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from penstock.faults.failpoints import COMMON_FAILPOINTS, FAILPOINTS
 from penstock.faults.grpc.network import Failpoint
 from penstock.faults.world.tiers import MeshShape
 
-LOAD_PERIOD_S = 0.5  # s in which requests come, and faults as well
-FAULT_FREE_SHARE = 0.08  # of worlds, in which nothing goes wrong, and nobody is excused
-MAX_FAULTS = 3  # a request survives as many lost runs as the edges' bound on attempts lets it
+LOAD_PERIOD_S = 0.5  # s; requests and timed faults start within it
+FAULT_FREE_SHARE = 0.08  # share of worlds without a fault, in which no failure is allowed
+MAX_FAULTS = 3  # a request survives as many lost runs as the edge's limit of attempts allows
 
 
 class FaultKind(StrEnum):
-    KILL = "kill"  # and start again after a while
-    TERM = "term"  # the same, but asked to
-    CRASH = "crash"  # of an engine, by its own fault
-    FREEZE = "freeze"  # and go on after a while
-    RESET = "cut"  # one connection
-    PARTITION = "hole"  # let nothing through between two processes for a while
-    DISK_FULL = "disk"  # full for a while
+    KILL = "kill"  # SIGKILL of a process; it starts again after `duration_s`
+    TERM = "term"  # SIGTERM of a process; it starts again after it has ended
+    CRASH = "crash"  # an engine crashes by itself
+    FREEZE = "freeze"  # SIGSTOP of a process, and SIGCONT after `duration_s`
+    RESET = "reset"  # one connection is lost
+    PARTITION = "partition"  # no traffic between two processes for `duration_s`
+    DISK_FULL = "disk_full"  # auth's disk is full for `duration_s`
 
 
 FAULT_WEIGHTS = {
@@ -48,15 +48,15 @@ FAULT_DURATIONS_S = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One thing that goes wrong: at a moment, or with the nth frame of a kind that leaves its sender."""
+    """One fault: at a time, or at the nth frame of a failpoint."""
 
     kind: FaultKind
-    duration_s: float  # how long it lasts
-    victim_tier: str  # a tier; at a point the peer that is of this tier, or else the sender
-    victim_pick: float  # which of several, in [0, 1)
+    duration_s: float
+    victim_tier: str  # at a failpoint: the peer of this tier, or the sender if neither peer is of this tier
+    victim_pick: float  # in [0, 1): selects one of several candidates
     at: float = 0.0  # s from the first request
-    failpoint: Failpoint | None = None
-    frame_number: int = 1
+    failpoint: Failpoint | None = None  # None: the fault starts at `at`
+    frame_number: int = 1  # the frame of the failpoint, counted from 1
 
     def __str__(self) -> str:
         when = f"at frame {self.frame_number} of {self.failpoint}" if self.failpoint else f"at {self.at:.4f} s"
@@ -65,34 +65,34 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """One client's request. Prompts of one world differ in length, which is how its charges are told apart."""
+    """One client's request. Prompts of one world differ in length, by which charges are matched to requests."""
 
     starts_at: float  # s from the beginning of the load
     prompt: tuple[int, ...]
     max_output_tokens: int
-    seed: int | None  # None: greedy, and the edge draws one
+    seed: int | None  # None: greedy decoding, and the edge chooses a seed
     ignore_eos: bool
     stops: tuple[str, ...] = ()
-    cancel_after_tokens: int | None = None  # tokens, after which the client leaves
-    cancel_after_s: float | None = None  # s
-    timeout_s: float | None = None  # s
+    cancel_after_tokens: int | None = None  # the client cancels after this many tokens; None: never
+    cancel_after_s: float | None = None  # the client cancels after this time in s; None: never
+    timeout_s: float | None = None  # deadline in s; None: no deadline
     uses_session: bool = False
     sends_text: bool = False
     priority: int = 2
     logprobs: bool = False
-    stall_after_tokens: int | None = None  # tokens, after which the client does not read for a while
-    stall_s: float = 0.0  # s
-    crash_token_index: int | None = None  # the token that no engine computes and lives
+    stall_after_tokens: int | None = None  # the client stops reading after this many tokens; None: never
+    stall_s: float = 0.0  # the client stops reading for this time in s
+    crash_token_index: int | None = None  # the output token whose computation crashes every engine; None: no crash
 
     @property
     def is_read_to_end(self) -> bool:
-        """Whether its client stays for the end."""
+        """Whether the client reads until the end of the answer."""
         return self.cancel_after_tokens is None and self.cancel_after_s is None and self.timeout_s is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTokenCount:
-    """A question for the size of a text, which needs to know who asks and the model, and no worker."""
+    """One CountTokens call, which needs auth and a model, and no worker."""
 
     starts_at: float  # s from the beginning of the load
     prompt: tuple[int, ...]
@@ -100,13 +100,13 @@ class PlannedTokenCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOverrides:
-    """What somebody wants of every world beside what its seed says."""
+    """Faults that the command line adds to every world."""
 
-    has_poison: bool = False  # a request crashes engines
-    max_freeze_s: float = 0.0  # s; above 0 a process stands still, for longer than it would otherwise and up to this
+    has_poison: bool = False  # one request of every world crashes engines
+    max_freeze_s: float = 0.0  # s; above 0, one process of every world is frozen, for up to this time
 
     def __str__(self) -> str:
-        """As options of the command that makes such worlds."""
+        """Format the overrides as options of `penstock faults`."""
         frozen = f" --longest-freeze {self.max_freeze_s:g}" if self.max_freeze_s else ""
         return f"{' --poison' if self.has_poison else ''}{frozen}"
 
@@ -116,25 +116,30 @@ NO_OVERRIDES = PlanOverrides()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldPlan:
+    """All that a seed decides about one world."""
+
     seed: int
     shape: MeshShape
     requests: tuple[PlannedRequest, ...]
     token_counts: tuple[PlannedTokenCount, ...]
     faults: tuple[PlannedFault, ...]
-    late_frame_share: float  # share of frames that come late
+    late_frame_share: float  # share of frames with a long network delay
     overrides: PlanOverrides = NO_OVERRIDES
 
 
 def plan_for_seed(seed: int) -> WorldPlan:
-    draw = random.Random(f"{seed} plan")
-    shape = _random_shape(draw)
-    asks = _random_requests(draw)
-    roughness = draw.choice((0.0, 0.02, 0.2))
-    count = 0 if draw.random() < FAULT_FREE_SHARE else draw.randint(1, MAX_FAULTS)
-    broken = tuple(_random_fault(draw) for _ in range(count))
-    counts = _random_token_counts(random.Random(f"{seed} counts"))
+    rng = random.Random(f"{seed} plan")
+    shape = _random_shape(rng)
+    requests = _random_requests(rng)
+    late_frame_share = rng.choice((0.0, 0.02, 0.2))
+    fault_count = 0 if rng.random() < FAULT_FREE_SHARE else rng.randint(1, MAX_FAULTS)
     return WorldPlan(
-        seed=seed, shape=shape, requests=asks, token_counts=counts, faults=broken, late_frame_share=roughness
+        seed=seed,
+        shape=shape,
+        requests=requests,
+        token_counts=_random_token_counts(random.Random(f"{seed} counts")),
+        faults=tuple(_random_fault(rng) for _ in range(fault_count)),
+        late_frame_share=late_frame_share,
     )
 
 
@@ -180,38 +185,39 @@ def _random_request(rng: random.Random, prompt_tokens: int) -> PlannedRequest:
 
 
 def _random_stops(rng: random.Random, prompt: Sequence[int], seed: int | None, tokens: int) -> tuple[str, ...]:
-    """A string that the answer will come to, half of the time; it takes a known seed to know one."""
+    """Return a stop string that the answer contains, or none; only a request with a seed has a known answer."""
     if seed is None or rng.random() < 0.5:
         return ()
     text = oracle.expected_answer(prompt, seed, tokens, ignore_eos=True, stops=()).text
     start = rng.randrange(max(1, len(text)))
-    found = text[start : start + rng.randint(1, 3)]
-    return (found,) if found.isascii() and found else ()
+    stop = text[start : start + rng.randint(1, 3)]
+    return (stop,) if stop.isascii() and stop else ()
 
 
 def _random_token_counts(rng: random.Random) -> tuple[PlannedTokenCount, ...]:
-    how_many = rng.choice((0, 0, 1, 2))
+    count = rng.choice((0, 0, 1, 2))
     return tuple(
         PlannedTokenCount(starts_at=rng.uniform(0.0, LOAD_PERIOD_S), prompt=(3,) * rng.randint(1, 20))
-        for _ in range(how_many)
+        for _ in range(count)
     )
 
 
 def _random_fault(rng: random.Random) -> PlannedFault:
-    act = rng.choices(list(FAULT_WEIGHTS), list(FAULT_WEIGHTS.values()))[0]
+    kind = rng.choices(list(FAULT_WEIGHTS), list(FAULT_WEIGHTS.values()))[0]
     victim = rng.choices(list(TIER_WEIGHTS), list(TIER_WEIGHTS.values()))[0]
-    if act is FaultKind.CRASH:
+    if kind is FaultKind.CRASH:
         victim = "engine"
-    elif victim == "engine" and act not in (FaultKind.KILL, FaultKind.FREEZE):
+    elif victim == "engine" and kind not in (FaultKind.KILL, FaultKind.FREEZE):
         victim = "worker"
-    places = COMMON_FAILPOINTS if rng.random() < 0.85 else FAILPOINTS
-    point = rng.choice(places) if rng.random() < 0.7 and act is not FaultKind.DISK_FULL and victim != "engine" else None
+    candidates = COMMON_FAILPOINTS if rng.random() < 0.85 else FAILPOINTS
+    is_timed = rng.random() >= 0.7 or kind is FaultKind.DISK_FULL or victim == "engine"
+    failpoint = None if is_timed else rng.choice(candidates)
     return PlannedFault(
-        kind=act,
-        duration_s=rng.uniform(*FAULT_DURATIONS_S[act]),
+        kind=kind,
+        duration_s=rng.uniform(*FAULT_DURATIONS_S[kind]),
         victim_tier=victim,
         victim_pick=rng.random(),
         at=rng.uniform(0.0, LOAD_PERIOD_S),
-        failpoint=point,
+        failpoint=failpoint,
         frame_number=rng.choice((1, 1, 2, 3)),
     )

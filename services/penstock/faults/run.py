@@ -1,4 +1,4 @@
-"""One world from its seed to its verdict."""
+"""Runs one world, from its plan to the list of violations."""
 
 import asyncio
 import atexit
@@ -40,13 +40,13 @@ from penstock.faults.world.tiers import API_KEY, Tiers
 from penstock.faults.world.world import Livelock, World
 
 BOOT_S = 0.4  # s before the first request
-REQUEST_TIMEOUT_S = 45.0  # s; a request that takes longer after the last fault never ends
-REST_TIMEOUT_S = 25.0  # s until nothing is left over
-POLL_INTERVAL_S = 0.25  # s between looks
-PROBE_PROMPT_TOKENS = 40  # tokens of the first probe; above every other prompt
+REQUEST_TIMEOUT_S = 45.0  # s; a request that has not ended this long after the last fault is a violation
+REST_TIMEOUT_S = 25.0  # s; state that is left this long after the last fault is a violation
+POLL_INTERVAL_S = 0.25  # s between two checks for remaining state
+PROBE_PROMPT_TOKENS = 40  # tokens of the first probe, longer than every other prompt
 PROBE_TIMEOUT_S = 10.0  # s
-WORLDS_PER_COLLECTION = 8  # worlds
-MAX_STEP_S = 0.02  # s; longer than any step of such an engine
+WORLDS_PER_COLLECTION = 8  # worlds between two runs of the garbage collector
+MAX_STEP_S = 0.02  # s; longer than any step of a world's engines
 
 _LEDGER_QUERY = """
     SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
@@ -57,21 +57,21 @@ _TOTALS_QUERY = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldResult:
-    """What came of one seed."""
+    """The result of one world."""
 
     plan: WorldPlan
     violations: tuple[Violation, ...]
-    injected: tuple[str, ...]  # faults that went off
-    frames_by_failpoint: Mapping[Failpoint, int]  # frames that left, by kind
-    frame_digest: int  # the same for the same seed under the same hash seed
+    injected: tuple[str, ...]  # faults that were injected, as text
+    frames_by_failpoint: Mapping[Failpoint, int]  # frames sent
+    frame_digest: int  # equal for equal seeds under the same hash seed
     callbacks: int
-    virtual_s: float  # that passed in the world
-    requests: int
+    virtual_s: float  # virtual time that the world took, in s
+    requests: int  # probes included
 
 
 @dataclass
 class WorldContext:
-    """One world with all that is in it."""
+    """All parts of one world."""
 
     plan: WorldPlan
     world: World = field(init=False)
@@ -91,21 +91,19 @@ class WorldContext:
         self.disk = Disk(seed)
         self.engine_pool = EnginePool(self.network)
         self.tiers = Tiers(self.network, self.plan.shape, self.engine_pool)
-        asks = [*self.plan.requests, *_probe_requests(self.plan)]
+        requests = [*self.plan.requests, *_probe_requests(self.plan)]
         self.engine_pool.crash_token_indexes = {
-            len(ask.prompt): ask.crash_token_index for ask in self.plan.requests if ask.crash_token_index is not None
+            len(each.prompt): each.crash_token_index for each in requests if each.crash_token_index is not None
         }
-        self.invariants = FrameInvariants({len(each.prompt): each for each in asks})
+        self.invariants = FrameInvariants({len(each.prompt): each for each in requests})
         self.network.on_frame = self.invariants.on_frame
         self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
         self.network.window_bytes[SLOW_READER_PROCESS] = READER_WINDOW_BYTES
-        self.slow_reader_monitor = SlowReaderMonitor(
-            self.nemesis, sum(_is_slow_reader(ask) for ask in self.plan.requests)
-        )
+        self.slow_reader_monitor = SlowReaderMonitor(self.nemesis, sum(map(_is_slow_reader, self.plan.requests)))
 
 
 def run_seed(seed: int, overrides: PlanOverrides = NO_OVERRIDES, *, frame_log: list[str] | None = None) -> WorldResult:
-    """`story` gets a line for each frame that leaves, but for heartbeats."""
+    """Run the world of one seed; `frame_log` receives a line for each frame sent, except heartbeats."""
     return run_plan(plan_world(seed, overrides), frame_log=frame_log)
 
 
@@ -115,13 +113,13 @@ def run_plan(plan: WorldPlan, *, frame_log: list[str] | None = None) -> WorldRes
 
 
 def _run_patched(plan: WorldPlan, frame_log: list[str] | None) -> WorldResult:
-    stand = WorldContext(plan)
-    stand.network.frame_log = frame_log
-    with patched_environment(stand.network, stand.disk, stand.engine_pool, plan.seed):
+    context = WorldContext(plan)
+    context.network.frame_log = frame_log
+    with patched_environment(context.network, context.disk, context.engine_pool, plan.seed):
         try:
-            return _run_context(stand)
+            return _run_context(context)
         finally:
-            asyncio._set_running_loop(None)  # noqa: SLF001  # the world has set it
+            asyncio._set_running_loop(None)  # noqa: SLF001  # `World` sets it
             sys.set_asyncgen_hooks(None, None)
 
 
@@ -143,31 +141,31 @@ def _run_context(context: WorldContext) -> WorldResult:
 
 
 def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violation, ...]]:
-    """Return how many requests there were, and what was wrong."""
+    """Return the number of requests, and the violations."""
     world, nemesis = context.world, context.nemesis
     context.tiers.start()
     world.run(lambda: False, limit=BOOT_S)
-    seen = [ClientTranscript(request=ask) for ask in context.plan.requests]
-    counted = [TokenCountResult(request=each) for each in context.plan.token_counts]
+    transcripts = [ClientTranscript(request=each) for each in context.plan.requests]
+    token_counts = [TokenCountResult(request=each) for each in context.plan.token_counts]
     nemesis.start()
     context.slow_reader_monitor.start()
-    _send_all(context, seen, REQUEST_TIMEOUT_S, counted)
+    _send_all(context, transcripts, REQUEST_TIMEOUT_S, token_counts)
     nemesis.stop()
     leaks = _wait_at_rest(context)
     probes = [ClientTranscript(request=each) for each in _probe_requests(context.plan)]
     _send_all(context, probes, PROBE_TIMEOUT_S)
     leaks += _wait_at_rest(context)
     rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY)]
-    everything = [*seen, *probes]
+    all_transcripts = [*transcripts, *probes]
     totals = context.disk.connection.execute(_TOTALS_QUERY).fetchone()
-    excused = allowed_failures(
+    allowed = allowed_failures(
         lambda tier: [each.downtimes_until(world.now) for each in context.tiers.of(tier)], nemesis.disturbed
     )
     violations = chain(
-        check_answers(everything, excused),
-        check_token_counts(counted, excused),
+        check_answers(all_transcripts, allowed),
+        check_token_counts(token_counts, allowed),
         check_charges(
-            everything,
+            all_transcripts,
             rows,
             context.engine_pool.tokens_made,
             last_tickets=context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
@@ -176,14 +174,14 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
         check_totals(rows, totals),
         ()
         if nemesis.injected or context.engine_pool.crashed_workers
-        else check_wasted_work(seen, context.engine_pool.last_token_at, _max_cancel_delay(context.plan)),
+        else check_wasted_work(transcripts, context.engine_pool.last_token_at, _max_cancel_delay(context.plan)),
         context.invariants.violations,
         context.slow_reader_monitor.violations.values(),
-        check_poison(seen, context.engine_pool.crashed_workers, nemesis.stops_by_tier["worker"], excused),
+        check_poison(transcripts, context.engine_pool.crashed_workers, nemesis.stops_by_tier["worker"], allowed),
         leaks,
         process_crashes(context.tiers),
     )
-    return len(everything), tuple(violations)
+    return len(all_transcripts), tuple(violations)
 
 
 def _send_all(
@@ -192,23 +190,22 @@ def _send_all(
     timeout_s: float,
     token_counts: Sequence[TokenCountResult] = (),
 ) -> None:
-    """Have clients send what is to be asked, until all is over or one takes too long after the last fault."""
+    """Send all requests; return when all have ended, or `timeout_s` after the last fault."""
     world, nemesis = context.world, context.nemesis
     slow = [each for each in transcripts if _is_slow_reader(each.request)]
     others = [each for each in transcripts if not _is_slow_reader(each.request)]
-    asked = [
+    tasks = [
         _start_clients(context, CLIENT_PROCESS, others, token_counts),
         *([_start_clients(context, SLOW_READER_PROCESS, slow)] if slow else ()),
     ]
 
-    def is_over() -> bool:
-        return all(each.done() for each in asked)
+    def have_ended() -> bool:
+        return all(each.done() for each in tasks)
 
-    began = world.now
-    while not is_over() and world.now < (
-        limit := max(began, nemesis.last_fault_ends_at) + timeout_s
-    ):  # what strikes moves it
-        world.run(is_over, limit=limit)
+    started_at = world.now
+    # A fault that is injected meanwhile moves the limit.
+    while not have_ended() and world.now < (limit := max(started_at, nemesis.last_fault_ends_at) + timeout_s):
+        world.run(have_ended, limit=limit)
 
 
 def _start_clients(
@@ -217,7 +214,7 @@ def _start_clients(
     transcripts: Sequence[ClientTranscript],
     token_counts: Sequence[TokenCountResult] = (),
 ) -> asyncio.Task[None]:
-    """A process of clients."""
+    """Start a process that runs one client for each transcript and token count."""
     loop = context.world.add_loop(name)
     context.client_loops.append(loop)
     with context.world.running_as(loop):
@@ -229,26 +226,25 @@ def _is_slow_reader(request: PlannedRequest) -> bool:
 
 
 def _wait_at_rest(context: WorldContext) -> list[Violation]:
-    """Wait until nothing is left over; what is, when it takes too long."""
-    world, began = context.world, context.world.now
+    """Wait until no process has state of a request; return the remaining state if that takes too long."""
+    world, nemesis, started_at = context.world, context.nemesis, context.world.now
     while True:
         world.run(lambda: False, limit=world.now + POLL_INTERVAL_S)
         world.settle()
-        found = [*check_residue(process_figures(context.tiers)), *leaked_calls(context.tiers)]
-        found += missing_processes(context.tiers, context.nemesis.last_fault_ends_at)
-        if (
-            not found or world.now >= max(began, context.nemesis.last_fault_ends_at) + REST_TIMEOUT_S
-        ):  # what strikes yet moves it
-            return found
+        leaks = [*check_residue(process_figures(context.tiers)), *leaked_calls(context.tiers)]
+        leaks += missing_processes(context.tiers, nemesis.last_fault_ends_at)
+        # A fault that is injected meanwhile moves the limit.
+        if not leaks or world.now >= max(started_at, nemesis.last_fault_ends_at) + REST_TIMEOUT_S:
+            return leaks
 
 
 def _max_cancel_delay(plan: WorldPlan) -> float:
-    """Seconds from a client's leaving to the last step that may count it in: three ways, and the step under way."""
+    """Return the time in s from a client's cancel to the last step with its sequence: three hops and one step."""
     return 3 * (LATE_DELAY_S if plan.late_frame_share else DELAY_S)[1] + MAX_STEP_S
 
 
 def _probe_requests(plan: WorldPlan) -> Iterator[PlannedRequest]:
-    """As many short requests as all workers have slots: each slot must be there again."""
+    """Yield one short request for each slot of each worker: all slots must be free again after the faults."""
     shape = plan.shape
     for number in range(shape.slots * shape.workers):
         prompt = tuple(place % 26 for place in range(PROBE_PROMPT_TOKENS + number))
@@ -257,11 +253,11 @@ def _probe_requests(plan: WorldPlan) -> Iterator[PlannedRequest]:
 
 @contextmanager
 def _discarding_leftovers() -> Iterator[None]:
-    """What the world's processes had under way at its end is dropped unheard; the collector comes once in a while."""
+    """Discard the coroutines that a world leaves behind, without warnings; run the garbage collector now and then."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with logs_silenced(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that never began
+            warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
             yield
             if next(_world_numbers) % WORLDS_PER_COLLECTION == 0:
                 gc.collect()
@@ -270,7 +266,7 @@ def _discarding_leftovers() -> Iterator[None]:
 
 
 def collect_finished_worlds() -> None:
-    """Let go of what is left of the last worlds: processes that crashed are coroutines that nobody can end."""
+    """Free the objects of finished worlds; the coroutines of killed processes are only freed by a collection."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with logs_silenced(), warnings.catch_warnings():

@@ -1,5 +1,5 @@
 """The queue tier: holds admitted tickets in order until a scheduler places them.
 
-Owns the order of waiting tickets, in memory alone, and who of them is refused. Never sees a prompt or a token, never
-knows a worker; when it dies, edges enqueue again what they still wait for.
+Owns the order of waiting tickets, in memory only, and decides which tickets are rejected. Never receives a prompt or a
+token, and does not know the workers. When a shard dies, edges enqueue the tickets that they still wait for again.
 """

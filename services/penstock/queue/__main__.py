@@ -19,10 +19,8 @@ from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.v1.stream_pb2 import Hello
 
-STALL_THRESHOLD_S = 0.5  # s without a tick, after which a shard that goes on knows to have missed what was said
-MAX_SCHEDULER_WAIT_S = (
-    8.0  # s until a shard that no scheduler found is ready all the same; they look names up every 5 s
-)
+STALL_THRESHOLD_S = 0.5  # s between ticks; a longer gap means that this process stalled and may have missed frames
+MAX_SCHEDULER_WAIT_S = 8.0  # s until a shard is ready without a scheduler; schedulers resolve names every 5 s
 
 
 async def run(config: QueueConfig) -> None:
@@ -57,7 +55,7 @@ async def run(config: QueueConfig) -> None:
 
 
 async def _set_ready_once_scheduler_connected(service: QueueService, server: Server) -> None:
-    """Whoever rolls the shards goes on to the next when this one is ready: by then it must do the other's work."""
+    """Report ready once the shard can place tickets, because a rollout then goes on to the next shard."""
     await service.wait_for_scheduler(MAX_SCHEDULER_WAIT_S)
     await asyncio.sleep(MAX_RECONNECT_S)
     server.set_ready(is_ready=True)

@@ -1,4 +1,4 @@
-"""Tickets that run, so that what they were charged can be put right by what they are really served."""
+"""Accounting of running tickets: corrects their predicted charge by the service that they receive."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -8,35 +8,37 @@ from typing import NamedTuple
 from penstock.queue.policies.cost import cost_of, running_cost
 from penstock.queue.ticket import QueuedTicket
 
-MAX_RUNNING_TICKETS = 131_072  # tickets; of older ones the predicted charge stands
-REPORT_TIMEOUT_S = 300.0  # s; what runs is spoken of several times a second, but for what waits inside an engine
-MAX_UNREPORTED_STEPS = 64  # since a run was told of: what stands still inside an engine is not charged for long
-MAX_ENDED_TICKETS = 4_096  # tickets; an end may be taken back when a worker turns out to live
+MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their predicted charge
+REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported several times a second, except while they wait in an engine
+MAX_UNREPORTED_STEPS = 64  # steps charged without a report, so that a ticket that waits in an engine costs little
+MAX_ENDED_TICKETS = 4_096  # tickets; an end is taken back if the worker turns out to be alive
 
 
 class ServedTicket(NamedTuple):
-    """What a scheduler says that a ticket was served so far."""
+    """Service that one ticket has received so far, as a scheduler reports it."""
 
     ticket_id: str
     prompt_tokens: int
     output_tokens: int
     has_ended: bool
     attempt: int
-    first_token_after: float = 0.0  # s from its start at the worker; 0: none has come
-    worker_steps: int = 0  # that its worker had done by then; 0: unknown
+    first_token_after: float = 0.0  # s from the start at the worker; 0: no first token yet
+    worker_steps: int = 0  # steps that the worker had done by then; 0: unknown
 
 
 @dataclass(slots=True)
 class RunningTicket:
+    """One leased ticket, the service that it has received, and its cost."""
+
     ticket: QueuedTicket
     worker_id: str = ""
-    worker_steps: int = 0  # that the worker had done when it told last; 0: unknown
-    prompt_tokens: int = 0  # served
+    worker_steps: int = 0  # steps that the worker had done at its last report; 0: unknown
+    prompt_tokens: int = 0  # tokens served, as the next
     output_tokens: int = 0
     has_ended: bool = False
     reported_at: float = 0.0  # s
-    is_ttft_known: bool = False  # whether it is known when its first token came
-    cost: float = 0.0  # what it is to be charged: a part of what is predicted ahead, until it has ended
+    is_ttft_known: bool = False  # the time of the first token was reported
+    cost: float = 0.0  # weighted tokens to charge; a running ticket includes a few tokens in advance
 
     def update_cost(self) -> None:
         if self.has_ended:
@@ -45,37 +47,35 @@ class RunningTicket:
             self.cost = running_cost(self.ticket, self.output_tokens)
 
     def extrapolate_cost(self, steps: int) -> None:
-        """Reckon with a token for each step that its worker has done since it was told of, once it decodes."""
+        """Add one token for each step of the worker since the last report, if the ticket decodes."""
         if self.output_tokens and self.worker_steps:
             made = self.output_tokens + min(MAX_UNREPORTED_STEPS, steps - self.worker_steps)
             self.cost = max(self.cost, running_cost(self.ticket, min(made, self.ticket.max_output_tokens)))
 
     @property
     def is_complete_answer(self) -> bool:
-        """Tell whether it says how long its tenant's answers are: it is whole, as far as can be known here."""
+        """Whether the length of this answer is a sample of its tenant's answer lengths."""
         return self.has_ended and self.output_tokens > 0 and not self.ticket.is_resumed
 
 
 @dataclass(slots=True)
 class ServiceAccounting:
-    """Counts those that run, the longest unheard of first; those that have ended are remembered for a while."""
+    """Running tickets, ordered by their last report, and tickets that have recently ended."""
 
     _running: OrderedDict[str, RunningTicket] = field(default_factory=OrderedDict)
-    _running_by_worker: dict[str, dict[str, RunningTicket]] = field(
-        default_factory=dict
-    )  # that run, by worker and ticket
+    _running_by_worker: dict[str, dict[str, RunningTicket]] = field(default_factory=dict)  # by worker and ticket
     _ended: OrderedDict[str, RunningTicket] = field(default_factory=OrderedDict)
-    _now: float = 0.0  # s; when time last passed
+    _now: float = 0.0  # s; time of the last tick
 
     def __len__(self) -> int:
         return len(self._running)
 
     def __iter__(self) -> Iterator[QueuedTicket]:
-        """Yield the tickets that run."""
+        """Yield the running tickets."""
         return (run.ticket for run in self._running.values())
 
     def start(self, ticket: QueuedTicket, now: float, worker_id: str = "") -> None:
-        """Follow a ticket that got a lease; an earlier attempt of it keeps the charge it has come to."""
+        """Add a ticket that was leased. An earlier attempt keeps its present charge."""
         self._ended.pop(ticket.ticket_id, None)
         self._remove_running(ticket.ticket_id)
         self._add_running(RunningTicket(ticket, worker_id, reported_at=now))
@@ -83,7 +83,7 @@ class ServiceAccounting:
             self._remove_running(next(iter(self._running)))
 
     def apply_report(self, served: ServedTicket) -> RunningTicket | None:
-        """Put a ticket's run right and return it where its charge changes."""
+        """Update a ticket by a report. Return it if its charge changes."""
         ticket_id = served.ticket_id
         run = self._running.get(ticket_id) or self._ended.get(ticket_id)
         if run is None or run.ticket.attempt != served.attempt:
@@ -91,34 +91,34 @@ class ServiceAccounting:
         run.worker_steps = max(run.worker_steps, served.worker_steps)
         run.prompt_tokens = max(run.prompt_tokens, served.prompt_tokens)
         run.output_tokens = max(run.output_tokens, served.output_tokens)
-        is_news = self._set_ended(ticket_id, run, ended=served.has_ended)
+        has_changed = self._set_ended(ticket_id, run, ended=served.has_ended)
         if not run.has_ended:
             run.reported_at = max(run.reported_at, self._now)
             self._running.move_to_end(ticket_id)
         run.update_cost()
-        return run if is_news or run.cost != run.ticket.charged_cost else None
+        return run if has_changed or run.cost != run.ticket.charged_cost else None
 
     def apply_worker_steps(self, worker_id: str, steps: int) -> list[RunningTicket]:
-        """Return the runs at a worker that cost more by now, as it has done so many steps."""
+        """Return the tickets at a worker whose cost has grown, now that the worker has done `steps` steps."""
         runs = list(self._running_by_worker.get(worker_id, {}).values())
         for run in runs:
             run.extrapolate_cost(steps)
         return [run for run in runs if run.cost > run.ticket.charged_cost]
 
     def expire(self, now: float) -> list[RunningTicket]:
-        """End those that nobody speaks of any more, and return them: their schedulers died before they could tell.
+        """End tickets without a report for REPORT_TIMEOUT_S, whose scheduler has died, and return them.
 
-        One that is spoken of again runs again.
+        A later report makes such a ticket run again.
         """
-        self._now, gone = now, []
+        self._now, ended = now, []
         while self._running and (oldest := next(iter(self._running.values()))).reported_at + REPORT_TIMEOUT_S <= now:
             self._set_ended(oldest.ticket.ticket_id, oldest, ended=True)
             oldest.update_cost()
-            gone.append(oldest)
-        return gone
+            ended.append(oldest)
+        return ended
 
     def revoke(self, ticket_id: str) -> RunningTicket | None:
-        """Stop following a ticket whose lease is void before anything was served."""
+        """Remove a ticket whose lease was voided before it was served."""
         return self._remove_running(ticket_id)
 
     def _set_ended(self, ticket_id: str, run: RunningTicket, *, ended: bool) -> bool:
@@ -141,8 +141,8 @@ class ServiceAccounting:
     def _remove_running(self, ticket_id: str) -> RunningTicket | None:
         run = self._running.pop(ticket_id, None)
         if run:
-            there = self._running_by_worker[run.worker_id]
-            del there[ticket_id]
-            if not there:
+            at_worker = self._running_by_worker[run.worker_id]
+            del at_worker[ticket_id]
+            if not at_worker:
                 del self._running_by_worker[run.worker_id]
         return run

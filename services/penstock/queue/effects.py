@@ -1,7 +1,6 @@
-"""What the book asks its surroundings to say, as values that nobody changes. Streams are named by keys that the service
-chose.
+"""Effects of the ticket book: frames to send, as values. Keys that the service chose name the streams.
 
-The classes are not frozen, as that takes three times as long to make one.
+No code changes an effect. The classes are not frozen, because creating a frozen instance takes three times as long.
 """
 
 from dataclasses import dataclass, field
@@ -15,19 +14,19 @@ from penstock.queue.ticket import QueuedTicket
 
 @dataclass(slots=True)
 class Queued:
-    """To an edge: its ticket waits."""
+    """To an edge: its ticket is queued."""
 
     edge: str
     ticket_id: str
     tickets_ahead: int
     predicted_wait: float | None  # s; None: no measured rate yet
-    predicted_ttft: float | None = field(default=None, compare=False)  # s; predicted as well, and not on the wire
-    rejection_windows: RejectionWindowsFn = field(default=tuple, compare=False)  # to others behind it
+    predicted_ttft: float | None = field(default=None, compare=False)  # s; not on the wire
+    rejection_windows: RejectionWindowsFn = field(default=tuple, compare=False)  # for similar tickets behind it
 
 
 @dataclass(slots=True)
 class Leased:
-    """To an edge: its ticket has a worker."""
+    """To an edge: its ticket was leased."""
 
     edge: str
     lease: Lease
@@ -45,7 +44,7 @@ class Shed:
 
 @dataclass(slots=True)
 class Withdrawn:
-    """To an edge: tickets are out."""
+    """To an edge: its tickets were withdrawn."""
 
     edge: str
     ticket_ids: tuple[str, ...]
@@ -53,7 +52,7 @@ class Withdrawn:
 
 @dataclass(slots=True)
 class WouldAdmit:
-    """To an edge: the ticket that it asked about would be taken."""
+    """To an edge: the probed ticket would be admitted."""
 
     edge: str
     ticket_id: str
@@ -61,9 +60,9 @@ class WouldAdmit:
 
 @dataclass(slots=True)
 class CatalogUpdate:
-    """To one edge, or to every edge: the models that can be placed."""
+    """To one edge or to all edges: the models that schedulers can place."""
 
-    edge: str  # empty: all
+    edge: str  # empty: all edges
     entries: tuple[CatalogEntry, ...]
 
 
@@ -78,7 +77,7 @@ class Offer:
 
 @dataclass(slots=True)
 class OfferWithdrawn:
-    """To a scheduler: the clients of these tickets left, or nobody is to run them for now."""
+    """To a scheduler: the clients of these tickets have left, or the tickets are blocked as possible poison."""
 
     scheduler: str
     ticket_ids: tuple[str, ...]
@@ -86,7 +85,7 @@ class OfferWithdrawn:
 
 @dataclass(slots=True)
 class CreditReturned:
-    """To a scheduler: credit that found no ticket."""
+    """To a scheduler: credit that no ticket used."""
 
     scheduler: str
     model: str
@@ -95,28 +94,28 @@ class CreditReturned:
 
 @dataclass(slots=True)
 class Head:
-    """To a scheduler: what waits most urgently for a model."""
+    """To a scheduler: the best waiting ticket of a model."""
 
     scheduler: str
     model: str
     waiting: int
     waiting_tokens: int
-    key: SortKey | None  # None: nothing waits
-    tokens: int = field(default=0, compare=False)  # of the ticket that the key is of
+    key: SortKey | None  # None: no ticket waits
+    tokens: int = field(default=0, compare=False)  # tokens of the best ticket
     is_resumed: bool = False
     is_express: bool = False
 
     def addressed_to(self, scheduler: str) -> "Head":
-        told = self.waiting, self.waiting_tokens, self.key, self.tokens, self.is_resumed, self.is_express
-        return Head(scheduler, self.model, *told)
+        fields = self.waiting, self.waiting_tokens, self.key, self.tokens, self.is_resumed, self.is_express
+        return Head(scheduler, self.model, *fields)
 
 
 @dataclass(slots=True)
 class TicketRemoved:
-    """To the record: a ticket is out of the book, by a lease where there is no reason."""
+    """To telemetry: a ticket has left the book."""
 
     ticket: QueuedTicket
-    reason: str
+    reason: str  # empty: the ticket was leased
 
 
 ToEdge = Queued | Leased | Shed | Withdrawn | WouldAdmit

@@ -1,4 +1,4 @@
-"""Why a ticket is shed, as types. Every message says what to do next."""
+"""Errors with which tickets are shed. Every message says what the client can do next."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -7,59 +7,59 @@ from penstock.chassis.errors import DeadlineExceeded, Internal, NotFound, Overlo
 
 
 class RejectionWindow(NamedTuple):
-    """For how long nothing of a refused ticket's kind is taken that asks for as much."""
+    """The period and sizes for which tickets similar to a rejected one are rejected as well."""
 
-    duration: float  # s from when the ticket came to its edge
-    min_prompt_tokens: int  # tokens
-    min_output_tokens: int
-    is_deadline_bound: bool = False  # what has more time may be taken
-    max_prompt_tokens: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
+    duration: float  # s from the arrival of the ticket at its edge
+    min_prompt_tokens: int  # shorter prompts may be admitted
+    min_output_tokens: int  # shorter outputs may be admitted
+    is_deadline_bound: bool = False  # tickets with a later deadline may be admitted
+    max_prompt_tokens: int = 0  # longer prompts may be admitted; 0: no limit
 
 
-RejectionWindowsFn = Callable[[], Iterable[RejectionWindow]]  # worked out only for those who ask, before anything moves
+RejectionWindowsFn = Callable[[], Iterable[RejectionWindow]]  # computed on demand, before the book changes
 
 
 class AdmissionRejected(Overloaded):
-    """A refusal for load, by figures that others of the same kind would be refused with as well."""
+    """Rejection because of load, which similar tickets would receive as well."""
 
     rejection_windows: RejectionWindowsFn = tuple
 
 
 class QueueFull(AdmissionRejected):
-    """As many tickets wait as may."""
+    """The queue is at its ticket limit."""
 
     default_reason = "QUEUE_FULL"
 
     def __init__(self, waiting: int, retry_after: float) -> None:  # tickets, s
-        text = f"{waiting} requests are waiting, the most this queue takes; retry in {retry_after:.1f} s"
+        text = f"the queue is full: {waiting} requests are waiting; retry in {retry_after:.1f} s"
         super().__init__(text, retry_after=retry_after)
 
 
 class QueueTokensFull(AdmissionRejected):
-    """As many tokens wait as may."""
+    """The queue is at its token limit."""
 
     default_reason = "QUEUE_TOKENS_FULL"
 
     def __init__(self, tokens: int, waiting: int, max_tokens: int, retry_after: float) -> None:
-        text = f"{tokens} tokens beside {waiting} that wait are more than the {max_tokens} this queue takes"
+        text = f"{tokens} tokens in addition to {waiting} waiting tokens exceed the queue's limit of {max_tokens}"
         super().__init__(f"{text}; retry in {retry_after:.1f} s", retry_after=retry_after)
 
 
 class Evicted(Overloaded):
-    """A ticket of a higher class needed the place."""
+    """A ticket of a higher class took the place of this ticket."""
 
     default_reason = "EVICTED"
 
     def __init__(self, retry_after: float) -> None:
-        text = f"a request of a higher class needed the place; retry in {retry_after:.1f} s"
+        text = f"a request of a higher priority class took the place of this request; retry in {retry_after:.1f} s"
         super().__init__(text, retry_after=retry_after)
 
 
 class DeadlineUnreachable(AdmissionRejected):
-    """No worker would get to it in time, by what was measured."""
+    """The predicted time to first token exceeds the deadline or the TTFT target."""
 
     def __init__(self, first_token: float, limit: float, retry_after: float) -> None:  # s
-        text = f"the first token would come in {first_token:.1f} s, later than the {limit:.1f} s that there are"
+        text = f"the predicted time to first token is {first_token:.1f} s, more than the allowed {limit:.1f} s"
         super().__init__(f"{text}; retry in {retry_after:.1f} s or allow more time", retry_after=retry_after)
 
     @classmethod
@@ -68,51 +68,55 @@ class DeadlineUnreachable(AdmissionRejected):
 
 
 class WouldDelayOthers(AdmissionRejected):
-    """It would be in time, and make longer prompts late that were let in before."""
+    """The ticket would be in time, but would delay longer prompts beyond their TTFT commitments."""
 
     def __init__(self, retry_after: float) -> None:
-        text = f"its prompt would make others late that were let in before; retry in {retry_after:.1f} s"
+        text = f"this prompt would make admitted requests late; retry in {retry_after:.1f} s"
         super().__init__(text, retry_after=retry_after)
 
 
 class DeadlinePassed(DeadlineExceeded):
-    """Nobody would wait for the answer any more."""
+    """The deadline of the ticket has passed."""
 
     def __init__(self) -> None:
         super().__init__("the deadline passed before a worker was free; allow more time or retry later")
 
 
 class ModelUnknown(NotFound):
-    """Workers are there, and none of them serves the model."""
+    """Workers are attached, but none of them serves the model."""
 
     default_reason = "MODEL_UNKNOWN"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"no worker serves {model!r}; ask for one that ListModels names", metadata={"model": model})
+        super().__init__(
+            f"no worker serves {model!r}; request a model that ListModels returns", metadata={"model": model}
+        )
 
 
 class PoisonSuspected(Unavailable):
-    """A worker finds out whether such a request crashes engines: it is not to crash another's meanwhile."""
+    """A worker tests whether this request crashes engines. It is blocked until the result is known."""
 
     default_reason = "SUSPECT"
     RETRY_AFTER_S = 0.25  # s
 
     def __init__(self) -> None:
-        text = "a worker finds out whether this request crashes the model's engine; ask again in a moment"
+        text = "a worker tests whether this request crashes the model's engine; retry in a moment"
         super().__init__(text, retry_after=self.RETRY_AFTER_S)
 
 
 class PoisonConfirmed(Internal):
-    """Every engine would crash."""
+    """The request crashes engines."""
 
     default_reason = "ENGINE_CRASHED"
 
     def __init__(self) -> None:
-        super().__init__("this request crashed the model's engine and is not run again; tell who runs the model")
+        super().__init__(
+            "this request crashed the model's engine and is not run again; report it to the operator of the model"
+        )
 
 
 class NoWorker(Unavailable):
-    """Nobody can run the ticket now; `retry_after` None: and nobody ever will."""
+    """No worker can run the ticket now. `retry_after` is None if no worker can ever run it."""
 
     default_reason = "NO_WORKER"
 
@@ -128,5 +132,5 @@ class NoWorker(Unavailable):
 
     @classmethod
     def none_left(cls, model: str, avoided: int, retry_after: float) -> "NoWorker":
-        text = f"{avoided} workers of {model!r} failed under this request and no other can run it"
+        text = f"{avoided} workers of {model!r} failed under this request, and no other worker can run it"
         return cls(f"{text}; retry in {retry_after:.0f} s", retry_after=retry_after, metadata={"model": model})

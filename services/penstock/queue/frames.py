@@ -1,9 +1,8 @@
-"""Effects of the book as frames, and what schedulers report as the book keeps it."""
+"""Conversion of effects to frames, and of frames to the values that the book keeps."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 
-from penstock.chassis.durations import seconds_of
+from penstock.chassis.durations import seconds_of, set_seconds
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.accounting import ServedTicket
@@ -18,12 +17,12 @@ def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
         case out.Queued():
             queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.tickets_ahead)
             if effect.predicted_wait is not None:
-                queued.predicted_wait.FromTimedelta(timedelta(seconds=effect.predicted_wait))
+                set_seconds(queued.predicted_wait, effect.predicted_wait)
             queued.rejection_windows.extend(map(_rejection_window_message, effect.rejection_windows()))
             return pb.SubmitResponse(queued=queued)
         case out.Leased():
             leased = pb.Leased(lease=effect.lease)
-            leased.lease.queue_wait.FromTimedelta(timedelta(seconds=effect.waited))
+            set_seconds(leased.lease.queue_wait, effect.waited)
             return pb.SubmitResponse(leased=leased)
         case out.Shed():
             return pb.SubmitResponse(shed=_shed_message(effect))
@@ -43,14 +42,14 @@ def _shed_message(effect: out.Shed) -> pb.Shed:
 
 
 def _rejection_window_message(window: RejectionWindow) -> pb.RejectionWindow:
-    closed = pb.RejectionWindow(
+    message = pb.RejectionWindow(
         is_deadline_bound=window.is_deadline_bound,
         min_prompt_tokens=window.min_prompt_tokens,
         min_output_tokens=window.min_output_tokens,
     )
-    closed.max_prompt_tokens = window.max_prompt_tokens
-    closed.duration.FromTimedelta(timedelta(seconds=window.duration))
-    return closed
+    message.max_prompt_tokens = window.max_prompt_tokens
+    set_seconds(message.duration, window.duration)
+    return message
 
 
 def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
@@ -70,7 +69,7 @@ def head_message(effect: out.Head) -> pb.Head:
     head = pb.Head(model=effect.model, waiting=effect.waiting, waiting_tokens=effect.waiting_tokens)
     if effect.key:
         head.tokens = effect.tokens
-        head.priority = effect.key.priority  # type: ignore[assignment]  # an int that came from this very enum
+        head.priority = effect.key.priority  # type: ignore[assignment]  # the int is a value of this enum
         head.virtual_tokens = effect.key.virtual_tokens
         head.enqueue_unix_nano = round(effect.key.enqueued * NANOS_PER_SECOND)
         head.lifted_tokens = effect.key.lifted_tokens
@@ -79,8 +78,8 @@ def head_message(effect: out.Head) -> pb.Head:
 
 
 def credit_of(frame: pb.Credit) -> Credit:
-    room = frame.total_tokens or None
-    return Credit(frame.tickets, frame.max_ticket_tokens, frame.tokens_per_second, room, frame.express_tickets)
+    total_tokens = frame.total_tokens or None
+    return Credit(frame.tickets, frame.max_ticket_tokens, frame.tokens_per_second, total_tokens, frame.express_tickets)
 
 
 def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:

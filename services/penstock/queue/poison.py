@@ -1,4 +1,4 @@
-"""Whom nobody is to run, as schedulers say it of requests that crashed an engine, or may have."""
+"""Poison requests of a shard: requests that crashed an engine or may have, as schedulers report them."""
 
 import math
 from collections.abc import Iterable
@@ -10,25 +10,23 @@ from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue.errors import PoisonConfirmed, PoisonSuspected
 from penstock.queue.ticket import QueuedTicket
 
-LOST_REPORT_TTL_S = 10.0  # s that what a lost scheduler said holds: it may be back by then, or its workers elsewhere
-REPORT_DELAY_S = 1.0  # s after which the workers of a scheduler that was lost, or is back, have said whom they suspect
+LOST_REPORT_TTL_S = 10.0  # s for which the reports of a lost scheduler hold; its workers attach elsewhere by then
+REPORT_DELAY_S = 1.0  # s after a scheduler was lost or has connected, until its workers have sent their reports
 
 
 @dataclass(slots=True)
 class PoisonRequests:
-    """By scheduler and fingerprint whether it is beyond doubt.
+    """Reported fingerprints by scheduler, each suspected or confirmed.
 
-    While a scheduler is missing, some worker may have nobody to tell whom it suspects. A run that was lost with its
-    worker, or with its edge, may be the suspect: it waits until such a worker was heard, and goes on elsewhere then.
-    Time is the shard's own: while it stood still it heard nobody.
+    While a scheduler is missing, its workers cannot report the requests that they suspect. A ticket whose earlier run
+    was lost may be such a request, so it is blocked until the reports of all workers have arrived.
+    Times exclude stalls of this process, during which it receives no report.
     """
 
     clock: StallFreeClock = field(default_factory=StallFreeClock)
-    _reported: dict[str, dict[int, bool]] = field(default_factory=dict)
-    _lost_reports: dict[int, tuple[bool, float]] = field(
-        default_factory=dict
-    )  # what lost schedulers had said, and until when
-    _incomplete_until: float = 0.0  # s; when all workers are heard again
+    _reported: dict[str, dict[int, bool]] = field(default_factory=dict)  # confirmed, by scheduler and fingerprint
+    _lost_reports: dict[int, tuple[bool, float]] = field(default_factory=dict)  # confirmed, and s of expiration
+    _incomplete_until: float = 0.0  # s; time from which the reports of all workers are known
 
     def on_scheduler_connected(self, scheduler: str, now: float) -> None:
         self._reported[scheduler] = {}
@@ -38,34 +36,38 @@ class PoisonRequests:
         ran = self.clock.at(now)
         self._lost_reports = {key: each for key, each in self._lost_reports.items() if each[1] > ran}
         self._lost_reports |= {
-            key: (is_guilty, ran + LOST_REPORT_TTL_S) for key, is_guilty in self._reported.pop(scheduler).items()
+            key: (is_confirmed, ran + LOST_REPORT_TTL_S) for key, is_confirmed in self._reported.pop(scheduler).items()
         }
         self._incomplete_until = ran + REPORT_DELAY_S
 
     def apply(self, scheduler: str, reports: Iterable[PoisonReport]) -> dict[int, bool]:
-        """Take it for all that a scheduler says; return what is news of whom: of suspects False, of the guilty True."""
+        """Replace the reports of a scheduler. Return the changes: by fingerprint, whether it is confirmed."""
         known = self._merged_reports
-        self._reported[scheduler] = {blame.fingerprint: blame.is_confirmed for blame in reports}
-        return {key: is_guilty for key, is_guilty in self._merged_reports.items() if known.get(key) is not is_guilty}
+        self._reported[scheduler] = {report.fingerprint: report.is_confirmed for report in reports}
+        return {
+            key: is_confirmed
+            for key, is_confirmed in self._merged_reports.items()
+            if known.get(key) is not is_confirmed
+        }
 
     def rejection(self, fingerprint: int, now: float) -> PenstockError | None:
-        """Return why nobody is to run such a request."""
-        found = {said.get(fingerprint) for said in self._reported.values()}
-        is_guilty, until = self._lost_reports.get(fingerprint, (False, -math.inf))
+        """Return the error of a reported request; None if it is not reported."""
+        verdicts = {reports.get(fingerprint) for reports in self._reported.values()}
+        is_confirmed, until = self._lost_reports.get(fingerprint, (False, -math.inf))
         if until > self.clock.at(now):
-            found.add(is_guilty)
-        return PoisonConfirmed() if True in found else PoisonSuspected() if False in found else None
+            verdicts.add(is_confirmed)
+        return PoisonConfirmed() if True in verdicts else PoisonSuspected() if False in verdicts else None
 
     def is_blocked(self, ticket: QueuedTicket, now: float) -> bool:
-        """Tell whether a ticket that was let in is not to be run now."""
-        is_deaf = self.clock.at(now) < self._incomplete_until
-        return (is_deaf and ticket.is_possible_poison) or self.rejection(ticket.fingerprint, now) is not None
+        """Whether an admitted ticket must not be offered now."""
+        is_incomplete = self.clock.at(now) < self._incomplete_until
+        return (is_incomplete and ticket.is_possible_poison) or self.rejection(ticket.fingerprint, now) is not None
 
     @property
     def _merged_reports(self) -> dict[int, bool]:
-        """Who is guilty by anybody's word is."""
-        found: dict[int, bool] = {}
-        for said in self._reported.values():
-            for key, is_guilty in said.items():
-                found[key] = is_guilty or found.get(key, False)
-        return found
+        """Reports of all schedulers. A request is confirmed if any scheduler reports it as confirmed."""
+        merged: dict[int, bool] = {}
+        for reports in self._reported.values():
+            for key, is_confirmed in reports.items():
+                merged[key] = is_confirmed or merged.get(key, False)
+        return merged

@@ -1,4 +1,4 @@
-"""The schedulers of a shard: what each can place, and how many tickets each may be offered."""
+"""Scheduler sessions of a shard: the catalog, credit, statistics and open offers of each scheduler."""
 
 from collections import Counter
 from collections.abc import Container, Iterator
@@ -15,16 +15,16 @@ from penstock.queue.ticket import QueuedTicket
 
 @dataclass(slots=True)
 class Credit:
-    """Offers a scheduler may still be made for one model."""
+    """Credit of one scheduler for one model: the offers that it still takes."""
 
     tickets: int = 0
-    max_ticket_tokens: int = 0  # largest ticket it can place now; 0: no bound known
+    max_ticket_tokens: int = 0  # tokens of the largest ticket that can be placed now; 0: no limit known
     tokens_per_second: float = 0.0  # measured by its workers; 0: unknown
-    total_tokens: int | None = None  # tokens over all tickets that it is used for; None: no bound known
-    express_tickets: int = 0  # tickets beyond those, which go first in their class
+    total_tokens: int | None = None  # tokens over all tickets that use this credit; None: no limit known
+    express_tickets: int = 0  # expedited tickets, in addition to `tickets`
 
     def add(self, given: "Credit") -> None:
-        """Tickets and room add up; the largest ticket is what it is by now."""
+        """Add a credit frame. Tickets and tokens add up; the newest size limit and rate hold."""
         self.tickets += given.tickets
         self.express_tickets += given.express_tickets
         self.max_ticket_tokens, self.tokens_per_second = given.max_ticket_tokens, given.tokens_per_second
@@ -37,7 +37,7 @@ class Credit:
             self.total_tokens = max(0, self.total_tokens - ticket.tokens)
 
     def return_unused(self) -> int:
-        """Keep what is for urgent tickets alone; return how many others it was good for."""
+        """Give back the credit for tickets in general, and return its number of tickets. Express credit stays."""
         tickets, self.tickets = self.tickets, 0
         self.total_tokens = None if self.total_tokens is None else 0
         return tickets
@@ -48,7 +48,7 @@ class Credit:
 
     @property
     def largest_fitting_tokens(self) -> int | None:
-        """Tokens of the largest ticket that it can be used for; None: any."""
+        """Tokens of the largest ticket that this credit covers; None if there is no limit."""
         if self.total_tokens is None:
             return self.max_ticket_tokens or None
         return min(self.max_ticket_tokens, self.total_tokens) if self.max_ticket_tokens else self.total_tokens
@@ -56,18 +56,18 @@ class Credit:
 
 @dataclass(slots=True)
 class SchedulerSession:
-    """One scheduler."""
+    """The session of one scheduler."""
 
     catalog: dict[str, CatalogEntry] = field(default_factory=dict)
     credits: dict[str, Credit] = field(default_factory=dict)
     pool_stats: dict[str, PoolStats] = field(default_factory=dict)  # by model
     offered: set[str] = field(default_factory=set)  # ticket ids
-    void_offers: Counter[str] = field(default_factory=Counter)  # offers taken back that it has not answered yet
+    void_offers: Counter[str] = field(default_factory=Counter)  # voided offers without an answer yet, by ticket
 
     def on_answer(self, ticket_id: str) -> bool:
-        """Note the answer to an offer; False when the offer had been taken back by then.
+        """Record the answer to an offer. Return whether the offer is still open.
 
-        A scheduler answers each offer once and in order, so the first answers are to the oldest offers.
+        A scheduler answers each offer once and in order, so the first answers belong to the oldest offers.
         """
         if not self.void_offers[ticket_id]:
             del self.void_offers[ticket_id]
@@ -76,7 +76,7 @@ class SchedulerSession:
         return False
 
     def worker_count(self, model: str) -> int:
-        """One at least, whatever was heard."""
+        """Workers of a model; at least 1."""
         return max(1, self.catalog[model].workers_hint) if model in self.catalog else 1
 
     def void_offer(self, ticket_id: str) -> None:
@@ -85,10 +85,10 @@ class SchedulerSession:
 
 
 class SchedulerSessions(dict[str, SchedulerSession]):
-    """All schedulers by stream."""
+    """All scheduler sessions by stream."""
 
     def schedulers_serving(self, model: str) -> Iterator[str]:
-        return (key for key, seat in self.items() if model in seat.catalog)
+        return (key for key, session in self.items() if model in session.catalog)
 
     def __init__(self, clock: StallFreeClock) -> None:
         super().__init__()
@@ -104,39 +104,39 @@ class SchedulerSessions(dict[str, SchedulerSession]):
 
     @property
     def total_credit(self) -> int:
-        return sum(credit.tickets for seat in self.values() for credit in seat.credits.values())
+        return sum(credit.tickets for session in self.values() for credit in session.credits.values())
 
     def pool_stats(self, model: str, since: float) -> list[PoolStats]:
-        """Return what schedulers have said of a model's workers, but for what is older than `since`."""
-        found = [seat.pool_stats.get(model) for seat in self.values()]
-        return [speed for speed in found if speed and speed.received_at >= since]
+        """Return the statistics of a model that are not older than `since`, one per scheduler."""
+        found = [session.pool_stats.get(model) for session in self.values()]
+        return [stats for stats in found if stats and stats.received_at >= since]
 
     def credit_for(self, model: str) -> int:
-        found = [seat.credits.get(model) for seat in self.values()]
+        found = [session.credits.get(model) for session in self.values()]
         return sum([credit.tickets for credit in found if credit])
 
     def scheduler_with_credit(self, model: str, excluding: Container[str]) -> tuple[str, Credit] | None:
-        """Return the scheduler with most credit for `model`."""
+        """Return the scheduler with the most credit for `model`; None if none has credit."""
         best: tuple[str, Credit] | None = None
-        for key, seat in self.items():
-            credit = seat.credits.get(model)
+        for key, session in self.items():
+            credit = session.credits.get(model)
             if credit and credit.tickets > (best[1].tickets if best else 0) and key not in excluding:
                 best = key, credit
         return best
 
     def scheduler_with_express_credit(self, model: str, excluding: Container[str]) -> tuple[str, Credit] | None:
-        """Return a scheduler with credit for what goes first alone."""
-        for key, seat in self.items():
-            credit = seat.credits.get(model)
+        """Return a scheduler with express credit for `model`; None if none has any."""
+        for key, session in self.items():
+            credit = session.credits.get(model)
             if credit and credit.express_tickets and key not in excluding:
                 return key, credit
         return None
 
     def offer(self, ticket: QueuedTicket, scheduler: str) -> Offer:
-        """Note that `ticket` goes to `scheduler`; one that came back goes to the others with credit for it first."""
+        """Record an offer to `scheduler`, or to a scheduler that was not tried yet if it has declined the ticket."""
         if scheduler in ticket.tried_schedulers:
-            fresh = [key for key in self._schedulers_that_fit(ticket) if key not in ticket.tried_schedulers]
-            scheduler, ticket.tried_schedulers = (fresh[0], ticket.tried_schedulers) if fresh else (scheduler, ())
+            untried = [key for key in self._schedulers_that_fit(ticket) if key not in ticket.tried_schedulers]
+            scheduler, ticket.tried_schedulers = (untried[0], ticket.tried_schedulers) if untried else (scheduler, ())
         self[scheduler].credits[ticket.model].consume(ticket)
         self._record_offer(ticket, scheduler)
         return Offer(scheduler, ticket)
@@ -149,34 +149,34 @@ class SchedulerSessions(dict[str, SchedulerSession]):
     def _record_offer(self, ticket: QueuedTicket, scheduler: str) -> None:
         ticket.tried_schedulers = (*ticket.tried_schedulers, scheduler)
         ticket.offered_to = scheduler
-        seat = self[scheduler]
-        seat.offered.add(ticket.ticket_id)
-        if speed := seat.pool_stats.get(ticket.model):
-            seat.pool_stats[ticket.model] = speed.with_ticket_placed(
-                ticket.prompt_tokens / seat.worker_count(ticket.model)
+        session = self[scheduler]
+        session.offered.add(ticket.ticket_id)
+        if stats := session.pool_stats.get(ticket.model):
+            session.pool_stats[ticket.model] = stats.with_ticket_placed(
+                ticket.prompt_tokens / session.worker_count(ticket.model)
             )
 
     def _schedulers_that_fit(self, ticket: QueuedTicket) -> Iterator[str]:
-        for key, seat in self.items():
-            credit = seat.credits.get(ticket.model)
+        for key, session in self.items():
+            credit = session.credits.get(ticket.model)
             if credit and credit.tickets and credit_fit(key, credit.largest_fitting_tokens)(ticket) is Fit.NOW:
                 yield key
 
     def is_refused_by_all(self, ticket: QueuedTicket) -> bool:
-        """Whether all that could place the ticket's model have said that they can never run it."""
+        """Whether every scheduler that serves the ticket's model has refused it."""
         serving = set(self.schedulers_serving(ticket.model))
         return bool(serving) and serving <= set(ticket.refused_by)
 
     def tokens_per_second(self, model: str) -> float:
-        """Return what all together get done; 0: unknown."""
-        return sum(seat.credits[model].tokens_per_second for seat in self.values() if model in seat.credits)
+        """Return the rate of all schedulers together; 0.0 if unknown."""
+        return sum(session.credits[model].tokens_per_second for session in self.values() if model in session.credits)
 
     def catalog(self) -> tuple[CatalogEntry, ...]:
-        """Return one entry per model: the card that most workers of one scheduler serve; workers add up."""
+        """Return one entry per model, with the workers of all schedulers; the card of the largest pool holds."""
         best: dict[str, CatalogEntry] = {}
         workers: Counter[str] = Counter()
-        for seat in self.values():
-            for entry in seat.catalog.values():
+        for session in self.values():
+            for entry in session.catalog.values():
                 workers[entry.model] += entry.workers_hint
                 if entry.model not in best or entry.workers_hint > best[entry.model].workers_hint:
                     best[entry.model] = entry
@@ -184,7 +184,7 @@ class SchedulerSessions(dict[str, SchedulerSession]):
 
 
 def credit_fit(scheduler: str, max_tokens: int | None) -> FitFn:
-    """Say what a credit of `scheduler` can do for a ticket."""
+    """Return how credit of `scheduler` with this size limit fits a ticket."""
 
     def fit(ticket: QueuedTicket) -> Fit:
         if scheduler in ticket.refused_by:
@@ -195,7 +195,7 @@ def credit_fit(scheduler: str, max_tokens: int | None) -> FitFn:
 
 
 def express_credit_fit(scheduler: str, max_tokens: int) -> FitFn:
-    """Say what credit for urgent tickets can do for one: nothing for the others, which are not to wait for it."""
+    """Return how express credit fits a ticket: never, unless the ticket is expedited."""
     fit = credit_fit(scheduler, max_tokens or None)
     return lambda ticket: fit(ticket) if ticket.is_expedited else Fit.NEVER
 

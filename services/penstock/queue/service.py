@@ -1,4 +1,4 @@
-"""Frames to calls of the book, and its effects back to frames. No policy."""
+"""QueueService: turns frames into calls of the ticket book, and its effects into frames. It contains no policy."""
 
 import asyncio
 import time
@@ -20,8 +20,8 @@ from penstock.queue.tickets.book import TicketBook
 from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.v1.stream_pb2 import End, Hello
 
-TICK_INTERVAL_S = 0.05  # s; how late a deadline may be noticed
-MAX_BUFFERED_FRAMES = 65_536  # frames waiting for one peer; beyond them its stream is closed, as it does not read
+TICK_INTERVAL_S = 0.05  # s; a passed deadline is detected within this time
+MAX_BUFFERED_FRAMES = 65_536  # frames buffered for one peer; a peer that reads too slowly loses its stream
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
 SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
@@ -29,10 +29,10 @@ EffectT = TypeVar("EffectT", bound=out.Effect)
 
 
 class QueueService(QueueServiceServicer):
-    """Both sides of one shard. `now` tells unix time.
+    """The streams of one shard, to edges and to schedulers. `now` returns Unix time in s.
 
-    Edges are greeted once a scheduler has named a model here, or after `staffing` s: a shard that has just started
-    must not take tickets from one that could place them at once.
+    Edges receive the hello once a scheduler has sent a model, or after `scheduler_wait` s: a shard that has just
+    started must not receive tickets that another shard could place at once.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class QueueService(QueueServiceServicer):
 
     async def Submit(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         await self.wait_for_scheduler(self._scheduler_wait)
-        self._has_models.set()  # waited for once is enough
+        self._has_models.set()  # later edges do not wait again
         async with accept_stream(context, pb.SubmitResponse, self._hello, capacity=MAX_BUFFERED_FRAMES) as peer:
             edge = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._edges[edge] = peer
@@ -78,20 +78,20 @@ class QueueService(QueueServiceServicer):
                 self._perform(self._book.on_scheduler_disconnected(scheduler, self._now()))
 
     async def wait_for_scheduler(self, timeout_s: float) -> None:
-        """Wait until a scheduler has named a model here, for `patience` s at most."""
+        """Wait until a scheduler has sent a model, for at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._has_models.wait()
 
     async def tick(self) -> None:
-        """Let time pass in the book until cancelled."""
+        """Advance the time of the book until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self._perform(self._book.tick(self._now()))
             telemetry.record_depths(self._book.model_queues)
 
     def drain(self) -> None:
-        """Tell all that this shard ends: edges enqueue elsewhere what waits, schedulers forget their credit."""
+        """Send `end` to all peers: edges enqueue waiting tickets elsewhere, and schedulers drop their credit."""
         for edge in self._edges.values():
             edge.send(pb.SubmitResponse(end=End(reason="drained")))
         for scheduler in self._schedulers.values():
@@ -122,12 +122,12 @@ class QueueService(QueueServiceServicer):
                     for ticket in frame.enqueue.tickets
                     for each in self._validate_and_call(edge, ticket, self._book.enqueue)
                 ]
-            case "probe":  # moves nothing that anybody else is to hear of
+            case "probe":  # changes nothing that other peers receive
                 for answer in self._validate_and_call(edge, frame.probe.ticket, self._book.probe):
                     self._send_to_edge(answer)
             case "withdraw":
-                gone = self._book.withdraw(edge, frame.withdraw.ticket_ids)
-                self._perform(gone, sent=frame.withdraw.withdraw_unix_nano / NANOS_PER_SECOND)
+                effects = self._book.withdraw(edge, frame.withdraw.ticket_ids)
+                self._perform(effects, sent=frame.withdraw.withdraw_unix_nano / NANOS_PER_SECOND)
         return []
 
     def _validate_and_call(
@@ -168,7 +168,7 @@ class QueueService(QueueServiceServicer):
     # Effects.
 
     def _perform(self, effects: Iterable[out.Effect], *, sent: float = 0.0) -> None:
-        """`sent`: Unix time in s at which the peer caused the effects; 0: unknown."""
+        """Send the frames and record the telemetry of effects. `sent`: Unix time of their cause in s; 0: unknown."""
         for effect in effects:
             match effect:
                 case out.TicketRemoved():
@@ -180,7 +180,7 @@ class QueueService(QueueServiceServicer):
                     self._send_to_edge(effect)
                 case _:
                     self._send_to_scheduler(effect)
-        if not self._is_head_update_scheduled:  # once per turn of the loop, however much changed in it
+        if not self._is_head_update_scheduled:  # at most once per turn of the event loop
             self._is_head_update_scheduled = True
             asyncio.get_running_loop().call_soon(self._send_head_updates)
 

@@ -1,4 +1,4 @@
-"""What operators see of a shard beyond its figures."""
+"""Tables of a shard for operators: models, depth, sheds and predictions."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from penstock.v1.inference_pb2 import Priority
 
 WAIT_QUANTILES = (0.5, 0.95)
 LATENESS_QUANTILES = (0.05, 0.5, 0.95)
-MAX_TENANT_ROWS = 50  # rows; whoever has most tickets waiting
+MAX_TENANT_ROWS = 50  # rows; the tenants with the most waiting tickets
 
 
 def class_name(priority: int) -> str:
-    name = Priority.Name(priority)  # type: ignore[arg-type]  # an int that came from this very enum
+    name = Priority.Name(priority)  # type: ignore[arg-type]  # the int is a value of this enum
     return name.removeprefix("PRIORITY_").lower()
 
 
@@ -31,39 +31,39 @@ def tables(book: TicketBook) -> dict[str, Any]:
 
 
 def prediction_figures(model_queues: ModelQueues) -> dict[str, float]:
-    """How far realised waits were from predicted ones of late, over all models, in s."""
+    """Return quantiles of the error of recent wait predictions over all models, in s."""
     return _quantiles(
         "wait_error_s",
         WAIT_QUANTILES,
-        [abs(each.lateness) for shelf in model_queues for each in shelf.forecast.recent_waits],
+        [abs(each.lateness) for queue in model_queues for each in queue.forecast.recent_waits],
     )
 
 
 def _models(book: TicketBook) -> list[dict[str, Any]]:
     running = Counter(ticket.model for ticket in book.accounting)
     waiting, tokens = Counter[str](), Counter[str]()
-    for (model, _, _), load in book.model_queues.totals_by_tenant.items():
-        waiting[model] += load.tickets
-        tokens[model] += load.tokens
+    for (model, _, _), totals in book.model_queues.totals_by_tenant.items():
+        waiting[model] += totals.tickets
+        tokens[model] += totals.tokens
     return [
         {
-            "model": shelf.model,
-            "waiting": waiting[shelf.model],
-            "waiting_tokens": tokens[shelf.model],
-            "running": running[shelf.model],
-            "credit": book.schedulers.credit_for(shelf.model),
-            "leased": book.counters.leased_by_model.get(shelf.model, 0),
+            "model": queue.model,
+            "waiting": waiting[queue.model],
+            "waiting_tokens": tokens[queue.model],
+            "running": running[queue.model],
+            "credit": book.schedulers.credit_for(queue.model),
+            "leased": book.counters.leased_by_model.get(queue.model, 0),
         }
-        for shelf in book.model_queues
+        for queue in book.model_queues
     ]
 
 
 def _depth(book: TicketBook) -> list[dict[str, Any]]:
-    """One row a model, class and tenant that has tickets waiting or running."""
+    """Return one row per model, class and tenant with waiting or running tickets."""
     running = Counter((ticket.model, ticket.priority, ticket.tenant_id) for ticket in book.accounting)
     waiting = book.model_queues.totals_by_tenant
-    loads = {whose: (*waiting.get(whose, NO_TICKETS), running[whose]) for whose in waiting.keys() | running.keys()}
-    deepest = nlargest(MAX_TENANT_ROWS, loads.items(), key=lambda row: (row[1], row[0]))
+    totals = {key: (*waiting.get(key, NO_TICKETS), running[key]) for key in waiting.keys() | running.keys()}
+    deepest = nlargest(MAX_TENANT_ROWS, totals.items(), key=lambda row: (row[1], row[0]))
     return [
         {
             "model": model,
@@ -85,13 +85,13 @@ def _sheds(counters: ShardCounters) -> list[dict[str, Any]]:
 
 
 def _predictions(model_queues: ModelQueues) -> list[dict[str, Any]]:
-    """One row a model; waits of late in s, and by how much they were longer than predicted."""
+    """Return one row per model: recent waits in s, and by how much they exceeded their predictions."""
     rows = []
-    for shelf in model_queues:
-        forecast, waits = shelf.forecast, shelf.forecast.recent_waits
+    for queue in model_queues:
+        forecast, waits = queue.forecast, queue.forecast.recent_waits
         rows.append(
             {
-                "model": shelf.model,
+                "model": queue.model,
                 "tokens_per_second": forecast.service_rate.saturated,
                 "correction": forecast.correction,
                 "headroom": forecast.headroom,
@@ -104,6 +104,6 @@ def _predictions(model_queues: ModelQueues) -> list[dict[str, Any]]:
 
 
 def _quantiles(name: str, shares: Sequence[float], values: Sequence[float]) -> dict[str, float]:
-    """`name_p50` and such; nothing where there are no values."""
+    """Return quantiles by name, such as `waited_s_p50`; empty if there are no values."""
     ordered = sorted(values)
     return {f"{name}_p{round(100 * share)}": ordered[int(share * len(ordered))] for share in shares if ordered}

@@ -1,4 +1,4 @@
-"""What telemetry hears of a shard: one span per ticket, waits, sheds and depths."""
+"""Telemetry of a shard: one span per ticket, and metrics of waits, sheds and depth."""
 
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, meter, start_span
@@ -10,7 +10,7 @@ from penstock.queue.ticket import NANOS_PER_SECOND
 _wait = meter().create_histogram(
     semconv.PENSTOCK_QUEUE_WAIT,
     unit="s",
-    description="From arrival at the shard to the lease.",
+    description="Time from arrival at the shard to the lease.",
     explicit_bucket_boundaries_advisory=list(semconv.QUEUE_WAIT_BUCKETS),
 )
 _shed = meter().create_counter(semconv.PENSTOCK_QUEUE_SHED)
@@ -19,25 +19,25 @@ _tokens = meter().create_gauge(semconv.PENSTOCK_QUEUE_TOKENS)
 
 
 def record_removed(removed: TicketRemoved, now: float) -> None:
-    """Record a ticket's time in the book; it has a reason unless it ends with a lease.
+    """Record the wait of a ticket that has left the book.
 
-    No wait outlasts its deadline: the request ends there, and the book notices at its next tick.
+    The span of a shed ticket ends at its deadline at the latest, although the book detects it at the next tick.
     """
     ticket = removed.ticket
     if not removed.reason:
         _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: class_name(ticket.priority)})
     if not is_recorded(ticket.traceparent):
         return
-    facts: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
         semconv.PENSTOCK_TENANT_ID: ticket.tenant_id,
         semconv.PENSTOCK_PRIORITY: class_name(ticket.priority),
         semconv.PENSTOCK_ATTEMPT: ticket.attempt,
     }
     if removed.reason:
-        facts[semconv.PENSTOCK_REASON] = removed.reason
+        attributes[semconv.PENSTOCK_REASON] = removed.reason
     begun = round(ticket.arrived * NANOS_PER_SECOND)
-    span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=facts)
+    span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=attributes)
     ended = min(now, ticket.deadline) if removed.reason and ticket.deadline else now
     span.end(max(begun, round(ended * NANOS_PER_SECOND)))
 

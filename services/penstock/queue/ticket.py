@@ -1,4 +1,4 @@
-"""A ticket as the book keeps it: values alone, as small as can be, because a hundred thousand of them may wait."""
+"""The ticket as the book keeps it. It is small, because 100,000 tickets may wait."""
 
 import re
 import sys
@@ -8,12 +8,12 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 
 NANOS_PER_SECOND = 1_000_000_000
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
-TRACEPARENT_DASH_OFFSETS = (2, 34, 50)  # in its hex digits
+TRACEPARENT_DASH_OFFSETS = (2, 34, 50)  # offsets in the hex digits
 
 
 @dataclass(slots=True, eq=False)
 class QueuedTicket:
-    """One ticket. Times are in s of the unix clock, sizes in tokens."""
+    """One ticket. Times are in s of the Unix clock, sizes in tokens."""
 
     ticket_id: str
     edge: str  # stream of the edge that owns it
@@ -24,35 +24,33 @@ class QueuedTicket:
     prompt_tokens: int
     max_output_tokens: int
     deadline: float  # 0: none
-    enqueued: float  # first enqueue, on whatever shard
+    enqueued: float  # first enqueue, on any shard
     attempt: int
     prefix_hashes: bytes = b""  # packed as on the wire: 8 bytes each
     avoid_workers: tuple[str, ...] = ()
-    packed_traceparent: bytes = b""  # its traceparent, packed
-    fingerprint: int = 0  # by which it is known whether it crashes engines; 0: unknown
-    may_have_run: bool = False  # for another edge
+    packed_traceparent: bytes = b""
+    fingerprint: int = 0  # identifies the request in poison reports; 0: unknown
+    may_have_run: bool = False  # for another edge, or for this edge before it restarted
 
-    # Where it stands in this book.
-    arrived: float = 0.0  # s; here, for this attempt
-    predicted_output: int = 0  # tokens, predicted at arrival; 0: nothing is known, and the most counts
-    predicted_wait: float = -1.0  # s to its lease, as said at arrival; below 0: nothing was said
-    raw_wait: float = 0.0  # s; the same before correction
-    raw_ttft: float = 0.0  # s to its first token, likewise
-    predicted_ttft: float = 0.0  # s to its first token, likewise; 0: nothing was said
-    ttft_limit: float = 0.0  # s that it had for it then; 0: as long as it takes
-    waited: float = 0.0  # s for its lease
-    lease_deadline: float = 0.0  # s; when a lease is of no use any more; 0: never
-    charged_cost: float = 0.0  # weighted tokens that its tenant pays for it, once it is taken
-    arrival_number: int = 0  # counts arrivals here: settles ties, so that a ticket given back finds its very place
-    is_express: bool = False  # as judged at arrival
-    listing_version: int = (
-        0  # odd while an order holds it; each change outdates the entries that heaps still have of it
-    )
-    offered_to: str = ""  # that it is offered to
-    times_passed: int = 0  # tickets that went first because it did not fit
+    # State in this book.
+    arrived: float = 0.0  # s; arrival of this attempt at this shard
+    predicted_output: int = 0  # tokens, predicted at arrival; 0: unknown, and max_output_tokens counts
+    predicted_wait: float = -1.0  # s to its lease, predicted at arrival; below 0: not predicted
+    raw_wait: float = 0.0  # s to its lease, before correction
+    raw_ttft: float = 0.0  # s to its first token, before correction
+    predicted_ttft: float = 0.0  # s to its first token, predicted at arrival; 0: not predicted
+    ttft_limit: float = 0.0  # s to its first token, allowed at arrival; 0: no limit
+    waited: float = 0.0  # s from arrival to its lease
+    lease_deadline: float = 0.0  # s; a later lease would be of no use; 0: none
+    charged_cost: float = 0.0  # weighted tokens charged to its tenant; 0 while it waits
+    arrival_number: int = 0  # breaks ties, so that a returned ticket gets its former place
+    is_express: bool = False  # decided at arrival
+    listing_version: int = 0  # odd while a policy lists it; heap entries with an older version are stale
+    offered_to: str = ""  # scheduler with an open offer; empty: none
+    times_passed: int = 0  # tickets that were taken first because this one did not fit
     decline_count: int = 0
-    tried_schedulers: tuple[str, ...] = ()  # schedulers it was offered to, since all had their turn
-    refused_by: tuple[str, ...] = ()  # schedulers none of whose workers can ever run it
+    tried_schedulers: tuple[str, ...] = ()  # schedulers that it was offered to in this round
+    refused_by: tuple[str, ...] = ()  # schedulers whose workers can never run it
 
     @property
     def tokens(self) -> int:
@@ -64,11 +62,11 @@ class QueuedTicket:
 
     @property
     def work(self) -> int:
-        """What it is likely to come to, in tokens."""
+        """Prompt tokens and predicted output tokens."""
         return self.prompt_tokens + self.expected_output
 
     def copy_unplaced(self) -> "QueuedTicket":
-        """Return one that asks for the same and has not come yet."""
+        """Return a ticket with the same demand and without state in this book."""
         return QueuedTicket(
             self.ticket_id,
             self.edge,
@@ -91,17 +89,17 @@ class QueuedTicket:
 
     @property
     def is_resumed(self) -> bool:
-        """Half an answer is out already: it goes first in its class and is never evicted."""
+        """Part of the answer was emitted: the ticket is dispatched first in its class and is never evicted."""
         return self.attempt > 1
 
     @property
     def is_expedited(self) -> bool:
-        """In its class, whatever its tenant was served."""
+        """The ticket is dispatched before others of its class, whatever service its tenant has received."""
         return self.is_express or self.is_resumed
 
     @property
     def is_possible_poison(self) -> bool:
-        """Some run of it was lost, or may have been, and perhaps with its worker."""
+        """An earlier run of the ticket was lost or may have been lost, so it may have crashed an engine."""
         return bool(self.avoid_workers) or self.may_have_run
 
     @property
@@ -110,7 +108,7 @@ class QueuedTicket:
 
 
 def from_frame(ticket: Ticket, edge: str) -> QueuedTicket:
-    """Keep a ticket of the wire; names that many tickets share are kept once."""
+    """Return the ticket of a frame. Strings that many tickets share are interned."""
     hashes = b"".join(each.to_bytes(8, "little") for each in ticket.prefix_hashes)
     return QueuedTicket(
         ticket_id=ticket.ticket_id,
@@ -137,7 +135,7 @@ def to_frame(ticket: QueuedTicket) -> Ticket:
     return Ticket(
         ticket_id=ticket.ticket_id,
         tenant_id=ticket.tenant_id,
-        priority=ticket.priority,  # type: ignore[arg-type]  # an int that came from this very enum
+        priority=ticket.priority,  # type: ignore[arg-type]  # the int is a value of this enum
         weight=ticket.weight,
         model=ticket.model,
         prompt_tokens=ticket.prompt_tokens,
@@ -156,7 +154,7 @@ def to_frame(ticket: QueuedTicket) -> Ticket:
 
 
 def pack_traceparent(text: str) -> bytes:
-    """A quarter of its size in memory; what is no traceparent is kept as nothing, for nobody could follow it."""
+    """Pack a traceparent into a quarter of its size; empty if it is malformed."""
     return bytes.fromhex(text.replace("-", "")) if TRACEPARENT_FORMAT.fullmatch(text) else b""
 
 

@@ -1,11 +1,11 @@
-"""What a ticket must have for the book to keep it. What is wrong is a bug of its edge, never of a client."""
+"""Validation of tickets from edges. An invalid ticket is a bug of its edge, not an error of a client."""
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.v1.inference_pb2 import Priority
 
 MAX_PREFIX_HASHES = 64
-MAX_AVOIDED_WORKERS = 16  # workers
+MAX_AVOIDED_WORKERS = 16
 REQUIRED_FIELDS = (
     *("ticket_id", "tenant_id", "priority", "model", "prompt_tokens", "max_output_tokens"),
     *("attempt", "enqueue_unix_nano"),
@@ -14,13 +14,13 @@ _PRIORITIES = frozenset(Priority.values())
 
 
 class TicketInvalid(InvalidArgument):
-    """The ticket breaks the contract."""
+    """The ticket violates the protocol."""
 
     default_reason = "TICKET_INVALID"
 
 
 def check_ticket(ticket: Ticket) -> None:
-    """Raise TicketInvalid, naming the field."""
+    """Raise TicketInvalid with the name of the first invalid field."""
     for name in REQUIRED_FIELDS:
         if not getattr(ticket, name):
             raise TicketInvalid(f"a ticket needs {name}", field=name)
@@ -30,6 +30,6 @@ def check_ticket(ticket: Ticket) -> None:
     if not ticket.weight > 0:  # refuses NaN as well
         raise TicketInvalid("weight must be above 0", field="weight")
     if len(ticket.prefix_hashes) > MAX_PREFIX_HASHES:
-        raise TicketInvalid(f"prefix_hashes may have {MAX_PREFIX_HASHES} at most", field="prefix_hashes")
+        raise TicketInvalid(f"prefix_hashes may have at most {MAX_PREFIX_HASHES} entries", field="prefix_hashes")
     if len(ticket.avoid_workers) > MAX_AVOIDED_WORKERS:
-        raise TicketInvalid(f"avoid_workers may have {MAX_AVOIDED_WORKERS} at most", field="avoid_workers")
+        raise TicketInvalid(f"avoid_workers may have at most {MAX_AVOIDED_WORKERS} entries", field="avoid_workers")

@@ -1,5 +1,5 @@
 """The scheduler tier: decides which worker runs which ticket, as late as possible.
 
-Owns the capacity of the workers attached to it and the leases that were not started. Never sees a prompt or a token,
-keeps no tickets; when it dies its workers attach to another and running streams do not notice.
+Owns the capacity of the workers that are attached to it, and the leases that were not started. Never receives a prompt
+or a token, and keeps no tickets. When a scheduler dies, its workers attach to another one; running streams continue.
 """

@@ -16,12 +16,12 @@ from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
 
-STALL_THRESHOLD_S = 0.5  # s without a tick, after which a scheduler that goes on knows to have missed what was said
+STALL_THRESHOLD_S = 0.5  # s between ticks; a longer gap means that this process stalled and may have missed frames
 
 
 async def run(config: SchedulerConfig) -> None:
     hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="scheduler")
-    # An instance id may be the pod's name and outlive this process; its lease ids must not come again.
+    # An instance id may be the name of a pod and outlive this process. Lease ids must be unique over restarts.
     prefix = f"{config.instance_id}-{uuid4().hex[:8]}"
     leases = LeaseBook(ttl=config.lease_ttl, prefix=prefix, clock=StallFreeClock(STALL_THRESHOLD_S))
     dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead, express_slot_share=config.express_slot_share)

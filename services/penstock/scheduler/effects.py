@@ -1,4 +1,4 @@
-"""What the dispatcher asks its surroundings to say. Streams are named by keys that the service chose."""
+"""Effects of the dispatcher: frames to send, as values. Keys that the service chose name the streams."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 
 @dataclass(slots=True)
 class Place:
-    """To a queue: the ticket it offered has a worker."""
+    """To a queue shard: the offered ticket was leased."""
 
     queue: str
     lease: Lease
@@ -16,7 +16,7 @@ class Place:
 
 @dataclass(slots=True)
 class Decline:
-    """To a queue: the ticket it offered has none."""
+    """To a queue shard: the offered ticket was not leased."""
 
     queue: str
     ticket_id: str
@@ -25,21 +25,21 @@ class Decline:
 
 @dataclass(slots=True)
 class GrantCredit:
-    """To a queue: it may offer so many more."""
+    """To a queue shard: credit for further offers."""
 
     queue: str
     model: str
     tickets: int
-    max_ticket_tokens: int  # 0: whatever its size
-    tokens_per_second: float
-    total_tokens: int = 0  # over all tickets that it is used for
-    return_unused: bool = False  # what is not used at once comes back, with what was given before
-    express_tickets: int = 0  # beyond those, for what goes first in its class
+    max_ticket_tokens: int  # tokens of the largest ticket; 0: no limit
+    tokens_per_second: float  # measured by the workers; 0: unknown
+    total_tokens: int = 0  # tokens over all tickets that use the credit
+    return_unused: bool = False  # the shard returns unused credit at once, including earlier credit
+    express_tickets: int = 0  # expedited tickets, in addition to `tickets`
 
 
 @dataclass(slots=True)
 class SendPoolStats:
-    """To a queue: how fast the workers of a model are."""
+    """To a queue shard: statistics of the workers of a model."""
 
     queue: str
     stats: PoolStats
@@ -47,7 +47,7 @@ class SendPoolStats:
 
 @dataclass(slots=True)
 class SendServiceReport:
-    """To a queue: what its tickets were served."""
+    """To a queue shard: the service that its tickets have received."""
 
     queue: str
     tickets: tuple[ServedTicket, ...]
@@ -56,7 +56,7 @@ class SendServiceReport:
 
 @dataclass(slots=True)
 class SendVirtualTimes:
-    """To a queue: how far other shards have come."""
+    """To a queue shard: the virtual time of other shards."""
 
     queue: str
     times: tuple[VirtualTime, ...]
@@ -64,7 +64,7 @@ class SendVirtualTimes:
 
 @dataclass(slots=True)
 class CatalogUpdate:
-    """To every queue: the models that can be placed here, and the requests that nobody is to run."""
+    """To every queue shard: the models that this scheduler serves, and the reported poison requests."""
 
     entries: tuple[CatalogEntry, ...]
     poison_reports: tuple[PoisonReport, ...] = ()
@@ -80,7 +80,7 @@ class Expect:
 
 @dataclass(slots=True)
 class Revoke:
-    """To a worker: this lease will not be started."""
+    """To a worker: this lease is void and must not be started."""
 
     worker: str
     lease_id: str

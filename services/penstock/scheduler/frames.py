@@ -1,4 +1,4 @@
-"""Effects of the dispatcher as frames."""
+"""Conversion of the dispatcher's effects to frames."""
 
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.scheduler import effects as out

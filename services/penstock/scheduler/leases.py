@@ -1,45 +1,45 @@
-"""The leases of one scheduler from issue to release. Knows no clock and no stream; `now` is in s."""
+"""The leases of one scheduler, from issue to release. Has no clock and no streams; `now` is in s."""
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import takewhile
 
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.clocks import StallFreeClock
+from penstock.chassis.durations import set_seconds
 
 
 @dataclass(slots=True)
 class LeaseEntry:
-    """One lease. A started one no longer lapses."""
+    """One lease. It expires unless it is started in time."""
 
     lease_id: str
     ticket_id: str
     attempt: int
     queue: str  # shard that offered it
-    worker: str  # stream of the worker, as long as that is attached
+    worker: str  # stream of the worker while it is attached
     worker_id: str
-    kv_blocks: int  # KV blocks it may grow to
-    prompt_tokens: int = 0  # to be computed
-    predicted_output_tokens: int = 0  # tokens; 0: nobody has predicted any
-    served_prompt_tokens: int = 0  # tokens that its worker has told of, like the next
+    kv_blocks: int  # KV blocks that the sequence may grow to
+    prompt_tokens: int = 0  # tokens to prefill, without cached ones
+    predicted_output_tokens: int = 0  # 0: not predicted
+    served_prompt_tokens: int = 0  # tokens that the worker has reported, as the next
     served_output_tokens: int = 0
-    served_at_step: int = 0  # steps that the worker had done when it told
-    first_token_after: Duration | None = None  # on its worker; None: none has come
+    served_at_step: int = 0  # steps that the worker had done at that report
+    first_token_after: Duration | None = None  # from the start at the worker; None: no first token yet
     is_express: bool = False  # as its ticket
-    expires_at: float = 0.0  # s of its book's own time
+    expires_at: float = 0.0  # s of the stall-free clock
     is_started: bool = False
 
 
 @dataclass
 class LeaseBook:
-    """All leases. Ids are never used again, which fences frames of a run that has moved on.
+    """All leases of one scheduler. Lease ids are never reused, which fences late frames of earlier leases.
 
-    They lapse by the scheduler's `own_time`: one that stood still has not read yet what was started meanwhile.
+    Expiration excludes stalls of this process, during which it does not read the starts of leases.
     """
 
     ttl: float  # s
-    prefix: str  # of lease ids, unique per start of the process
+    prefix: str  # prefix of lease ids, unique per start of the process
     clock: StallFreeClock = field(default_factory=StallFreeClock)
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
     _unstarted: dict[str, LeaseEntry] = field(default_factory=dict)  # by ticket, oldest first
@@ -47,7 +47,7 @@ class LeaseBook:
 
     def __post_init__(self) -> None:
         self.ttl_frame = Duration()
-        self.ttl_frame.FromTimedelta(timedelta(seconds=self.ttl))
+        set_seconds(self.ttl_frame, self.ttl)
 
     def __len__(self) -> int:
         return len(self.leases)
@@ -64,17 +64,17 @@ class LeaseBook:
         return f"{self.prefix}-{self._issued}"
 
     def add(self, entry: LeaseEntry) -> None:
-        assert entry.ticket_id not in self._unstarted, "a ticket has one lease that may still start"
+        assert entry.ticket_id not in self._unstarted, "a ticket has at most one unstarted lease"
         self.leases[entry.lease_id] = entry
         self._unstarted[entry.ticket_id] = entry
 
     def adopt(self, entry: LeaseEntry) -> None:
-        """Take over a started lease that another scheduler granted, or this one before it lost the worker."""
-        assert entry.is_started, "nobody knows whether another scheduler's lease may still start"
+        """Add a started lease that another scheduler granted, or this one before it lost the worker."""
+        assert entry.is_started, "only started leases can be adopted: the state of others is unknown"
         self.leases[entry.lease_id] = entry
 
     def start(self, lease_id: str, worker: str) -> LeaseEntry | None:
-        """Note that an edge started it on `worker`; None when that is no news."""
+        """Record that an edge started a lease on `worker`. Return the lease; None if nothing has changed."""
         entry = self.leases.get(lease_id)
         if entry is None or entry.is_started or entry.worker != worker:
             return None
@@ -88,7 +88,7 @@ class LeaseBook:
             del self._unstarted[entry.ticket_id]
 
     def on_worker(self, lease_id: str, worker: str) -> LeaseEntry | None:
-        """Return a lease if it is one of this scheduler on this worker."""
+        """Return a lease of this scheduler on this worker; None if there is no such lease."""
         entry = self.leases.get(lease_id)
         return entry if entry and entry.worker == worker else None
 
@@ -99,10 +99,10 @@ class LeaseBook:
         return [entry for entry in self._unstarted.values() if entry.worker_id == worker_id]
 
     def expiry_from(self, now: float) -> float:
-        """Return when, by our own time, a lease is over that is issued now."""
+        """Return the time of the stall-free clock at which a lease expires that is issued now."""
         return self.clock.at(now) + self.ttl
 
     def expired(self, now: float) -> list[LeaseEntry]:
-        """Return unstarted leases whose time is over; the caller ends them. To be asked several times a second."""
+        """Return the unstarted leases that have expired; the caller ends them. Called several times a second."""
         ran = self.clock.at(now)
         return list(takewhile(lambda entry: entry.expires_at <= ran, self._unstarted.values()))

@@ -1,13 +1,13 @@
-"""Frames to calls of the dispatcher, and its effects back to frames: client of every queue shard, server of workers."""
+"""SchedulerService: client of every queue shard and server of workers. It contains no policy."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from itertools import count
 from typing import Any
 
 from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, start_span
@@ -21,7 +21,7 @@ from penstock.scheduler.frames import to_queue, to_worker
 from penstock.scheduler.snapshot import figures
 from penstock.v1.stream_pb2 import End, Hello
 
-TICK_INTERVAL_S = 0.1  # s; how late a lapsed lease may be noticed
+TICK_INTERVAL_S = 0.1  # s; an expired lease is detected within this time
 NANOS_PER_SECOND = 10**9
 
 QueueLink = Link[queue_pb2.DispatchRequest, queue_pb2.DispatchResponse]
@@ -29,7 +29,7 @@ WorkerPeer = Peer[scheduler_pb2.AttachResponse, scheduler_pb2.AttachRequest]
 
 
 class SchedulerService(SchedulerServiceServicer):
-    """All streams of one scheduler. `now` tells time in s on any clock that never goes back."""
+    """The streams of one scheduler. `now` returns s of a monotonic clock."""
 
     def __init__(
         self,
@@ -42,24 +42,24 @@ class SchedulerService(SchedulerServiceServicer):
         self._dispatcher = dispatcher
         self._hello = hello
         self._now = now
-        self._queues: dict[str, QueueLink] = {}  # of those that are up, by instance id
+        self._queues: dict[str, QueueLink] = {}  # connected shards by instance id
         self._queue_ids: dict[QueueLink, str] = {}
         self._workers: dict[str, WorkerPeer] = {}
         self._stream_ids = count(1)
         self._queue_peers = PeerSet(queues, self._run_queue_link)
 
     async def run(self) -> None:
-        """Hold a stream to every shard until cancelled."""
+        """Keep a stream to every shard until cancelled."""
         await self._queue_peers.run()
 
     async def tick(self) -> None:
-        """Let time pass in the dispatcher until cancelled."""
+        """Advance the time of the dispatcher until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self._perform(self._dispatcher.tick(self._now()))
 
     async def drain(self) -> None:
-        """No more credit, then say goodbye: queues offer elsewhere, workers attach elsewhere with what they run."""
+        """Grant no more credit, and send `end` to all peers: workers attach elsewhere with their running leases."""
         self._dispatcher.drain()
         for worker in self._workers.values():
             worker.send(scheduler_pb2.AttachResponse(end=End(reason="drained")))
@@ -74,8 +74,8 @@ class SchedulerService(SchedulerServiceServicer):
     # Workers.
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
-        if self._dispatcher.is_draining:  # whoever came back would have to be waited for
-            raise Unavailable("this scheduler drains; attach to another", reason="DRAINING")
+        if self._dispatcher.is_draining:  # a new stream would delay the end of the process
+            raise Unavailable("this scheduler is draining; attach to another one", reason="DRAINING")
         async with accept_stream(context, scheduler_pb2.AttachResponse, self._hello) as peer:
             key = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._workers[key] = peer
@@ -91,17 +91,17 @@ class SchedulerService(SchedulerServiceServicer):
         if kind == "poison_update":
             return self._dispatcher.on_poison_reports(hello.address, frame.poison_update.reports, self._now())
         if kind == "profile" and not is_known:
-            blames = frame.profile.poison_reports
-            if frame.profile == scheduler_pb2.Profile(poison_reports=blames):
-                return self._dispatcher.on_worker_quarantined(hello.instance_id, hello.address, blames, self._now())
-            if fault := _profile_error(frame.profile):
-                raise InvalidArgument(fault, field="profile", reason="PROFILE_INVALID")
-            told = self._dispatcher.on_poison_reports(hello.address, blames, self._now())
-            return told + self._dispatcher.on_worker_attached(
+            reports = frame.profile.poison_reports
+            if frame.profile == scheduler_pb2.Profile(poison_reports=reports):
+                return self._dispatcher.on_worker_quarantined(hello.instance_id, hello.address, reports, self._now())
+            if message := _profile_error(frame.profile):
+                raise InvalidArgument(message, field="profile", reason="PROFILE_INVALID")
+            effects = self._dispatcher.on_poison_reports(hello.address, reports, self._now())
+            return effects + self._dispatcher.on_worker_attached(
                 key, hello.instance_id, hello.address, frame.profile, zone=hello.zone
             )
         if kind == "profile" or not is_known:
-            text = "the frame after hello must be `profile`, and no other, on the newest stream of a worker"
+            text = "the frame after hello must be `profile`, sent once, on the newest stream of the worker"
             raise InvalidArgument(text, field="profile", reason="PROFILE_INVALID")
         match kind:
             case "load_report":
@@ -139,7 +139,7 @@ class SchedulerService(SchedulerServiceServicer):
                 self._on_queue_disconnected(link)
 
     def _on_queue_connected(self, link: QueueLink, queue: str) -> None:
-        """Know a shard by its instance id, as every scheduler does, whatever address it was found at."""
+        """Register a shard by its instance id, which is the same for every address of the shard."""
         if former := self._queues.get(queue):
             self._on_queue_disconnected(former)
         self._queues[queue], self._queue_ids[link] = link, queue
@@ -151,7 +151,7 @@ class SchedulerService(SchedulerServiceServicer):
             self._perform(self._dispatcher.on_queue_disconnected(queue))
 
     def _on_link_frame(self, link: QueueLink, frame: queue_pb2.DispatchResponse) -> None:
-        if queue := self._queue_ids.get(link):  # none: the same shard is here on a newer stream
+        if queue := self._queue_ids.get(link):  # a shard with a newer stream has no id on this one
             self._perform(self._on_queue_frame(queue, frame))
 
     def _on_queue_frame(self, queue: str, frame: queue_pb2.DispatchResponse) -> list[out.Effect]:
@@ -174,16 +174,16 @@ class SchedulerService(SchedulerServiceServicer):
         took = time.perf_counter() - begun
         for effect in effects:
             if isinstance(effect, out.Place):
-                effect.lease.placement_time.FromTimedelta(timedelta(seconds=took))
+                set_seconds(effect.lease.placement_time, took)
                 if not is_recorded(ticket.traceparent):
                     continue
-                facts = {
+                attributes = {
                     semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
                     semconv.PENSTOCK_LEASE_ID: effect.lease.lease_id,
                     semconv.PENSTOCK_WORKER_ID: effect.lease.worker_id,
                 }
                 start = round(begun_at * NANOS_PER_SECOND)
-                span = start_span(semconv.SPAN_PLACEMENT, ticket.traceparent, start_time=start, attributes=facts)
+                span = start_span(semconv.SPAN_PLACEMENT, ticket.traceparent, start_time=start, attributes=attributes)
                 span.end(start + round(took * NANOS_PER_SECOND))
         return effects
 
@@ -205,6 +205,7 @@ class SchedulerService(SchedulerServiceServicer):
 
 
 def _profile_error(profile: scheduler_pb2.Profile) -> str:
+    """Return the error of an incomplete profile; empty if it is complete."""
     if profile.model and profile.slots and profile.kv_blocks and profile.block_size and profile.context_length:
         return ""
     return "a profile needs model, slots, kv_blocks, block_size and context_length"

@@ -1,4 +1,4 @@
-"""What operators see of a scheduler."""
+"""Figures and tables of a scheduler for operators."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.fleet.fleet import Fleet
 from penstock.scheduler.fleet.worker import Worker
 
-MAX_WORKER_ROWS = 1_000  # workers
+MAX_WORKER_ROWS = 1_000
 
 
 def figures(dispatcher: Dispatcher) -> dict[str, float]:
@@ -17,7 +17,7 @@ def figures(dispatcher: Dispatcher) -> dict[str, float]:
         "leases": len(dispatcher.leases),
         "leases_unstarted": dispatcher.leases.unstarted_count,
         "promised_blocks": dispatcher.promised_blocks,
-        "room": sum(worker.available_leases for worker in fleet),
+        "available_leases": sum(worker.available_leases for worker in fleet),
         "credits": sum(credit.held_tickets for credit in dispatcher.credit_books.values()),
         "declines": dispatcher.decline_count,
         "prefix_blocks": sum(len(pool.prefix_index) for pool in fleet.pools.values()),
@@ -39,7 +39,7 @@ def _row(worker: Worker) -> dict[str, Any]:
         "kv_blocks": worker.profile.kv_blocks,
         "leases": len(worker.promised),
         "promised_blocks": worker.promised_blocks,
-        "room": worker.available_leases,
+        "available_leases": worker.available_leases,
         "running": worker.report.running,
         "prefill_tokens": worker.prefill_backlog_tokens,
         "tokens_per_second": worker.report.tokens_per_second,

@@ -1,5 +1,5 @@
-"""The mesh under virtual time: the real ticket book, dispatcher and batch, joined by one heap of events.
+"""Discrete-event simulator: the real ticket book, dispatcher and batch under virtual time, joined by one event queue.
 
-Owns arrivals, clients, link delays and engines' time, and keeps what happened. Decides nothing that a tier decides:
-effects of the cores become events, and a seed and a scenario are all that a run is a function of.
+Owns arrivals, clients, link delays and engine time, and records the results. Makes no decision of a tier: effects of
+the cores become events. A run is a function of its scenario and seed alone.
 """

@@ -1,4 +1,4 @@
-"""How many workers a load needs: the fewest with which enough requests are answered within the SLO."""
+"""Capacity plan: the fewest workers with which a target share of requests is answered within the SLO."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,26 +11,26 @@ from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.simulation import Simulation, SimulationProgressFn
 
-MAX_WORKERS = 1_024  # workers; a load that these do not serve has another trouble
+MAX_WORKERS = 1_024  # a load that these workers do not serve is limited by something else
 
 
 class CapacityTrial(NamedTuple):
-    """What so many workers made of the load."""
+    """The result of the load on one number of workers."""
 
-    good_share: float  # share of requests that were answered within the SLO
-    rejected_share: float = 0.0  # share likewise
+    good_share: float  # of requests: answered within the SLO
+    rejected_share: float = 0.0  # of requests
     ttft_p99: float = 0.0  # s
-    slot_utilization: float = 0.0  # share of slots that decoded, of steps
+    slot_utilization: float = 0.0  # mean share of slots that decode in a step
 
 
 @dataclass(slots=True)
 class CapacityPlan:
-    target_share: float  # share of requests
-    trials: dict[int, CapacityTrial] = field(default_factory=dict)  # by workers
+    target_share: float  # of requests: to be answered within the SLO
+    trials: dict[int, CapacityTrial] = field(default_factory=dict)  # by number of workers
 
     @property
     def workers(self) -> int | None:
-        """None: not even `MOST` are enough."""
+        """The fewest workers that reach the target; None if `MAX_WORKERS` do not."""
         return min(
             (count for count, trial in self.trials.items() if trial.good_share >= self.target_share), default=None
         )
@@ -39,29 +39,29 @@ class CapacityPlan:
 def plan_capacity(
     scenario: Scenario, target_share: float, progress: SimulationProgressFn | None = None
 ) -> CapacityPlan:
-    """Raises ScenarioError where there is more than one kind of worker to choose from."""
+    """Return the plan for a scenario; raises ScenarioError if it has more than one kind of worker."""
     if len(scenario.workers) != 1:
         raise ScenarioError("workers", f"must be one kind for a plan, not {len(scenario.workers)}")
     return fewest_workers(target_share, lambda count: _run_trial(_with_workers(scenario, count), progress))
 
 
 def fewest_workers(target_share: float, run_trial: Callable[[int], CapacityTrial]) -> CapacityPlan:
-    """Double until it is enough, then halve what is left; more workers are taken never to be worse."""
-    found, high = CapacityPlan(target_share), 1
+    """Double the workers until they reach the target, then bisect; assumes that more workers are never worse."""
+    plan, high = CapacityPlan(target_share), 1
 
     def is_enough(count: int) -> bool:
-        found.trials[count] = run_trial(count)
-        return found.trials[count].good_share >= target_share
+        plan.trials[count] = run_trial(count)
+        return plan.trials[count].good_share >= target_share
 
     while not is_enough(high):
         if high >= MAX_WORKERS:
-            return found
+            return plan
         high *= 2
-    low = high // 2  # not enough, or none
+    low = high // 2  # too few, or 0
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return found
+    return plan
 
 
 def _with_workers(scenario: Scenario, count: int) -> Scenario:

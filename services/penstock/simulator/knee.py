@@ -1,4 +1,4 @@
-"""The same scenario at several loads, as multiples of the knee: the highest load that unbounded FIFO still serves."""
+"""The knee of a scenario: the highest load that an unbounded FIFO queue still serves within the SLO."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,15 +8,15 @@ from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import QueueSettings, Scenario
 from penstock.simulator.simulation import Simulation, SimulationProgressFn
 
-MIN_GOOD_SHARE = 0.95  # of requests within the SLO, below which a load is past the knee
-MAX_PROBE_S = 120.0  # s simulated for each load that is tried
-BISECTION_ROUNDS = 6  # of bisection: within 2 % of the bracket
+MIN_GOOD_SHARE = 0.95  # of requests within the SLO; below it, a load is above the knee
+MAX_PROBE_S = 120.0  # s that are simulated for each load
+BISECTION_ROUNDS = 6  # the result is within 2 % of the bracket
 
 
 def knee_load(scenario: Scenario, progress: SimulationProgressFn | None = None) -> float:
-    """Return the load factor at which the mesh, with its queue replaced by plain FIFO, comes to its limit.
+    """Return the highest load factor that the mesh serves if its queue is replaced by plain FIFO.
 
-    Clients neither retry nor leave while it is measured, and no worker is lost.
+    Clients neither retry nor cancel in the measurement, and no worker is lost.
     """
     tenants = tuple(replace(each, client=type(each.client)()) for each in scenario.tenants)
     probe = replace(

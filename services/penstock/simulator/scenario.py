@@ -1,4 +1,4 @@
-"""What is simulated, as values; `reading` makes them from a file. Times are in s, sizes in tokens or blocks."""
+"""Scenario: all settings of a simulation, as values. Times are in s, sizes in tokens or blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ PRIORITIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKind:
-    """`count` workers alike. The defaults are the reference model that the baselines were measured with."""
+    """A kind of worker. The defaults are the reference model, with which the baselines were measured."""
 
-    count: int = 1
-    zone: str = ""  # empty: unknown
+    count: int = 1  # workers of this kind
+    zone: str = ""  # empty: no zone
     slots: int = 256
     kv_blocks: int = 7_500
-    block_size: int = 16
-    context_length: int = 131_072
+    block_size: int = 16  # tokens
+    context_length: int = 131_072  # tokens
     batching: ContinuousBatching = field(default_factory=ContinuousBatching)
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
 
@@ -33,64 +33,72 @@ class WorkerKind:
 class ClientBehavior:
     """How a tenant's clients behave."""
 
-    patience: float = 0.0  # s without a first token after which one leaves; 0: stays
-    leave_share: float = 0.0  # of clients that leave at a random moment of `leave_within`, whatever comes
-    leave_within: float = 5.0
-    deadline: float = 0.0  # s for the whole answer, told to the mesh; 0: none
-    retries: int = 0  # after a refusal
-    backoff: float = 0.5  # s before the first retry, doubled for each further one; Retry-After where that is longer
+    patience: float = 0.0  # s; a client without a first token cancels after it; 0: never
+    leave_share: float = 0.0  # share of clients that cancel at a random time, independently of their answer
+    leave_within: float = 5.0  # s; the random time is below it
+    deadline: float = 0.0  # s for the whole answer, sent with the request; 0: no deadline
+    retries: int = 0  # retries after a rejection or after `patience`
+    backoff: float = 0.5  # s before the first retry, doubled for each further one; at least the suggested delay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTenant:
+    """One tenant, its requests over time and its clients."""
+
     name: str
     demand: Demand
     priority: int = PRIORITIES["standard"]
     weight: float = 1.0
-    zone: str = ""  # of the edges that it comes to
-    has_shared_prefixes: bool = False  # its prompts have beginnings in common
-    over_declare: float = 1.0  # max_output_tokens as a multiple of what the answer comes to
-    declare_noise: float = 0.0  # of that multiple, which is off by up to this share of it either way
+    zone: str = ""  # zone of its edges; empty: no zone
+    has_shared_prefixes: bool = False  # its prompts have prefixes in common
+    over_declare: float = 1.0  # max_output_tokens as a multiple of the tokens that the answer has
+    declare_noise: float = 0.0  # largest relative error of that multiple, in [0, 1]
     client: ClientBehavior = ClientBehavior()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
+    """The queue: its shards, its policy and its limits."""
+
     shards: int = 1
     policy: str = "penstock"
-    max_depth: int = 100_000
-    max_tokens: int = 2_000_000_000
+    max_depth: int = 100_000  # tickets per shard
+    max_tokens: int = 2_000_000_000  # tokens of waiting tickets per shard
     policy_options: dict[str, float] = field(default_factory=dict)
-    exempt_tickets: frozenset[str] = frozenset()  # tickets that no promise is asked for: what would have come of them
+    exempt_tickets: frozenset[str] = frozenset()  # tickets that are admitted without a check of their TTFT target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
+    """The schedulers."""
+
     count: int = 1
-    look_ahead: int = 1
-    lease_ttl: float = 5.0
-    express_slot_share: float = 1 / 16
+    look_ahead: int = 1  # leases per worker beyond its slots
+    lease_ttl: float = 5.0  # s
+    express_slot_share: float = 1 / 16  # share of slots that are reserved for express tickets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoss:
-    """A worker dies, and comes back empty after a while."""
+    """The death of a worker, and its restart with an empty engine."""
 
-    worker: int
-    lost_at: float
-    returns_after: float = 0.0  # s; 0: never
+    worker: int  # number of the worker, from 0
+    lost_at: float  # s
+    returns_after: float = 0.0  # s; 0: the worker does not return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloTargets:
     """The SLO of every request."""
 
-    ttft: float = 1.0
-    tbt: float = 0.1
+    ttft: float = 1.0  # s to the first token
+    tbt: float = 0.1  # s between two tokens, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
+    """One mesh and the load that is offered to it."""
+
     name: str
     tenants: Sequence[SimTenant]
     workers: Sequence[WorkerKind] = (WorkerKind(),)
@@ -98,16 +106,16 @@ class Scenario:
     schedulers: SchedulerSettings = SchedulerSettings()
     losses: Sequence[WorkerLoss] = ()
     targets: SloTargets = SloTargets()
-    duration: float = 60.0  # in which requests arrive
-    warm_up: float = 0.0  # at its beginning; requests of it are served and not counted
-    drain: float = 60.0  # after it, for what is under way
+    duration: float = 60.0  # s in which requests arrive
+    warm_up: float = 0.0  # s at the start; requests of this time are served and not counted
+    drain: float = 60.0  # s after `duration` for active requests
     seed: int = 0
     load: float = 1.0  # multiplies every arrival rate
-    load_sweep: Sequence[float] = ()  # multiples of the knee that unbounded FIFO has here
-    link_delay: float = 0.0005  # each way between two processes
-    loss_detection_delay: float = 1.0  # until scheduler and edges notice a dead worker
-    engine: str = "fast"  # or exact: the worker's own batch, token by token
-    sample_every: float = 0.25  # of depths and service
+    load_sweep: Sequence[float] = ()  # further loads, as multiples of the scenario's knee
+    link_delay: float = 0.0005  # s each way between two processes
+    loss_detection_delay: float = 1.0  # s until the scheduler and edges detect a dead worker
+    engine: str = "fast"  # "exact": the worker's own batch, token by token
+    sample_every: float = 0.25  # s between two samples of depth and service
 
     @property
     def worker_count(self) -> int:
@@ -115,10 +123,10 @@ class Scenario:
 
     @property
     def has_shared_prefixes(self) -> bool:
-        """Tell whether workers keep beginnings of prompts, and edges name them."""
+        """Whether workers cache prompt prefixes and edges send block hashes."""
         return any(tenant.has_shared_prefixes for tenant in self.tenants)
 
     @property
     def engine_kind(self) -> str:
-        """Return the engine that is taken: which block holds what, only the batch itself can say."""
+        """The engine model in use: shared prefixes need the exact one, because only the batch tracks block contents."""
         return "exact" if self.has_shared_prefixes else self.engine

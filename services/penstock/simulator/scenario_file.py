@@ -1,10 +1,9 @@
-"""From a scenario file to a scenario. Every field is checked, and what is wrong is named with its path."""
+"""Reads scenario files (TOML). Every field is checked, and an error names the path of its field."""
 
-import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.errors import ScenarioError
@@ -19,6 +18,7 @@ from penstock.simulator.scenario import (
     WorkerKind,
     WorkerLoss,
 )
+from penstock.simulator.scenario_table import ScenarioTable
 from penstock.simulator.traffic.arrivals import ArrivalProcess, Bursty, Poisson, RateWindow, Regular
 from penstock.simulator.traffic.demand import Demand, SampledDemand, TraceDemand
 from penstock.simulator.traffic.lengths import Fixed, LengthDistribution, LogNormal, Uniform
@@ -27,110 +27,12 @@ from penstock.simulator.traffic.traces import TraceError, read_azure, read_moonc
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 
-T = TypeVar("T")
-
-
-class ScenarioTable:
-    """Fields are taken out one by one, so that `done` finds what nobody asked for: a misspelt field never passes."""
-
-    def __init__(self, values: object, path: str = "") -> None:
-        if not isinstance(values, dict):
-            raise ScenarioError(path, f"must be a table, not {values!r}")
-        self._values: dict[str, Any] = dict(values)
-        self._read_fields: set[str] = set()
-        self.path = path
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def path_of(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def number(
-        self,
-        name: str,
-        default: float | None = None,
-        *,
-        minimum: float = 0.0,
-        maximum: float = math.inf,
-        is_exclusive: bool = False,
-    ) -> float:
-        """Return a finite number from `low` (with `above`: greater than it) to `high`; no default: it is required."""
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ScenarioError(self.path_of(name), f"must be a number, not {value!r}")
-        if value < minimum or value > maximum or (is_exclusive and value == minimum):
-            bound = f"above {minimum:g}" if is_exclusive else f"at least {minimum:g}"
-            raise ScenarioError(
-                self.path_of(name), f"must be {bound}{'' if maximum == math.inf else f', at most {maximum:g}'}"
-            )
-        return float(value)
-
-    def count(self, name: str, default: int | None = None, *, minimum: int = 0, maximum: int = 2**53) -> int:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise ScenarioError(self.path_of(name), f"must be a whole number from {minimum} up, not {value!r}")
-        return value
-
-    def text(self, name: str, default: str | None = None, *, choices: Iterable[str] = ()) -> str:
-        value, allowed = self._value(name, default), tuple(choices)
-        if not isinstance(value, str) or (allowed and value not in allowed):
-            wanted = f"one of {', '.join(allowed)}" if allowed else "text"
-            raise ScenarioError(self.path_of(name), f"must be {wanted}, not {value!r}")
-        return value
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self._value(name, default)
-        if not isinstance(value, bool):
-            raise ScenarioError(self.path_of(name), f"must be true or false, not {value!r}")
-        return value
-
-    def table(self, name: str) -> "ScenarioTable":
-        """Return a table within this one; one that is not given is empty."""
-        return ScenarioTable(self._value(name, {}), self.path_of(name))
-
-    def tables(self, name: str, read: Callable[["ScenarioTable"], T]) -> tuple[T, ...]:
-        values = self._value(name, [])
-        if not isinstance(values, list):
-            raise ScenarioError(self.path_of(name), "must be a list of tables")
-        return tuple(
-            _read_table(ScenarioTable(each, f"{self.path_of(name)}[{place}]"), read)
-            for place, each in enumerate(values)
-        )
-
-    def numbers(self, name: str, *, minimum: float) -> tuple[float, ...]:
-        values = self._value(name, [])
-        if not isinstance(values, list):
-            raise ScenarioError(self.path_of(name), "must be a list of numbers")
-        places = ScenarioTable({str(place): each for place, each in enumerate(values)}, self.path_of(name))
-        return tuple(places.number(str(place), minimum=minimum, is_exclusive=True) for place in range(len(values)))
-
-    def check_unknown(self) -> None:
-        """Raise ScenarioError for the first field that nobody has asked for."""
-        for name in self._values:
-            if name not in self._read_fields:
-                raise ScenarioError(self.path_of(name), f"is unknown; known are {', '.join(sorted(self._read_fields))}")
-
-    def _value(self, name: str, default: object) -> Any:
-        self._read_fields.add(name)
-        value = self._values.get(name, default)
-        if value is None:
-            raise ScenarioError(self.path_of(name), "is missing")
-        return value
-
-
-def _read_table(table: ScenarioTable, read: Callable[[ScenarioTable], T]) -> T:
-    found = read(table)
-    table.check_unknown()
-    return found
-
-
 SECONDS_PER_MS = 1e-3
 ENGINES = ("fast", "exact")
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Raises ScenarioError; paths of traces are relative to the file's folder."""
+    """Read a scenario file; raises ScenarioError. Paths of traces are relative to the file's folder."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -139,17 +41,18 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def scenario_of(values: Mapping[str, Any], folder: Path = Path(), name: str = "scenario") -> Scenario:
+    """Return the scenario that the tables of a file describe; `folder` and `name` are those of the file."""
     table = ScenarioTable(values)
-    tenants = table.tables("tenants", lambda each: _tenants(each, folder))
-    workers = table.tables("workers", _worker_kind) or (WorkerKind(),)
+    tenants = table.sections("tenants", lambda each: _tenants(each, folder))
+    workers = table.sections("workers", _worker_kind) or (WorkerKind(),)
     scenario = Scenario(
         name=table.text("name", name),
-        tenants=tuple(tenant for some in tenants for tenant in some),
+        tenants=tuple(tenant for group in tenants for tenant in group),
         workers=workers,
-        queues=_section(table, "queues", _queue_settings),
-        schedulers=_section(table, "schedulers", _scheduler_settings),
-        losses=table.tables("losses", lambda each: _worker_loss(each, sum(kind.count for kind in workers))),
-        targets=_section(table, "slo", _slo_targets),
+        queues=table.section("queues", _queue_settings),
+        schedulers=table.section("schedulers", _scheduler_settings),
+        losses=table.sections("losses", lambda each: _worker_loss(each, sum(kind.count for kind in workers))),
+        targets=table.section("slo", _slo_targets),
         duration=table.number("duration", 60.0, is_exclusive=True),
         warm_up=table.number("warm_up", 0.0),
         drain=table.number("drain", 60.0),
@@ -171,16 +74,9 @@ def _check_scenario(scenario: Scenario) -> None:
         raise ScenarioError("warm_up", f"must be below duration, which is {scenario.duration:g}")
     names = [tenant.name for tenant in scenario.tenants]
     if not names:
-        raise ScenarioError("tenants", "is missing; a scenario needs one tenant at least")
+        raise ScenarioError("tenants", "is missing; a scenario needs at least one tenant")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ScenarioError("tenants", f"name {twice!r} twice; names must differ")
-
-
-def _section(table: ScenarioTable, name: str, read: Any) -> Any:
-    inner = table.table(name)
-    found = read(inner)
-    inner.check_unknown()
-    return found
+        raise ScenarioError("tenants", f"has the name {twice!r} twice; names must differ")
 
 
 def _worker_kind(table: ScenarioTable) -> WorkerKind:
@@ -195,7 +91,7 @@ def _worker_kind(table: ScenarioTable) -> WorkerKind:
             token_budget=table.count("token_budget", 512, minimum=1),
             oldest_share=table.number("oldest_share", 0.25, is_exclusive=True, maximum=1.0),
         ),
-        step_time=_section(table, "step_law", _step_time),
+        step_time=table.section("step_time", _step_time),
     )
 
 
@@ -242,7 +138,7 @@ def _slo_targets(table: ScenarioTable) -> SloTargets:
 
 
 def _tenants(table: ScenarioTable, folder: Path) -> list[SimTenant]:
-    """Return one tenant, or one for each client of a trace that names its clients."""
+    """Return one tenant, or one for each client if the trace names its clients."""
     name = table.text("name")
     common: dict[str, Any] = {
         "priority": PRIORITIES[table.text("class", "standard", choices=PRIORITIES)],
@@ -250,17 +146,17 @@ def _tenants(table: ScenarioTable, folder: Path) -> list[SimTenant]:
         "zone": table.text("zone", ""),
         "over_declare": table.number("over_declare", 1.0, minimum=1.0),
         "declare_noise": table.number("declare_noise", 0.0, maximum=1.0),
-        "client": _section(table, "client", _client_behavior),
+        "client": table.section("client", _client_behavior),
     }
     if "trace" in table:
-        demands = _section(table, "trace", lambda trace: _trace_demands(trace, folder))
+        demands = table.section("trace", lambda trace: _trace_demands(trace, folder))
         common["has_shared_prefixes"] = any(
             isinstance(each, TraceDemand) and each.has_shared_prefixes for each in demands.values()
         )
         return [SimTenant(name=f"{name}{suffix}", demand=demand, **common) for suffix, demand in demands.items()]
-    arrivals = _section(table, "arrivals", _arrivals)
-    prompt, output = _section(table, "prompt", _lengths), _section(table, "output", _lengths)
-    shared = _section(table, "prefix", _prefix_pool) if "prefix" in table else None
+    arrivals = table.section("arrivals", _arrivals)
+    prompt, output = table.section("prompt", _lengths), table.section("output", _lengths)
+    shared = table.section("prefix", _prefix_pool) if "prefix" in table else None
     demand = SampledDemand(arrivals, prompt, output, shared)
     return [SimTenant(name=name, demand=demand, has_shared_prefixes=shared is not None, **common)]
 
@@ -285,7 +181,7 @@ def _arrivals(table: ScenarioTable) -> ArrivalProcess:
         return Bursty(rate, mean_on_s=table.number("on", is_exclusive=True), mean_off_s=table.number("off"))
     if kind == "regular":
         return Regular(rate)
-    return Poisson(rate, table.tables("windows", _rate_window))
+    return Poisson(rate, table.sections("windows", _rate_window))
 
 
 def _rate_window(table: ScenarioTable) -> RateWindow:

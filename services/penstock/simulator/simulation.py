@@ -1,4 +1,4 @@
-"""One run: a scenario in, all that happened out."""
+"""One simulation: runs a scenario and keeps its ledger, its samples and its workers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ SimulationProgressFn = Callable[["Simulation"], None]
 
 @dataclass(slots=True)
 class DepthSamples:
-    """Tickets on their way to a lease, by class, at the end of each slice."""
+    """Tickets without a lease, by class, at the end of each slice."""
 
     times: list[float] = field(default_factory=list)
     depth: list[dict[int, int]] = field(default_factory=list)
 
 
 class Simulation:
-    """Arrivals for `duration`, then up to `drain` for what is under way; all that is left then is unfinished."""
+    """Runs arrivals for `duration`, then up to `drain` for active requests; requests left then are unfinished."""
 
     def __init__(self, scenario: Scenario, new_mesh: Callable[[Scenario, SimEventQueue], SimMesh] = SimMesh) -> None:
         self.scenario = scenario
@@ -58,15 +58,15 @@ class Simulation:
         return self
 
     def _on_arrival(self, arrived: tuple[SimTenant, OfferedRequest] | None = None) -> None:
-        """Let one request arrive, and ask for the next when that has come: a trace is never all in the heap."""
+        """Start one request and schedule the next, so that the event queue never holds a whole trace."""
         if arrived:
             self.mesh.edge.on_arrival(*arrived)
         following = next(self._arrivals, None)
         if following is None or following[0] >= self.scenario.duration:
             self._has_arrivals = False
             return
-        at, _, tenant, ask = following
-        self.events.schedule(at, self._on_arrival, (tenant, ask))
+        at, _, tenant, request = following
+        self.events.schedule(at, self._on_arrival, (tenant, request))
 
     def _sample(self) -> None:
         self.ledger.service.close_slice()
@@ -75,11 +75,11 @@ class Simulation:
 
 
 def _arrivals(scenario: Scenario) -> Iterator[tuple[float, int, SimTenant, OfferedRequest]]:
-    """Yield all tenants' requests by time; requests of one moment in the tenants' order."""
+    """Yield the requests of all tenants by time; simultaneous requests in the order of the tenants."""
 
     def of(place: int, tenant: SimTenant) -> Iterator[tuple[float, int, SimTenant, OfferedRequest]]:
-        for ask in tenant.demand.requests(f"{scenario.seed}/{tenant.name}", scenario.load):
-            yield ask.at, place, tenant, ask
+        for request in tenant.demand.requests(f"{scenario.seed}/{tenant.name}", scenario.load):
+            yield request.at, place, tenant, request
 
     streams = [of(place, tenant) for place, tenant in enumerate(scenario.tenants)]
     return merge(*streams, key=lambda each: each[:2])

@@ -36,24 +36,24 @@ class Key(_message.Message):
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
     LOOPBACK_ONLY_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """Public part, the first half of the key; names it in lists and logs."""
+    """Public part, the first half of the key; identifies it in lists and logs."""
     tenant_id: _builtins.str
-    """Whose key."""
+    """Tenant that owns the key."""
     display_name: _builtins.str
     """For people, at most 128 bytes; may be empty."""
     loopback_only: _builtins.bool
-    """Whether it works for callers on loopback alone."""
+    """Whether the key is valid for callers on loopback only."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Time of creation."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ends; unset: never."""
+        """Time of expiry. Unset if the key does not expire."""
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was revoked; unset: it was not."""
+        """Time of revocation. Unset if the key is not revoked."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ Global___Key: _TypeAlias = Key  # noqa: Y015
 
 @_typing.final
 class Tenant(_message.Message):
-    """Tenant is who pays, and within which limits. A limit of 0 means none."""
+    """Tenant is a billed customer and its limits. A limit of 0 means no limit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -91,13 +91,13 @@ class Tenant(_message.Message):
     priority: _inference_pb2.Priority.ValueType
     """Highest class of its requests. Unspecified: STANDARD."""
     weight: _builtins.float
-    """Share between tenants of one class, 0.01 to 1,000. 0: 1."""
+    """Share between tenants of one class, 0.01 to 1,000. 0 means 1."""
     requests_per_minute: _builtins.int
     """Requests that may start within a minute."""
     tokens_per_minute: _builtins.int
     """Prompt and output tokens that may be reserved within a minute."""
     concurrent_requests: _builtins.int
-    """Requests that may be under way at once."""
+    """Requests that may be active at one time."""
     def __init__(
         self,
         *,
@@ -118,7 +118,7 @@ Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
 
 @_typing.final
 class TenantUse(_message.Message):
-    """TenantUse is what a tenant holds now."""
+    """TenantUse is the present use of a tenant."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -129,17 +129,17 @@ class TenantUse(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
-    """Whose."""
+    """Tenant."""
     concurrent_requests: _builtins.int
-    """Requests under way."""
+    """Active requests."""
     reserved_tokens: _builtins.int
     """Tokens reserved and not settled."""
     prompt_tokens: _builtins.int
-    """Prompt tokens charged since the tenant was made."""
+    """Prompt tokens charged since the tenant was created."""
     output_tokens: _builtins.int
-    """Output tokens charged since the tenant was made."""
+    """Output tokens charged since the tenant was created."""
     requests: _builtins.int
-    """Requests settled since the tenant was made."""
+    """Requests settled since the tenant was created."""
     def __init__(
         self,
         *,
@@ -160,7 +160,7 @@ Global___TenantUse: _TypeAlias = TenantUse  # noqa: Y015
 
 @_typing.final
 class CreateKeyRequest(_message.Message):
-    """CreateKeyRequest says for whom a key is made."""
+    """CreateKeyRequest describes the new key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -173,7 +173,7 @@ class CreateKeyRequest(_message.Message):
     """For people; may be empty."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """How long it works, more than 0 s, at most ten years; unset: until it is revoked."""
+        """Validity, above 0 s and at most ten years. Unset: until the key is revoked."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class CreateKeyResponse(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The whole key, to be given to the caller; it cannot be shown again."""
+    """The whole key, for the caller. It cannot be read again."""
     @_builtins.property
     def key(self) -> Global___Key:
         """The key without its secret."""
@@ -226,7 +226,7 @@ class ListKeysRequest(_message.Message):
 
     TENANT_ID_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
-    """Only this tenant's; empty: all."""
+    """Keys of this tenant only. Empty: all keys."""
     def __init__(
         self,
         *,
@@ -266,7 +266,7 @@ Global___ListKeysResponse: _TypeAlias = ListKeysResponse  # noqa: Y015
 
 @_typing.final
 class RevokeKeyRequest(_message.Message):
-    """RevokeKeyRequest names the key to end."""
+    """RevokeKeyRequest names the key to revoke."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,7 +288,7 @@ Global___RevokeKeyRequest: _TypeAlias = RevokeKeyRequest  # noqa: Y015
 
 @_typing.final
 class RevokeKeyResponse(_message.Message):
-    """RevokeKeyResponse shows the ended key."""
+    """RevokeKeyResponse contains the revoked key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -336,7 +336,7 @@ Global___PutTenantRequest: _TypeAlias = PutTenantRequest  # noqa: Y015
 
 @_typing.final
 class PutTenantResponse(_message.Message):
-    """PutTenantResponse shows the tenant as stored."""
+    """PutTenantResponse contains the tenant as stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,7 +407,7 @@ Global___ListTenantsResponse: _TypeAlias = ListTenantsResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
-    """DrainRequest asks the process to finish."""
+    """DrainRequest asks the process to drain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -431,13 +431,13 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
 class DrainResponse(_message.Message):
-    """DrainResponse says that draining has begun."""
+    """DrainResponse confirms that the drain has begun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNNING_FIELD_NUMBER: _builtins.int
     running: _builtins.int
-    """Work under way when it began."""
+    """Requests or runs that were active when it began."""
     def __init__(
         self,
         *,
@@ -494,14 +494,14 @@ Global___GetSnapshotResponse: _TypeAlias = GetSnapshotResponse  # noqa: Y015
 
 @_typing.final
 class WatchSnapshotRequest(_message.Message):
-    """WatchSnapshotRequest asks for the state again and again."""
+    """WatchSnapshotRequest asks for the state at an interval."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def interval(self) -> _duration_pb2.Duration:
-        """Between snapshots, 100 ms to 60 s. Unset: 1 s."""
+        """Time between snapshots, 100 ms to 60 s. Unset: 1 s."""
 
     def __init__(
         self,
@@ -577,18 +577,18 @@ class Snapshot(_message.Message):
     instance_id: _builtins.str
     """Unique per start of the process."""
     pid: _builtins.int
-    """Of the operating system."""
+    """Process id of the operating system."""
     draining: _builtins.bool
-    """Whether it has begun to drain."""
+    """Whether the process drains."""
     @_builtins.property
     def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Numbers by name. Every process has cpu_seconds, rss_bytes, open_fds, asyncio_tasks, open_streams and uptime_seconds; each
-        tier adds its own, for example queue: waiting, waiting_tokens; worker: kv_blocks_used, running.
+        """Numbers by name. Every process has cpu_seconds, rss_bytes, open_fds, asyncio_tasks, open_streams and uptime_seconds.
+        Each tier adds its own, for example queue: waiting, waiting_tokens; worker: kv_blocks_used, running.
         """
 
     @_builtins.property
     def tables(self) -> _struct_pb2.Struct:
-        """Tables by name, for views; their shape may grow."""
+        """Tables by name, for displays; columns may be added."""
 
     def __init__(
         self,

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Admin is served by every process of every tier. Callers authenticate with metadata `authorization: Bearer TOKEN`
-    where PENSTOCK_ADMIN_TOKEN is set; where it is not, only loopback callers are served. Else PERMISSION_DENIED /
-    ADMIN_ONLY. Keys and tenants live in auth: other tiers answer UNIMPLEMENTED / NOT_AUTH and name the tier to ask.
+    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
+    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
+    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -81,14 +81,14 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Admin is served by every process of every tier. Callers authenticate with metadata `authorization: Bearer TOKEN`
-    where PENSTOCK_ADMIN_TOKEN is set; where it is not, only loopback callers are served. Else PERMISSION_DENIED /
-    ADMIN_ONLY. Keys and tenants live in auth: other tiers answer UNIMPLEMENTED / NOT_AUTH and name the tier to ask.
+    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
+    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
+    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
     def CreateKey(self, request, context):
-        """CreateKey makes an API key. Its secret is in this answer and nowhere else. NOT_FOUND / TENANT_UNKNOWN.
+        """CreateKey creates an API key. Only this response contains its secret. NOT_FOUND / TENANT_UNKNOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,7 +102,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """RevokeKey ends a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN.
+        """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,21 +123,21 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drain stops new work, lets running work end within the grace, then ends the process. Idempotent.
+        """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSnapshot(self, request, context):
-        """GetSnapshot shows the process's state now.
+        """GetSnapshot returns the present state of the process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchSnapshot(self, request, context):
-        """WatchSnapshot sends a snapshot every interval until the caller leaves.
+        """WatchSnapshot sends a snapshot every interval until the caller cancels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,9 +195,9 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Admin is served by every process of every tier. Callers authenticate with metadata `authorization: Bearer TOKEN`
-    where PENSTOCK_ADMIN_TOKEN is set; where it is not, only loopback callers are served. Else PERMISSION_DENIED /
-    ADMIN_ONLY. Keys and tenants live in auth: other tiers answer UNIMPLEMENTED / NOT_AUTH and name the tier to ask.
+    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
+    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
+    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 

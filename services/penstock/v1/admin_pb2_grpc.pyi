@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Admin is served by every process of every tier. Callers authenticate with metadata `authorization: Bearer TOKEN`
-    where PENSTOCK_ADMIN_TOKEN is set; where it is not, only loopback callers are served. Else PERMISSION_DENIED /
-    ADMIN_ONLY. Keys and tenants live in auth: other tiers answer UNIMPLEMENTED / NOT_AUTH and name the tier to ask.
+    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
+    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
+    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -38,52 +38,52 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     CreateKey: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateKeyRequest, _admin_pb2.CreateKeyResponse]
-    """CreateKey makes an API key. Its secret is in this answer and nowhere else. NOT_FOUND / TENANT_UNKNOWN."""
+    """CreateKey creates an API key. Only this response contains its secret. NOT_FOUND / TENANT_UNKNOWN."""
     ListKeys: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListKeysRequest, _admin_pb2.ListKeysResponse]
     """ListKeys lists keys without their secrets."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeKeyRequest, _admin_pb2.RevokeKeyResponse]
-    """RevokeKey ends a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
+    """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
     PutTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PutTenantRequest, _admin_pb2.PutTenantResponse]
     """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
     """ListTenants lists tenants with their limits and present use."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Drain stops new work, lets running work end within the grace, then ends the process. Idempotent."""
+    """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
-    """GetSnapshot shows the process's state now."""
+    """GetSnapshot returns the present state of the process."""
     WatchSnapshot: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchSnapshotRequest, _admin_pb2.WatchSnapshotResponse]
-    """WatchSnapshot sends a snapshot every interval until the caller leaves."""
+    """WatchSnapshot sends a snapshot every interval until the caller cancels."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Admin is served by every process of every tier. Callers authenticate with metadata `authorization: Bearer TOKEN`
-    where PENSTOCK_ADMIN_TOKEN is set; where it is not, only loopback callers are served. Else PERMISSION_DENIED /
-    ADMIN_ONLY. Keys and tenants live in auth: other tiers answer UNIMPLEMENTED / NOT_AUTH and name the tier to ask.
+    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
+    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
+    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateKeyRequest, _admin_pb2.CreateKeyResponse]  # type: ignore[assignment]
-    """CreateKey makes an API key. Its secret is in this answer and nowhere else. NOT_FOUND / TENANT_UNKNOWN."""
+    """CreateKey creates an API key. Only this response contains its secret. NOT_FOUND / TENANT_UNKNOWN."""
     ListKeys: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListKeysRequest, _admin_pb2.ListKeysResponse]  # type: ignore[assignment]
     """ListKeys lists keys without their secrets."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeKeyRequest, _admin_pb2.RevokeKeyResponse]  # type: ignore[assignment]
-    """RevokeKey ends a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
+    """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
     PutTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.PutTenantRequest, _admin_pb2.PutTenantResponse]  # type: ignore[assignment]
     """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """ListTenants lists tenants with their limits and present use."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Drain stops new work, lets running work end within the grace, then ends the process. Idempotent."""
+    """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]  # type: ignore[assignment]
-    """GetSnapshot shows the process's state now."""
+    """GetSnapshot returns the present state of the process."""
     WatchSnapshot: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchSnapshotRequest, _admin_pb2.WatchSnapshotResponse]  # type: ignore[assignment]
-    """WatchSnapshot sends a snapshot every interval until the caller leaves."""
+    """WatchSnapshot sends a snapshot every interval until the caller cancels."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Admin is served by every process of every tier. Callers authenticate with metadata `authorization: Bearer TOKEN`
-    where PENSTOCK_ADMIN_TOKEN is set; where it is not, only loopback callers are served. Else PERMISSION_DENIED /
-    ADMIN_ONLY. Keys and tenants live in auth: other tiers answer UNIMPLEMENTED / NOT_AUTH and name the tier to ask.
+    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
+    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
+    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -93,7 +93,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CreateKeyResponse, _abc.Awaitable[_admin_pb2.CreateKeyResponse]]:
-        """CreateKey makes an API key. Its secret is in this answer and nowhere else. NOT_FOUND / TENANT_UNKNOWN."""
+        """CreateKey creates an API key. Only this response contains its secret. NOT_FOUND / TENANT_UNKNOWN."""
 
     @_abc_1.abstractmethod
     def ListKeys(
@@ -109,7 +109,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RevokeKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeKeyResponse, _abc.Awaitable[_admin_pb2.RevokeKeyResponse]]:
-        """RevokeKey ends a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
+        """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
 
     @_abc_1.abstractmethod
     def PutTenant(
@@ -133,7 +133,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Drain stops new work, lets running work end within the grace, then ends the process. Idempotent."""
+        """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
 
     @_abc_1.abstractmethod
     def GetSnapshot(
@@ -141,7 +141,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetSnapshotResponse, _abc.Awaitable[_admin_pb2.GetSnapshotResponse]]:
-        """GetSnapshot shows the process's state now."""
+        """GetSnapshot returns the present state of the process."""
 
     @_abc_1.abstractmethod
     def WatchSnapshot(
@@ -149,6 +149,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchSnapshotResponse], _abc.AsyncIterator[_admin_pb2.WatchSnapshotResponse]]:
-        """WatchSnapshot sends a snapshot every interval until the caller leaves."""
+        """WatchSnapshot sends a snapshot every interval until the caller cancels."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

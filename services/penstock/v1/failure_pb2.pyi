@@ -21,8 +21,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Failure(_message.Message):
-    """Failure is one request's error inside a frame of a shared stream, with all that google.rpc.Status would carry
-    as the status of a call of its own.
+    """Failure is the error of one request inside a frame of a shared stream, with the contents that google.rpc.Status has
+    for a call of its own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -57,12 +57,12 @@ class Failure(_message.Message):
     code: _builtins.int
     """Canonical gRPC status code, never 0."""
     reason: _builtins.str
-    """Stable UPPER_SNAKE reason, for example QUEUE_FULL; programs branch on it."""
+    """Stable reason in UPPER_SNAKE case for programs to branch on, for example QUEUE_FULL."""
     message: _builtins.str
-    """What happened and what to do next, for a person. May change."""
+    """Text for people: the error and the next step. May change."""
     @_builtins.property
     def retry_after(self) -> _duration_pb2.Duration:
-        """When a retry has a chance; unset when a retry cannot help."""
+        """Delay after which a retry may succeed. Unset if a retry cannot succeed."""
 
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -70,11 +70,11 @@ class Failure(_message.Message):
 
     @_builtins.property
     def field_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]:
-        """Which request fields are wrong, for INVALID_ARGUMENT."""
+        """The invalid request fields, for INVALID_ARGUMENT."""
 
     @_builtins.property
     def quota_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaViolation]:
-        """Which limits were hit, for RESOURCE_EXHAUSTED by quota."""
+        """The exceeded limits, for RESOURCE_EXHAUSTED by quota."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
 @_typing.final
 class FieldViolation(_message.Message):
-    """FieldViolation names one wrong field of the request."""
+    """FieldViolation names one invalid field of the request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -106,7 +106,7 @@ class FieldViolation(_message.Message):
     field: _builtins.str
     """Path of the field, for example sampling.temperature."""
     description: _builtins.str
-    """What is wrong with it and what is allowed."""
+    """The error and the allowed values."""
     def __init__(
         self,
         *,
@@ -123,16 +123,16 @@ Global___FieldViolation: _TypeAlias = FieldViolation  # noqa: Y015
 
 @_typing.final
 class QuotaViolation(_message.Message):
-    """QuotaViolation names one limit that the request would have passed."""
+    """QuotaViolation names one limit that the request would exceed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUBJECT_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
-    """Whose limit, for example tenant:acme."""
+    """Subject of the limit, for example tenant:acme."""
     description: _builtins.str
-    """Which limit and how it stands."""
+    """The limit and its present use."""
     def __init__(
         self,
         *,

@@ -35,7 +35,7 @@ class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.Val
     PRIORITY_STANDARD: _Priority.ValueType  # 2
     """Ordinary calls from programs."""
     PRIORITY_BATCH: _Priority.ValueType  # 3
-    """Bulk work that may wait."""
+    """Bulk work without a latency target."""
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
     """Priority is the class of a request: strict order between classes, with a floor share for each."""
@@ -47,7 +47,7 @@ PRIORITY_INTERACTIVE: Priority.ValueType  # 1
 PRIORITY_STANDARD: Priority.ValueType  # 2
 """Ordinary calls from programs."""
 PRIORITY_BATCH: Priority.ValueType  # 3
-"""Bulk work that may wait."""
+"""Bulk work without a latency target."""
 Global___Priority: _TypeAlias = Priority  # noqa: Y015
 
 class _FinishReason:
@@ -64,7 +64,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """max_output_tokens or the context was reached."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """FinishReason is why an answer ended."""
+    """FinishReason is the reason of a successful end."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Never sent."""
@@ -96,33 +96,33 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to find the request in logs and traces, at most 128 characters of [A-Za-z0-9._:-].
-    Empty: the edge chooses one and says so in `accepted`.
+    If empty, the edge generates one and returns it in `accepted`.
     """
     model: _builtins.str
-    """Name as ListModels gives it, at most 256 bytes. Empty: the only model, or INVALID_ARGUMENT when there are several."""
+    """Name as in ListModels, at most 256 bytes. Empty: the only model, or INVALID_ARGUMENT if several are served."""
     text: _builtins.str
-    """Raw text, at most 4 MiB; tokenized as it stands, no chat template."""
+    """Raw text, at most 4 MiB; tokenized without a chat template."""
     max_output_tokens: _builtins.int
-    """Most tokens to generate, 1 to the model's context. Absent: what the context leaves, at most the edge's default."""
+    """Most tokens to generate, 1 to the model's context. Absent: the rest of the context, at most the edge's default."""
     priority: Global___Priority.ValueType
-    """Class asked for. A key's tenant may lower its class per request, never raise it. Unspecified: the tenant's own."""
+    """Requested class. A request may lower the class of its tenant, never raise it. Unspecified: the tenant's own."""
     explain: _builtins.bool
     """Whether `finished` carries a timeline of where the time went."""
     traceparent: _builtins.str
     """W3C trace context of this request. Empty: the call's metadata, or a new trace."""
     ignore_eos: _builtins.bool
-    """Goes on past end-of-sequence tokens until max_output_tokens; for load tests."""
+    """Whether to continue past end-of-sequence tokens until max_output_tokens; for load tests."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, rendered with the model's chat template."""
 
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
-        """Token ids of the model's own vocabulary, 1 to 1,048,576, used as they stand."""
+        """Token ids of the model's own vocabulary, 1 to 1,048,576, used unchanged."""
 
     @_builtins.property
     def sampling(self) -> Global___Sampling:
-        """How tokens are drawn. Absent: the defaults of each field."""
+        """Sampling parameters. Absent: the default of each field."""
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -130,14 +130,14 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Longest time from arrival to last token, at most a day; a longer one is INVALID_ARGUMENT. The call's own gRPC
-        deadline holds as well, and counts as a day at most; the earlier one counts. Absent or zero: only the call's
-        deadline, or the edge's default.
+        """Longest time from arrival to last token, at most one day; a longer one is INVALID_ARGUMENT. The call's own gRPC
+        deadline, limited to one day, applies as well; the earlier one counts. Absent or zero: the call's deadline, or the
+        edge's default.
         """
 
     @_builtins.property
     def resume(self) -> Global___Resume:
-        """Continues an answer whose beginning the client already has, after a lost connection."""
+        """Resumes an answer of which the client has received the beginning, after a lost connection."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Message(_message.Message):
     role: _builtins.str
     """system, user, assistant, or any other role that the model's chat template knows; at most 64 bytes."""
     content: _builtins.str
-    """What was said, at most 4 MiB over all messages."""
+    """Text of the turn, at most 4 MiB over all messages."""
     def __init__(
         self,
         *,
@@ -224,7 +224,7 @@ Global___Message: _TypeAlias = Message  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
-    """TokenIds is a prompt that is tokenized already."""
+    """TokenIds is a tokenized prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -248,8 +248,8 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
-    """Sampling says how each token is drawn. Randomness is a function of (seed, position) alone, so the same seed gives
-    the same text, alone or in a batch, with or without a fault on the way.
+    """Sampling holds the sampling parameters. Randomness is a function of (seed, position) only, so the same seed gives
+    the same text, alone or in a batch, with or without a lost worker.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -272,7 +272,7 @@ class Sampling(_message.Message):
     min_p: _builtins.float
     """Least probability relative to the most likely token, 0 to 1. 0: all."""
     seed: _builtins.int
-    """Absent: the edge draws one and says so in `accepted`."""
+    """Absent: the edge draws one and returns it in `accepted`."""
     presence_penalty: _builtins.float
     """-2 to 2, once for each token that already occurs in the output. 0: none."""
     frequency_penalty: _builtins.float
@@ -315,8 +315,8 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):
-    """Resume carries what a client already has of an answer; the edge continues after it with the same text as if
-    nothing had happened, given the same input, sampling and seed.
+    """Resume holds the part of an answer that a client has received. With the same input, sampling and seed, the edge
+    continues after it with the same text as without an interruption.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -324,13 +324,13 @@ class Resume(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ANSWER_ID_FIELD_NUMBER: _builtins.int
     answer_id: _builtins.str
-    """The answer's name, as `accepted` gave it; may come without ids. The answer's prompt and each of its tokens are then
-    charged once, whatever became of the edge that began it. Empty, or of another input, sampling or seed: this is
-    charged as a request of its own.
+    """Id of the answer from `accepted`; may be set without ids. The answer's prompt and each of its tokens are then
+    charged once, even if the first edge was lost. If empty, or of another input, sampling or seed, the request is
+    charged separately.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids received so far, in order; tokens are numbered on from here."""
+        """Ids received so far, in order; the indexes of further tokens continue from here."""
 
     def __init__(
         self,
@@ -361,11 +361,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def delta(self) -> Global___Delta:
-        """The next piece of the answer."""
+        """The next tokens of the answer."""
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """Last: how it ended."""
+        """Last: the end of the answer."""
 
     def __init__(
         self,
@@ -386,7 +386,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):
-    """Accepted says what was taken in."""
+    """Accepted confirms that the request is queued."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -397,17 +397,17 @@ class Accepted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     ANSWER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """As given, or as chosen by the edge."""
+    """As in the request, or generated by the edge."""
     model: _builtins.str
     """Name of the model that answers."""
     prompt_tokens: _builtins.int
     """Size of the prompt after template and tokenizer."""
     max_output_tokens: _builtins.int
-    """Granted, whatever was asked for."""
+    """Granted limit; may be lower than requested."""
     seed: _builtins.int
-    """Seed in use, whether given or drawn."""
+    """Seed in use, given or drawn."""
     answer_id: _builtins.str
-    """Names the answer for `resume`; the same in every `accepted` of one answer."""
+    """Id of the answer for `resume`; the same in every `accepted` of one answer."""
     def __init__(
         self,
         *,
@@ -428,7 +428,7 @@ Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """Delta is a piece of an answer: zero or more whole characters and the tokens made since the last piece."""
+    """Delta is the next part of an answer: zero or more whole characters, and the tokens since the last delta."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -437,8 +437,8 @@ class Delta(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text to append; may be empty while a character or a possible stop string is incomplete. What was held back until
-    the end comes last, in a Delta without tokens, and again where an answer is resumed with all of its tokens.
+    """Text to append; may be empty while a character or a possible stop string is incomplete. Text that was held back
+    until the end is sent in a last Delta without tokens, and again if an answer is resumed with all of its tokens.
     """
     first_index: _builtins.int
     """Index of the first of them in the answer, from 0."""
@@ -448,7 +448,7 @@ class Delta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Natural logarithm of each token's probability, if asked for."""
+        """Natural logarithm of each token's probability, if requested."""
 
     def __init__(
         self,
@@ -468,7 +468,7 @@ Global___Delta: _TypeAlias = Delta  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
-    """Finished ends an answer that was not an error."""
+    """Finished ends a successful answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -477,16 +477,16 @@ class Finished(_message.Message):
     TIMELINE_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
-    """Why it ended."""
+    """Reason of the end."""
     stop_string: _builtins.str
-    """The stop string that was met, if the reason is STOP and it was one."""
+    """The stop string that ended the answer, if the reason is STOP and it was not an end-of-sequence token."""
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """What it cost."""
+        """Tokens used."""
 
     @_builtins.property
     def timeline(self) -> Global___Timeline:
-        """Where the time went, if asked for."""
+        """Timeline, if requested."""
 
     def __init__(
         self,
@@ -506,7 +506,7 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Usage counts what this request took, and of an answer that was not resumed what is charged."""
+    """Usage counts the tokens used by this request. Unless the answer was resumed, they are also charged."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -516,7 +516,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     output_tokens: _builtins.int
-    """Tokens generated, those of `resume` not among them."""
+    """Tokens generated, without those of `resume`."""
     cached_prompt_tokens: _builtins.int
     """Tokens of the prompt found in the prefix cache."""
     def __init__(
@@ -536,7 +536,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timeline(_message.Message):
-    """Timeline says where one request's time went. The stages do not overlap and add up to `total`."""
+    """Timeline divides the time of one request into stages. They do not overlap and add up to `total`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -548,12 +548,12 @@ class Timeline(_message.Message):
     trace_id: _builtins.str
     """Id of the trace, 32 hex digits."""
     worker_id: _builtins.str
-    """Which worker made the tokens."""
+    """Id of the worker that generated the last tokens."""
     attempts: _builtins.int
-    """Runs it took, from 1; more than one after a fault."""
+    """Number of runs, from 1; more than 1 after a failure."""
     @_builtins.property
     def total(self) -> _duration_pb2.Duration:
-        """From the request's arrival at the edge to its last token's leaving it."""
+        """From the arrival of the request at the edge to the sending of its last token."""
 
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
@@ -578,7 +578,7 @@ Global___Timeline: _TypeAlias = Timeline  # noqa: Y015
 
 @_typing.final
 class Stage(_message.Message):
-    """Stage is one stretch of a request's life."""
+    """Stage is one part of a timeline."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -587,16 +587,16 @@ class Stage(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
-    """Who held the request: edge, auth, queue, scheduler, worker or network."""
+    """Tier that held the request: edge, auth, queue, scheduler, worker or network."""
     name: _builtins.str
-    """What was done, for example admission, wait, placement, prefill, decode."""
+    """Name of the stage, for example admission, wait, placement, prefill, decode."""
     @_builtins.property
     def start(self) -> _duration_pb2.Duration:
-        """From arrival at the edge."""
+        """Start of the stage, from the arrival at the edge."""
 
     @_builtins.property
     def length(self) -> _duration_pb2.Duration:
-        """How long."""
+        """Length of the stage."""
 
     def __init__(
         self,
@@ -636,7 +636,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def cancel(self) -> Global___SessionCancel:
-        """Stops one."""
+        """Cancels a request."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -644,7 +644,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """No more requests come; running ones go on to their end."""
+        """The client sends no more requests; running ones continue to their end."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionRequest]:
@@ -679,7 +679,7 @@ class SessionGenerate(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Chosen by the client, unique among the requests running on this stream; names the request in later frames."""
+    """Chosen by the client, unique among the requests running on this stream; identifies the request in later frames."""
     @_builtins.property
     def request(self) -> Global___GenerateRequest:
         """The request itself."""
@@ -700,7 +700,7 @@ Global___SessionGenerate: _TypeAlias = SessionGenerate  # noqa: Y015
 
 @_typing.final
 class SessionCancel(_message.Message):
-    """SessionCancel stops one request of a session. Idempotent; unknown handles are ignored."""
+    """SessionCancel cancels one request of a session. Idempotent; unknown handles are ignored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -741,7 +741,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def accepted(self) -> Global___SessionAccepted:
-        """A request was taken in."""
+        """A request is queued."""
 
     @_builtins.property
     def step(self) -> Global___SessionStep:
@@ -749,7 +749,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___SessionFinished:
-        """A request ended well."""
+        """A request ended successfully."""
 
     @_builtins.property
     def failed(self) -> Global___SessionFailed:
@@ -765,7 +765,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The edge closes the stream; running requests are to be resumed elsewhere."""
+        """The edge closes the stream; the client resumes running requests at another edge."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionResponse]:
@@ -796,17 +796,17 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class SessionAccepted(_message.Message):
-    """SessionAccepted says that a request of the session was taken in."""
+    """SessionAccepted confirms that a request of the session is queued."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Which request."""
+    """Handle of the request."""
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """What was taken in."""
+        """The values of the accepted request."""
 
     def __init__(
         self,
@@ -838,7 +838,7 @@ class SessionStep(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Which requests."""
+        """Handles of the requests."""
 
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -858,7 +858,7 @@ class SessionStep(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One per token id, or empty when no request here asked for them; 0 for tokens of requests that did not."""
+        """One per token id, or empty if no request here requested them; 0 for tokens of requests that did not."""
 
     def __init__(
         self,
@@ -880,17 +880,17 @@ Global___SessionStep: _TypeAlias = SessionStep  # noqa: Y015
 
 @_typing.final
 class SessionFinished(_message.Message):
-    """SessionFinished ends a request of the session that was not an error."""
+    """SessionFinished ends a request of the session successfully."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Which request; the handle is free again."""
+    """Handle of the request; it is free again."""
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """How it ended."""
+        """The end of the answer."""
 
     def __init__(
         self,
@@ -915,7 +915,7 @@ class SessionFailed(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Which request; the handle is free again."""
+    """Handle of the request; it is free again."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """The error."""
@@ -936,7 +936,7 @@ Global___SessionFailed: _TypeAlias = SessionFailed  # noqa: Y015
 
 @_typing.final
 class SessionCancelled(_message.Message):
-    """SessionCancelled is the receipt of a cancel."""
+    """SessionCancelled acknowledges `cancel`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -944,11 +944,11 @@ class SessionCancelled(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Which request; the handle is free again."""
+    """Handle of the request; it is free again."""
     output_tokens: _builtins.int
-    """Tokens made before it stopped."""
+    """Tokens generated before it stopped."""
     kv_blocks_freed: _builtins.int
-    """KV blocks the worker took back; 0 when it never ran."""
+    """KV blocks that the worker freed; 0 if the request never ran."""
     def __init__(
         self,
         *,
@@ -979,7 +979,7 @@ class CountTokensRequest(_message.Message):
     text: _builtins.str
     """Raw text."""
     include_token_ids: _builtins.bool
-    """Whether to answer with the ids themselves."""
+    """Whether to return the ids themselves."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, rendered with the model's chat template."""
@@ -1014,10 +1014,10 @@ class CountTokensResponse(_message.Message):
     prompt_tokens: _builtins.int
     """Size after template and tokenizer."""
     context_length: _builtins.int
-    """Most that prompt and output may have together."""
+    """Most tokens of prompt and output together."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ids, if asked for."""
+        """The ids, if requested."""
 
     def __init__(
         self,
@@ -1086,7 +1086,7 @@ class Model(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     WORKERS_HINT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What `model` of a request names."""
+    """Name for `model` of a request."""
     context_length: _builtins.int
     """Most tokens that prompt and output may have together."""
     vocabulary_size: _builtins.int

@@ -78,30 +78,31 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
         Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
-        INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
+        INVALID_ARGUMENT / PROMPT_TOO_LONG if prompt and output do not fit the context. RESOURCE_EXHAUSTED /
         QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
-        with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-        cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
-        cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-        its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
-        twice: it is not run again.
+        with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
+        unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
+        cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
+        client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
+        engines twice; it is not run again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
-        in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
-        HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
+        """Session multiplexes many requests on one stream, with one frame per step for all of them. An error of one request
+        is sent in a `failed` frame with the statuses of Generate; the stream stays open. Closing it cancels running
+        requests. INVALID_ARGUMENT / HANDLE_IN_USE ends the stream, because later frames would be ambiguous.
+        FAILED_PRECONDITION / HELLO_MISSING if the first frame is not `hello` or does not arrive within 5 s; /
+        PROTOCOL_UNSUPPORTED if the peer speaks another protocol version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountTokens(self, request, context):
-        """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+        """CountTokens renders and tokenizes an input as Generate does, without running it. RESOURCE_EXHAUSTED / EDGE_FULL
         with RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -109,7 +110,7 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """ListModels lists what at least one attached worker serves now.
+        """ListModels lists the models that at least one attached worker serves now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

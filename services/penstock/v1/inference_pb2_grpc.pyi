@@ -44,26 +44,27 @@ class InferenceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
     Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
-    INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
+    INVALID_ARGUMENT / PROMPT_TOO_LONG if prompt and output do not fit the context. RESOURCE_EXHAUSTED /
     QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
-    with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-    cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
-    cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-    its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
-    twice: it is not run again.
+    with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
+    unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
+    cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
+    client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
+    engines twice; it is not run again.
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
-    """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
-    in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
-    HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
+    """Session multiplexes many requests on one stream, with one frame per step for all of them. An error of one request
+    is sent in a `failed` frame with the statuses of Generate; the stream stays open. Closing it cancels running
+    requests. INVALID_ARGUMENT / HANDLE_IN_USE ends the stream, because later frames would be ambiguous.
+    FAILED_PRECONDITION / HELLO_MISSING if the first frame is not `hello` or does not arrive within 5 s; /
+    PROTOCOL_UNSUPPORTED if the peer speaks another protocol version.
     """
     CountTokens: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]
-    """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+    """CountTokens renders and tokenizes an input as Generate does, without running it. RESOURCE_EXHAUSTED / EDGE_FULL
     with RetryInfo.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
-    """ListModels lists what at least one attached worker serves now."""
+    """ListModels lists the models that at least one attached worker serves now."""
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -81,26 +82,27 @@ class InferenceAsyncStub(InferenceStub):
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
     Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
-    INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
+    INVALID_ARGUMENT / PROMPT_TOO_LONG if prompt and output do not fit the context. RESOURCE_EXHAUSTED /
     QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
-    with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-    cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
-    cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-    its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
-    twice: it is not run again.
+    with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
+    unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
+    cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
+    client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
+    engines twice; it is not run again.
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
-    """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
-    in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
-    HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
+    """Session multiplexes many requests on one stream, with one frame per step for all of them. An error of one request
+    is sent in a `failed` frame with the statuses of Generate; the stream stays open. Closing it cancels running
+    requests. INVALID_ARGUMENT / HANDLE_IN_USE ends the stream, because later frames would be ambiguous.
+    FAILED_PRECONDITION / HELLO_MISSING if the first frame is not `hello` or does not arrive within 5 s; /
+    PROTOCOL_UNSUPPORTED if the peer speaks another protocol version.
     """
     CountTokens: _aio.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]  # type: ignore[assignment]
-    """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+    """CountTokens renders and tokenizes an input as Generate does, without running it. RESOURCE_EXHAUSTED / EDGE_FULL
     with RetryInfo.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """ListModels lists what at least one attached worker serves now."""
+    """ListModels lists the models that at least one attached worker serves now."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
@@ -121,13 +123,13 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
         Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
-        INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
+        INVALID_ARGUMENT / PROMPT_TOO_LONG if prompt and output do not fit the context. RESOURCE_EXHAUSTED /
         QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
-        with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-        cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
-        cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-        its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
-        twice: it is not run again.
+        with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
+        unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
+        cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
+        client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
+        engines twice; it is not run again.
         """
 
     @_abc_1.abstractmethod
@@ -136,10 +138,11 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_inference_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.SessionResponse], _abc.AsyncIterator[_inference_pb2.SessionResponse]]:
-        """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
-        in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
-        HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
+        """Session multiplexes many requests on one stream, with one frame per step for all of them. An error of one request
+        is sent in a `failed` frame with the statuses of Generate; the stream stays open. Closing it cancels running
+        requests. INVALID_ARGUMENT / HANDLE_IN_USE ends the stream, because later frames would be ambiguous.
+        FAILED_PRECONDITION / HELLO_MISSING if the first frame is not `hello` or does not arrive within 5 s; /
+        PROTOCOL_UNSUPPORTED if the peer speaks another protocol version.
         """
 
     @_abc_1.abstractmethod
@@ -148,7 +151,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CountTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CountTokensResponse, _abc.Awaitable[_inference_pb2.CountTokensResponse]]:
-        """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+        """CountTokens renders and tokenizes an input as Generate does, without running it. RESOURCE_EXHAUSTED / EDGE_FULL
         with RetryInfo.
         """
 
@@ -158,6 +161,6 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
-        """ListModels lists what at least one attached worker serves now."""
+        """ListModels lists the models that at least one attached worker serves now."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -31,7 +31,7 @@ class Hello(_message.Message):
     ZONE_FIELD_NUMBER: _builtins.int
     BUNDLES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
-    """Version of the frame protocol the sender speaks, from 1. A peer that cannot speak it ends the stream with
+    """Version of the frame protocol of the sender, from 1. A peer that does not support it ends the stream with
     FAILED_PRECONDITION / PROTOCOL_UNSUPPORTED.
     """
     instance_id: _builtins.str
@@ -39,11 +39,13 @@ class Hello(_message.Message):
     tier: _builtins.str
     """Kind of the sender: client, edge, auth, queue, scheduler or worker."""
     address: _builtins.str
-    """host:port where the sender serves gRPC; empty when it serves none."""
+    """host:port of the sender's gRPC server; empty if it has none."""
     zone: _builtins.str
-    """Where the sender runs, such as a zone of a cloud region; empty: unknown."""
+    """Zone in which the sender runs, for example of a cloud region; empty: unknown."""
     bundles: _builtins.bool
-    """The sender takes frames that carry others in `more`. Nobody sends it such frames before it has said so."""
+    """Whether the sender accepts frames that contain others in `more`. A peer sends bundled frames only after it has
+    received this.
+    """
     def __init__(
         self,
         *,
@@ -64,8 +66,8 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """Heartbeat is sent as data by both sides when they have nothing else to say, because transport pings do not
-    notice a frozen peer. A side that hears no frame for the silence limit treats the peer as dead.
+    """Heartbeat is sent as data by both sides when idle, because transport pings do not detect a stalled peer. A side that
+    receives no frame within the silence limit treats the peer as dead.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -83,13 +85,13 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class End(_message.Message):
-    """End announces that the sender will send nothing more on purpose. A stream that closes without it was cut."""
+    """End closes the stream deliberately: the sender sends no more frames. A stream that closes without it was lost."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Why, for the log: for example "drained". May be empty."""
+    """Reason for the log, for example "drained". May be empty."""
     def __init__(
         self,
         *,

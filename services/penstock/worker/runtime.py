@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import structlog
 
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.lifecycle import background, request_stop
 from penstock.mesh.v1 import scheduler_pb2
@@ -29,6 +30,7 @@ from penstock.worker.runs.leases import LeaseTable
 from penstock.worker.runs.table import RunTable
 from penstock.worker.scheduler_session.client import SchedulerClient
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheTracker
+from penstock.worker.scheduler_session.progress import ProgressReporter
 from penstock.worker.telemetry import RunTelemetry
 
 log = structlog.get_logger()
@@ -48,6 +50,7 @@ class WorkerRuntime:
         self.runs = RunTable(leases=LeaseTable(hello.instance_id), lease_announce_timeout=config.lease_announce_timeout)
         self.state = EngineState()
         self.prefix_cache = PrefixCacheTracker()
+        self._progress = ProgressReporter()
         self.engine = EngineSupervisor(
             config.engine_options(),
             on_message=self._on_engine_message,
@@ -108,7 +111,7 @@ class WorkerRuntime:
     def open_stream(self, peer: EdgePeer) -> int:
         self._last_stream_id += 1
         self._peers[self._last_stream_id] = peer
-        self.runs.open_stream(self._last_stream_id)
+        self.runs.streams.open(self._last_stream_id)
         return self._last_stream_id
 
     def on_edge_frame(self, stream: int, frame: pb.ExecuteRequest) -> None:
@@ -129,12 +132,12 @@ class WorkerRuntime:
         now = time.time()
         if frame.HasField("expect"):
             lease = frame.expect.lease
-            lapses_at = now + lease.ttl.ToTimedelta().total_seconds()
+            lapses_at = now + seconds_of(lease.ttl)
             self._effects.perform(self.runs.expect(lease.lease_id, grant_from(lease), lease.worker_id, lapses_at, now))
         elif frame.HasField("revoke"):
             self._effects.perform(self.runs.revoke(frame.revoke.lease_id, now))
         elif frame.HasField("drain"):
-            grace = frame.drain.grace.ToTimedelta().total_seconds() if frame.drain.HasField("grace") else None
+            grace = seconds_of(frame.drain.grace) if frame.drain.HasField("grace") else None
             request_stop("the scheduler drains this worker", grace)
 
     def _profile(self) -> scheduler_pb2.Profile:
@@ -172,7 +175,7 @@ class WorkerRuntime:
             self._send_updates(time.time())
 
     def _send_updates(self, now: float) -> None:
-        if progress := self.runs.take_progress(now):
+        if progress := self._progress.take_due(self.runs.running.values(), now):
             self.scheduler.send_progress(progress)
         # With no run left, the next step that could send the rest may be far away.
         if delta := self.prefix_cache.pop_delta(now, at_once=not self.runs.running):

@@ -1,4 +1,4 @@
-"""Keys and tenants as messages of the Admin service, and back with every fault named."""
+"""Conversion of keys and tenants to messages of the Admin service, and validation of its requests."""
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -11,8 +11,9 @@ from penstock.v1 import admin_pb2 as pb
 from penstock.v1.failure_pb2 import FieldViolation
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD, Priority
 
-MAX_DISPLAY_NAME_BYTES = 128  # bytes
-MAX_KEY_TTL_S = 10 * 365 * 86_400  # s; ten years
+MAX_DISPLAY_NAME_BYTES = 128
+MAX_KEY_TTL_S = 10 * 365 * 86_400  # ten years
+MAX_TOKENS_PER_MINUTE = 2**40
 
 
 def check_display_name(name: str) -> None:
@@ -21,32 +22,32 @@ def check_display_name(name: str) -> None:
 
 
 def key_ttl_of(request: pb.CreateKeyRequest) -> float | None:
-    """Seconds a new key works; None: until it is revoked. Raises InvalidArgument."""
+    """Return the lifetime of a new key in s; None if it does not expire. Raises InvalidArgument."""
     if not request.HasField("ttl"):
         return None
     ttl = seconds_of(request.ttl)
     if not 0 < ttl <= MAX_KEY_TTL_S:
-        text = f"ttl must be more than 0 s and at most {MAX_KEY_TTL_S} s; leave it out for a key without an end"
+        text = f"ttl must be above 0 s and at most {MAX_KEY_TTL_S} s; omit it for a key that does not expire"
         raise InvalidArgument(text, field="ttl")
     return ttl
 
 
 def tenant_of(message: pb.Tenant) -> Tenant:
-    """Raises InvalidArgument that names every field that is wrong."""
+    """Return the tenant of a message. Raises InvalidArgument, which names every invalid field."""
     weight = message.weight or 1.0
     low, high = WEIGHT_BOUNDS
-    faults = {}
+    errors = {}
     if not TENANT_ID_FORMAT.fullmatch(message.tenant_id):
-        faults["tenant.tenant_id"] = "must be 1 to 63 lower-case letters, digits and hyphens"
+        errors["tenant.tenant_id"] = "must be 1 to 63 lower-case letters, digits and hyphens"
     if not low <= weight <= high:
-        faults["tenant.weight"] = f"must be {low} to {high:g}, or 0 for 1"
+        errors["tenant.weight"] = f"must be {low} to {high:g}, or 0 for 1"
     if message.priority not in Priority.values():
-        faults["tenant.priority"] = "must be a class that this release knows"
+        errors["tenant.priority"] = "must be a priority class of this release"
     if message.tokens_per_minute >= MAX_TOKENS_PER_MINUTE:
-        faults["tenant.tokens_per_minute"] = f"must be less than {MAX_TOKENS_PER_MINUTE}, or 0 for no limit"
-    if faults:
-        violations = [FieldViolation(field=name, description=text) for name, text in faults.items()]
-        text = "; ".join(f"{name} {fault}" for name, fault in faults.items())
+        errors["tenant.tokens_per_minute"] = f"must be less than {MAX_TOKENS_PER_MINUTE}, or 0 for no limit"
+    if errors:
+        violations = [FieldViolation(field=name, description=text) for name, text in errors.items()]
+        text = "; ".join(f"{name} {error}" for name, error in errors.items())
         raise InvalidArgument(text, field_violations=violations)
     return Tenant(
         tenant_id=message.tenant_id,
@@ -58,18 +59,15 @@ def tenant_of(message: pb.Tenant) -> Tenant:
     )
 
 
-MAX_TOKENS_PER_MINUTE = 2**40  # per minute
-
-
 def tenant_message(quota: TenantQuota) -> pb.Tenant:
-    found = quota.tenant
+    tenant = quota.tenant
     return pb.Tenant(
-        tenant_id=found.tenant_id,
-        priority=found.priority,
-        weight=found.weight,
-        requests_per_minute=found.requests_per_minute,
-        tokens_per_minute=found.tokens_per_minute,
-        concurrent_requests=found.concurrent_requests,
+        tenant_id=tenant.tenant_id,
+        priority=tenant.priority,
+        weight=tenant.weight,
+        requests_per_minute=tenant.requests_per_minute,
+        tokens_per_minute=tenant.tokens_per_minute,
+        concurrent_requests=tenant.concurrent_requests,
     )
 
 
@@ -84,19 +82,19 @@ def usage_message(quota: TenantQuota) -> pb.TenantUse:
     )
 
 
-def key_message(found: Key) -> pb.Key:
+def key_message(key: Key) -> pb.Key:
     return pb.Key(
-        key_id=found.key_id,
-        tenant_id=found.tenant_id,
-        display_name=found.display_name,
-        create_time=_timestamp(found.created_at),
-        expire_time=None if found.expires_at is None else _timestamp(found.expires_at),
-        revoke_time=None if found.revoked_at is None else _timestamp(found.revoked_at),
-        loopback_only=found.loopback_only,
+        key_id=key.key_id,
+        tenant_id=key.tenant_id,
+        display_name=key.display_name,
+        create_time=_timestamp(key.created_at),
+        expire_time=None if key.expires_at is None else _timestamp(key.expires_at),
+        revoke_time=None if key.revoked_at is None else _timestamp(key.revoked_at),
+        loopback_only=key.loopback_only,
     )
 
 
 def _timestamp(seconds: float) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromMicroseconds(int(seconds * 1_000_000))
-    return stamp
+    timestamp = Timestamp()
+    timestamp.FromMicroseconds(int(seconds * 1_000_000))
+    return timestamp

@@ -1,4 +1,4 @@
-"""Admin of auth: besides what every process has, keys and tenants. A change counts once it is in the store."""
+"""Admin service of auth: keys and tenants, in addition to the RPCs of every tier."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,6 +14,8 @@ from penstock.v1 import admin_pb2 as pb
 
 
 class AuthAdmin(AdminService):
+    """Changes keys and tenants. A change takes effect once it is in the store; a revocation takes effect at once."""
+
     def __init__(
         self,
         instance_id: str,
@@ -33,7 +35,7 @@ class AuthAdmin(AdminService):
         ttl = messages.key_ttl_of(request)
         messages.check_display_name(request.display_name)
         if self._authorizer.reservations.quota(request.tenant_id) is None:
-            text = f"there is no tenant {request.tenant_id!r}; make it with `penstock tenants put`"
+            text = f"there is no tenant {request.tenant_id!r}; create it with `penstock tenants put`"
             raise NotFound(text, reason="TENANT_UNKNOWN")
         key_id, secret = mint()
         while key_id in self._authorizer.keys:
@@ -57,41 +59,40 @@ class AuthAdmin(AdminService):
         )
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
-        key = self._authorizer.keys.revoke(
-            request.key_id, self._clock()
-        )  # at once, whether or not the store can keep it
-        if not key.loopback_only:  # the dev key is not in the store
+        # The revocation takes effect even if the store cannot be written.
+        key = self._authorizer.keys.revoke(request.key_id, self._clock())
+        if not key.loopback_only:  # the development key is not in the store
             await self._persist(PutKey(key))
         return pb.RevokeKeyResponse(key=messages.key_message(key))
 
     async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
         tenant = messages.tenant_of(request.tenant)
         await self._persist(PutTenant(tenant))
-        account = self._authorizer.reservations.put_tenant(tenant, self._clock())
-        return pb.PutTenantResponse(tenant=messages.tenant_message(account))
+        quota = self._authorizer.reservations.put_tenant(tenant, self._clock())
+        return pb.PutTenantResponse(tenant=messages.tenant_message(quota))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
-        accounts = self._authorizer.reservations.quotas
+        quotas = self._authorizer.reservations.quotas
         return pb.ListTenantsResponse(
-            tenants=[messages.tenant_message(each) for each in accounts],
-            uses=[messages.usage_message(each) for each in accounts],
+            tenants=[messages.tenant_message(each) for each in quotas],
+            uses=[messages.usage_message(each) for each in quotas],
         )
 
     async def _persist(self, change: Change) -> None:
-        """Return when `change` is in the store; raises Unavailable / STORE_UNAVAILABLE when it will not be."""
-        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Write a change and wait for it. Raises Unavailable / STORE_UNAVAILABLE if the store cannot be written."""
+        persisted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def then(error: Exception | None) -> None:
-            if kept.done():  # the caller left
+        def on_persisted(error: Exception | None) -> None:
+            if persisted.done():  # the caller has cancelled the RPC
                 return
             if error is None:
-                kept.set_result(None)
+                persisted.set_result(None)
             else:
-                text = "the books of auth cannot be written now; nothing was changed"
-                kept.set_exception(Unavailable(text, reason="STORE_UNAVAILABLE", retry_after=1.0))
+                text = "the store of auth cannot be written now; nothing was changed"
+                persisted.set_exception(Unavailable(text, reason="STORE_UNAVAILABLE", retry_after=1.0))
 
-        self._store.write(change, then)
-        await kept
+        self._store.write(change, on_persisted)
+        await persisted
 
     def _tables(self) -> dict[str, Any]:
         rows = [

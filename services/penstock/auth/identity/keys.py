@@ -1,4 +1,4 @@
-"""API keys: what one looks like, what is kept of it, and whose it is."""
+"""API keys: their format, their digests, and the key ring that authenticates callers."""
 
 import base64
 import hmac
@@ -10,9 +10,9 @@ from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 
 SECRET_BYTES = 20  # 160 bits
 KEY_ID_BYTES = 5
-# At least 22 characters of base62 or 26 of base32 are 128 bits, which no store of digests gives away to guessing.
+# 22 characters of base62, or 26 of base32, have 128 bits, which cannot be guessed from a stored digest.
 KEY_FORMAT = re.compile(r"pk_([a-z0-9]{1,32})_([A-Za-z0-9]{22,128})")
-UNKNOWN_KEY_DIGEST = bytes(32)  # compared with when the key is unknown, so that it costs what a known one costs
+UNKNOWN_KEY_DIGEST = bytes(32)  # compared for an unknown key, so that the check takes as long as for a known one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +25,24 @@ class Key:
     created_at: float  # s
     display_name: str = ""
     expires_at: float | None = None  # s; None: never
-    revoked_at: float | None = None  # s; None: it was not
+    revoked_at: float | None = None  # s; None: not revoked
     loopback_only: bool = False
 
 
 def mint() -> tuple[str, str]:
-    """A new key id, and the whole key."""
+    """Create a key. Return its id and the whole key."""
     key_id, secret = _random_base32(KEY_ID_BYTES), _random_base32(SECRET_BYTES)
     return key_id, f"pk_{key_id}_{secret}"
 
 
 def key_id_of(bearer: str) -> str:
-    """The public part; empty when `bearer` does not look like a key of ours."""
+    """Return the public part of a key; empty if `bearer` does not have the format of a key."""
     match = KEY_FORMAT.fullmatch(bearer)
     return match[1] if match else ""
 
 
 class KeyRing:
-    """All keys. Whatever is shown is hashed first, always, and only the digest is compared."""
+    """All keys. A presented key is always hashed first, and only digests are compared."""
 
     def __init__(self, pepper: bytes) -> None:
         self._pepper = pepper
@@ -64,12 +64,12 @@ class KeyRing:
         del self._keys[key_id]
 
     def of_tenant(self, tenant_id: str = "") -> list[Key]:
-        """By create time; of all tenants when `tenant_id` is empty."""
+        """Return the keys of a tenant by creation time; of all tenants if `tenant_id` is empty."""
         found = [each for each in self._keys.values() if tenant_id in ("", each.tenant_id)]
         return sorted(found, key=lambda each: (each.created_at, each.key_id))
 
     def revoke(self, key_id: str, now: float) -> Key:
-        """End a key; the first revocation counts. Raises NotFound / KEY_UNKNOWN."""
+        """Revoke a key. The time of the first revocation holds. Raises NotFound / KEY_UNKNOWN."""
         key = self._keys.get(key_id)
         if key is None:
             raise NotFound(f"there is no key {key_id!r}; see `penstock keys list`", reason="KEY_UNKNOWN")
@@ -78,34 +78,34 @@ class KeyRing:
         return key
 
     def by_id(self, key_id: str) -> Key:
-        """Return the key of that id, usable or not; raises Unauthenticated / KEY_UNKNOWN."""
+        """Return a key by its id, usable or not. Raises Unauthenticated / KEY_UNKNOWN."""
         key = self._keys.get(key_id)
         if key is None:
-            raise Unauthenticated(f"there is no key {key_id!r} here", reason="KEY_UNKNOWN")
+            raise Unauthenticated(f"there is no key {key_id!r}", reason="KEY_UNKNOWN")
         return key
 
     def owner(self, bearer: str) -> Key | None:
-        """Return the key whose secret `bearer` shows, usable or not."""
+        """Return the key that `bearer` presents, usable or not; None if it is unknown."""
         key = self._keys.get(key_id_of(bearer))
         is_known = hmac.compare_digest(self.digest(bearer), key.digest if key else UNKNOWN_KEY_DIGEST)
         return key if is_known else None
 
     def identify(self, bearer: str, *, loopback: bool, now: float) -> Key:
-        """Return whose `bearer` is; raises Unauthenticated or PermissionDenied.
+        """Return the key that `bearer` presents. Raises Unauthenticated or PermissionDenied.
 
-        That a key is revoked, expired or bound to loopback is told only to who shows its secret.
+        Only a caller that presents the secret learns that the key is revoked, expired or bound to loopback.
         """
         if not bearer:
             raise Unauthenticated("send an API key: `authorization: Bearer pk_...`", reason="KEY_MISSING")
         key = self.owner(bearer)
         if key is None:
-            raise Unauthenticated("this API key is not known here", reason="KEY_UNKNOWN")
+            raise Unauthenticated("this API key is unknown", reason="KEY_UNKNOWN")
         if key.revoked_at is not None:
-            raise Unauthenticated(f"key {key.key_id} was revoked; ask for a new one", reason="KEY_REVOKED")
+            raise Unauthenticated(f"key {key.key_id} was revoked; request a new one", reason="KEY_REVOKED")
         if key.expires_at is not None and key.expires_at <= now:
-            raise Unauthenticated(f"key {key.key_id} has expired; ask for a new one", reason="KEY_EXPIRED")
+            raise Unauthenticated(f"key {key.key_id} has expired; request a new one", reason="KEY_EXPIRED")
         if key.loopback_only and not loopback:
-            text = f"key {key.key_id} works for callers on this host alone; make one with `penstock keys create`"
+            text = f"key {key.key_id} works only for callers on this host; create another with `penstock keys create`"
             raise PermissionDenied(text, reason="LOOPBACK_ONLY")
         return key
 
@@ -118,5 +118,5 @@ SALT_BYTES = 16
 
 
 def cache_salt(mesh_secret: bytes, tenant_id: str) -> bytes:
-    """Secret of a tenant, the same on every auth process that has the same mesh secret."""
+    """Return the cache salt of a tenant, which is the same on every auth process with the same mesh secret."""
     return hmac.digest(mesh_secret, tenant_id.encode(), "sha256")[:SALT_BYTES]

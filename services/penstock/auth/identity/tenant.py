@@ -1,4 +1,4 @@
-"""A tenant: who pays, of which class, and within which limits."""
+"""Tenants: the priority class, weight and limits of a customer."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ WEIGHT_BOUNDS = (0.01, 1_000.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """As the operator set it. A limit of 0 means none."""
+    """A tenant as the operator has set it. A limit of 0 means no limit."""
 
     tenant_id: str
     priority: "Priority.ValueType" = PRIORITY_STANDARD
@@ -22,5 +22,5 @@ class Tenant:
     concurrent_requests: int = 0
 
     def effective_priority(self, requested: "Priority.ValueType") -> "Priority.ValueType":
-        """The lower of its own class and the one asked for; classes count downward from the highest."""
+        """Return the lower class of the tenant's and the requested one. A higher number is a lower class."""
         return max(self.priority, requested)

@@ -1,1 +1,1 @@
-"""Quota: the rate limits of tenants, their reservations and the charges that end these."""
+"""Quota: the rate limits of tenants, their reservations, and the charges that settle reservations."""

@@ -1,4 +1,4 @@
-"""What of each answer was charged, over all the requests it took. Knows no clock, no tenant's limits and no store."""
+"""Answer billing: the charges of each answer over all requests that produced it. No clock, no limits, no store."""
 
 from collections import OrderedDict
 from hashlib import blake2b
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from penstock.auth.quota.reservation import FINAL_OUTCOMES, ReservationRequest
 
-MAX_ANSWERS = 20_000  # answers whose next request may still come; one of an older answer is charged by itself
-MAX_CONTINUATIONS_PER_ANSWER = 8  # of one answer; further ones are charged by themselves
+MAX_ANSWERS = 20_000  # answers that are kept; a request of an older answer is charged separately
+MAX_CONTINUATIONS_PER_ANSWER = 8  # requests that continue one answer; further ones are charged separately
 
-Intervals = tuple[tuple[int, int], ...]  # indexes from, up to: in order, none touching the next
+Intervals = tuple[tuple[int, int], ...]  # token indexes [start, end), in order, with gaps between them
 
 
 class ChargeDelta(NamedTuple):
-    """What one request adds to what its answer is charged."""
+    """Tokens that one request adds to the charge of its answer."""
 
     prompt_tokens: int
     output_tokens: int
@@ -23,11 +23,12 @@ NO_CHARGE = ChargeDelta(0, 0)
 
 
 class AnswerBilling:
-    """The requests of one answer that have ended, in whatever order they did.
+    """Charges of one answer over its settled requests, in any order.
 
-    Owed are its prompt once, every token that a request made, and those that a client has by its own word and no
-    request of the answer was charged for: they came from one whose edge died, or were made up. Each request that
-    comes to it can only add to what is owed, so the charges are differences, and their sum is the same in any order.
+    An answer is charged for its prompt once, for each token that a request has generated, and for tokens that the
+    client claims to have received and that no request was charged for. Such tokens come from a request whose edge died,
+    or the claim is false. A request can only add to this total, so its charge is a difference, and the sum of the
+    charges does not depend on the order of the requests.
     """
 
     __slots__ = ("_billed_intervals", "_charged_total", "_claimed_tokens", "_made_tokens", "continuations")
@@ -35,35 +36,35 @@ class AnswerBilling:
     def __init__(self) -> None:
         self.continuations = 0
         self._charged_total = NO_CHARGE
-        self._claimed_tokens = 0  # tokens that the client had, by its own word
+        self._claimed_tokens = 0  # tokens that the client claims to have received
         self._made_tokens = 0
-        self._billed_intervals: Intervals = ()  # indexes that are paid for by who made them
+        self._billed_intervals: Intervals = ()  # tokens charged to the requests that generated them
 
     def add_request(self, prompt_tokens: int, emitted_tokens: int, made_tokens: int, *, begins: bool) -> ChargeDelta:
-        """Return what to charge. What a request had that `begins` its answer is nobody's concern, as it ever was."""
+        """Return the charge of one request. `emitted_tokens` are ignored for a request that `begins` the answer."""
         self._made_tokens += made_tokens
         self._billed_intervals = merge_intervals(
             self._billed_intervals, 0 if begins else emitted_tokens, emitted_tokens + made_tokens
         )
         if not begins:
             self._claimed_tokens = max(self._claimed_tokens, emitted_tokens)
-        owed = ChargeDelta(
+        total = ChargeDelta(
             max(self._charged_total.prompt_tokens, prompt_tokens), self._made_tokens + self._unbilled_claimed_tokens()
         )
-        due = ChargeDelta(*(now - before for now, before in zip(owed, self._charged_total, strict=True)))
-        self._charged_total = owed
-        return due
+        delta = ChargeDelta(*(now - before for now, before in zip(total, self._charged_total, strict=True)))
+        self._charged_total = total
+        return delta
 
     def _unbilled_claimed_tokens(self) -> int:
-        """Claimed tokens that lie in no stretch."""
-        paid = (
+        """Return the number of claimed tokens outside of the billed intervals."""
+        billed = (
             min(end, self._claimed_tokens) - min(start, self._claimed_tokens) for start, end in self._billed_intervals
         )
-        return self._claimed_tokens - sum(paid)
+        return self._claimed_tokens - sum(billed)
 
 
 def merge_intervals(intervals: Intervals, start: int, end: int) -> Intervals:
-    """Add one more to them, which may lie across some."""
+    """Return the intervals with one more, merged with those that it overlaps or touches."""
     apart = [each for each in intervals if each[1] < start or each[0] > end]
     across = [each for each in intervals if each[1] >= start and each[0] <= end]
     whole = min([start, *(each[0] for each in across)]), max([end, *(each[1] for each in across)])
@@ -71,24 +72,25 @@ def merge_intervals(intervals: Intervals, start: int, end: int) -> Intervals:
 
 
 class AnswerLedger:
-    """All answers of late. What a client names is worth what auth itself has booked under that name."""
+    """Recent answers. An answer id of a client counts only if auth has charged requests under this id."""
 
     def __init__(self) -> None:
-        self._billings: OrderedDict[bytes, AnswerBilling] = OrderedDict()  # the longest unheard of first
+        self._billings: OrderedDict[bytes, AnswerBilling] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._billings)
 
     def add_continuation(self, request: ReservationRequest) -> bool:
-        """Note one more request of an answer that goes on; False when it has gone on too often."""
+        """Count a request that continues an answer. Return False if the answer was continued too often."""
         answer = self._billing_of(request)
         answer.continuations += 1
         return answer.continuations <= MAX_CONTINUATIONS_PER_ANSWER
 
     def charge(self, request: ReservationRequest, prompt_tokens: int, made_tokens: int, outcome: str) -> ChargeDelta:
-        """What a request that was reserved as `ask` costs, having used so much.
+        """Return the charge of a request with these tokens.
 
-        One that ran nothing costs nothing, unless it continued an answer and found it whole: then its client has it.
+        A request that used no tokens costs nothing, unless it continued an answer that was complete already: its
+        client has received the answer.
         """
         continues = bool(request.answer_id)
         if not (prompt_tokens or made_tokens or (continues and outcome in FINAL_OUTCOMES)):
@@ -108,6 +110,6 @@ class AnswerLedger:
 
 
 def _answer_key(request: ReservationRequest) -> bytes:
-    """Of tenant, answer and fingerprint: who names a stranger's answer names none. Short, as many are kept."""
-    named = repr((request.tenant_id, request.answer_id or request.request_id, request.fingerprint))
-    return blake2b(named.encode(), digest_size=16).digest()
+    """Return a short key of tenant, answer and fingerprint. The answer id of another tenant has another key."""
+    identity = repr((request.tenant_id, request.answer_id or request.request_id, request.fingerprint))
+    return blake2b(identity.encode(), digest_size=16).digest()

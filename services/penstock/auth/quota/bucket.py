@@ -1,4 +1,4 @@
-"""One rate limit: what may be taken within a minute, and when more may be."""
+"""Bucket: a rate limit per minute."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,22 +12,22 @@ def to_micros(seconds: float) -> int:
 
 @dataclass(slots=True, eq=False)
 class TakeRun:
-    """Takes in a row whose place in time no later settlement can change against each other."""
+    """Consecutive takes that no later settlement can reorder."""
 
     start: int  # µs
     amount: int
-    unsettled: int  # takes whose amount may still shrink
+    unsettled: int  # takes whose amount may still decrease
 
 
 class Bucket:
-    """The generic cell rate algorithm (ITU-T I.371, virtual scheduling) with takes that may turn out smaller.
+    """The generic cell rate algorithm (ITU-T I.371, virtual scheduling), with takes that may be reduced later.
 
-    A full bucket gives `per_minute` at once and fills up again within a minute. `_full_at` is when it is full again;
-    unrolled, it is the latest of `start + (all amounts taken since start) / rate` over the takes. What a take gives
-    back is taken out of that sum, so the bucket is always in the state it would be in had each take asked for what
-    it used in the first place: giving back can neither lose a token nor save one up beyond the burst.
+    A full bucket grants `per_minute` at once and is full again after one minute. `_full_at` is the time at which it is
+    full. Unrolled, it is the maximum over the takes of `start + (all amounts taken since start) / rate`. A settlement
+    subtracts the unused amount from this sum, so the state is as if each take had asked for the amount that it used.
+    A settlement therefore neither loses tokens nor saves tokens beyond the burst.
 
-    Whole numbers throughout: times in µs, `_full_at` in µs times `per_minute`.
+    All values are integers: times in µs, `_full_at` in µs times `per_minute`.
     """
 
     def __init__(self, per_minute: int, *, full_at: int = 0) -> None:
@@ -40,38 +40,38 @@ class Bucket:
 
     @property
     def full_at(self) -> int:
-        """µs, rounded up: all that has to be kept of a bucket over a restart."""
+        """Time in µs, rounded up, at which the bucket is full. It is the only state that a restart needs."""
         return -(-self._full_at // self.per_minute)
 
     def wait(self, amount: int, now: float) -> float | None:
-        """Seconds until `amount` can be taken if nobody else takes: 0 for now, None for never."""
+        """Return the s until `amount` can be taken if there is no other take; None if it exceeds the limit."""
         if amount > self.per_minute:
             return None
         at = to_micros(now) * self.per_minute
-        over = max(self._full_at, at) - at - (self.per_minute - amount) * MINUTE_US
-        return max(0, -(-over // self.per_minute)) / 1_000_000
+        excess = max(self._full_at, at) - at - (self.per_minute - amount) * MINUTE_US
+        return max(0, -(-excess // self.per_minute)) / 1_000_000
 
     def available(self, now: float) -> int:
-        """What can be taken now."""
+        """Return the amount that can be taken now."""
         at = to_micros(now) * self.per_minute
         return max(0, self.per_minute - -(-max(0, self._full_at - at) // MINUTE_US))
 
     def take(self, amount: int, now: float) -> TakeRun:
-        """Take what `wait` has allowed; to be settled once."""
+        """Take an amount, also beyond the limit. The take must be settled once."""
         at = to_micros(now)
-        if self._full_at <= at * self.per_minute:  # full: what was taken before can change nothing any more
+        if self._full_at <= at * self.per_minute:  # the bucket is full: earlier takes have no effect any more
             self._full_at = at * self.per_minute
             self._runs.clear()
         self._full_at += amount * MINUTE_US
-        stretch = TakeRun(at, amount, 1)
-        self._runs.append(stretch)
+        run = TakeRun(at, amount, 1)
+        self._runs.append(run)
         self._merge(len(self._runs) - 2)
-        return stretch
+        return run
 
     def settle(self, run: TakeRun, unused: int) -> None:
-        """End a take, of which `unused` was not needed; nothing to do when the bucket has been full since.
+        """Settle a take of which `unused` was not needed. It has no effect if the bucket was full since the take.
 
-        Costs a look at each unsettled take since then.
+        The cost is linear in the number of unsettled takes since then.
         """
         try:
             index = self._runs.index(run)
@@ -84,14 +84,14 @@ class Bucket:
         self._merge(index)
 
     def spend(self, amount: int, now: float) -> None:
-        """Take for good."""
+        """Take an amount and settle it at once."""
         self.settle(self.take(amount, now), 0)
 
     def with_limit(self, per_minute: int, now: float) -> "Bucket":
-        """A bucket of another size that owes the same. What is under way now gives nothing back to it."""
+        """Return a bucket of another size that lacks the same amount. Unsettled takes give nothing back to it."""
         at = to_micros(now)
-        owed = max(0, self._full_at - at * self.per_minute)  # amount times MINUTE
-        return Bucket(per_minute, full_at=at + -(-owed // per_minute))
+        lacking = max(0, self._full_at - at * self.per_minute)  # amount times MINUTE_US
+        return Bucket(per_minute, full_at=at + -(-lacking // per_minute))
 
     def _latest_full_at(self) -> int:
         taken, limit = accumulate(each.amount for each in reversed(self._runs)), self.per_minute
@@ -99,10 +99,10 @@ class Bucket:
         return max(start * limit + amount * MINUTE_US for start, amount in zip(starts, taken, strict=True))
 
     def _merge(self, index: int) -> None:
-        """Join a settled stretch to a neighbour, so that there are never more stretches than unsettled takes and two.
+        """Merge a settled run with a neighbour, so that there are at most two runs more than unsettled takes.
 
-        Settled, it either reaches its successor's start for ever, and both are one stretch, or for ever does not, and
-        its start counts no more while its amount still follows what came before.
+        A settled run either always reaches the start of its successor, and both become one run; or it never does, and
+        its start has no effect any more, while its amount counts for the run before it.
         """
         if not 0 <= index < len(self._runs) - 1 or self._runs[index].unsettled:
             return

@@ -1,16 +1,16 @@
-"""The right to spend tokens on one request, and what became of it."""
+"""Reservations: the right to spend tokens on one request, and the charge that settles it."""
 
 from dataclasses import dataclass, field
 
 from penstock.auth.quota.bucket import TakeRun
 
-OUTCOME_LOST = "lost"  # outcome of a reservation whose edge never came back, or that lapsed
-FINAL_OUTCOMES = frozenset({"stop", "length"})  # outcomes of an answer that is whole
+OUTCOME_LOST = "lost"  # the edge did not reconnect in time, or the reservation expired
+FINAL_OUTCOMES = frozenset({"stop", "length"})  # outcomes of a complete answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """What one request wants to reserve, for a tenant that is known by now."""
+    """Tokens that one request of an authenticated tenant asks to reserve."""
 
     request_id: str
     tenant_id: str
@@ -19,9 +19,9 @@ class ReservationRequest:
     model: str
     prompt_tokens: int
     max_output_tokens: int
-    answer_id: str = ""  # of the answer that it continues; empty: it begins one
-    emitted_tokens: int = 0  # of its answer, that came before it by its client's word
-    fingerprint: bytes = field(default=b"", repr=False)  # of all that its answer is a function of
+    answer_id: str = ""  # answer that the request continues; empty: it begins one
+    emitted_tokens: int = 0  # tokens of the answer that the client claims to have received before
+    fingerprint: bytes = field(default=b"", repr=False)  # of all inputs that determine the answer
 
     @property
     def tokens(self) -> int:
@@ -29,22 +29,26 @@ class ReservationRequest:
 
     @property
     def max_chargeable_output_tokens(self) -> int:
-        """That can be charged: a request that continues an answer may be the only one of it that is left to pay."""
+        """Most output tokens that can be charged. A continuation may also be charged for tokens emitted before it."""
         return self.max_output_tokens + (self.emitted_tokens if self.answer_id else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
+    """Tokens that are reserved for one request. It ends in exactly one charge."""
+
     reservation_id: str
     request: ReservationRequest
     reserved_at: float  # s
     expires_at: float  # s
-    take_run: TakeRun | None = field(default=None, compare=False, repr=False)  # None: took nothing, or before a restart
+    take_run: TakeRun | None = field(
+        default=None, compare=False, repr=False
+    )  # None: no token limit, or taken before a restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """The end of a reservation: one row of the ledger. What was made and what is charged differ within an answer."""
+    """The settlement of a reservation, one row of the ledger. Generated and charged tokens may differ."""
 
     reservation: Reservation
     prompt_tokens: int
@@ -52,4 +56,4 @@ class Charge:
     made_tokens: int = 0
     outcome: str  # stop, length, cancelled, shed, failed or lost
     settled_at: float  # s
-    is_correction: bool = False  # takes the place of the row that said lost
+    is_correction: bool = False  # replaces the charge of a lost reservation

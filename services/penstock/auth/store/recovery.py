@@ -1,4 +1,4 @@
-"""From what a store holds to a desk that goes on where the process before left off."""
+"""Recovery: the authorizer and the edge sessions from the state of the store at the start."""
 
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
@@ -9,23 +9,23 @@ from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.auth.store.store import StoredState
 
-STALL_THRESHOLD_S = 1.0  # s without a sweep, after which an auth that goes on knows that nobody could have come
+STALL_THRESHOLD_S = 1.0  # s between sweeps; a longer gap means that this process stalled and no edge could connect
 
 
 def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
-    """Tenants, keys and reservations as stored, and the dev key, which never is."""
+    """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings."""
     pepper = config.pepper.encode() or load_or_create_secret(config.store, "pepper")
     mesh_secret = config.mesh_secret.encode() or load_or_create_secret(config.store, "mesh-secret")
-    accounts = ReservationTable(ttl=config.reservation_ttl)
+    reservations = ReservationTable(ttl=config.reservation_ttl)
     for tenant in state.tenants:
-        accounts.put_tenant(tenant, now, state.balances.get(tenant.tenant_id))
-    accounts.restore(state.reservations, state.lost, state.charged)
+        reservations.put_tenant(tenant, now, state.balances.get(tenant.tenant_id))
+    reservations.restore(state.reservations, state.lost, state.charged)
     keys = KeyRing(pepper)
     for key in state.keys:
         keys.put(key)
     if config.dev_key:
         keys.put(development_key(config.dev_key, keys, now))
-    return Authorizer(keys, accounts, mesh_secret, config.fallback_share, config.fallback_tokens)
+    return Authorizer(keys, reservations, mesh_secret, config.fallback_share, config.fallback_tokens)
 
 
 def development_key(bearer: str, keys: KeyRing, now: float) -> Key:
@@ -42,7 +42,7 @@ def development_key(bearer: str, keys: KeyRing, now: float) -> Key:
 def edges_to_expect(
     config: AuthConfig, authorizer: Authorizer, now: float, stall_threshold: float = STALL_THRESHOLD_S
 ) -> EdgeSessions:
-    """The edges that held reservations when the process before ended have one grace to come back."""
+    """Return edge sessions that expect the edges with reservations to reconnect within the grace period."""
     edges = EdgeSessions(grace=config.edge_grace, max_gap=stall_threshold)
     for edge_id in authorizer.reservations.edges_with_reservations:
         edges.expect(edge_id, now)

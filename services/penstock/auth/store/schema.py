@@ -1,8 +1,8 @@
-"""The SQLite schema, and how an older file is brought up to it. Times are REAL unix seconds, buckets INTEGER µs."""
+"""The SQLite schema and its migrations. Times are REAL Unix seconds, bucket times INTEGER µs."""
 
 import sqlite3
 
-# One script per version; a file at user_version N has had the first N. Scripts are added, never changed.
+# One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
 MIGRATIONS = (
     """
     CREATE TABLE tenants (
@@ -48,13 +48,15 @@ MIGRATIONS = (
 
 
 class StoreTooNew(Exception):
-    """A later release has written the file; this one would not understand it."""
+    """The file was written by a later release, whose schema this release does not know."""
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the file up to date, each step whole or not at all. Raises StoreTooNew."""
+    """Migrate the file to the present version, each step in one transaction. Raises StoreTooNew."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
-        raise StoreTooNew(f"the store is of version {version}, this release knows {len(MIGRATIONS)}; upgrade auth")
+        raise StoreTooNew(
+            f"the store has version {version}, and this release supports up to {len(MIGRATIONS)}; upgrade auth"
+        )
     for number, script in enumerate(MIGRATIONS[version:], version + 1):
         connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")

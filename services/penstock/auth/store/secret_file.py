@@ -1,4 +1,4 @@
-"""Secrets that were not given: made once, and kept where only this user can read them."""
+"""Secret files: secrets that are created at the first start, readable only by the user of the process."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ SECRET_BYTES = 32
 
 
 def load_or_create_secret(store: str, name: str) -> bytes:
-    """The secret in `<store>.<name>`, made on first use. For a store in memory it lives as long as that does."""
+    """Return the secret in `<store>.<name>`, created on first use. For a store in memory it is not saved."""
     if store == ":memory:":
         return secrets.token_bytes(SECRET_BYTES)
     path = Path(f"{store}.{name}")
@@ -16,18 +16,18 @@ def load_or_create_secret(store: str, name: str) -> bytes:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return _read(path)
-    made = secrets.token_bytes(SECRET_BYTES)
+    secret = secrets.token_bytes(SECRET_BYTES)
     with os.fdopen(descriptor, "w") as file:
-        file.write(made.hex())
+        file.write(secret.hex())
         file.flush()
         os.fsync(file.fileno())
-    return made
+    return secret
 
 
 def _read(path: Path) -> bytes:
-    """Raises ValueError for a file that is cut short or open to others: better no start than keys that fail."""
+    """Read a secret. Raises ValueError if the file is truncated or readable by others, so that auth does not start."""
     if path.stat().st_mode & 0o077:
-        raise ValueError(f"{path} holds a secret and others may read it; chmod 600 it")
+        raise ValueError(f"{path} holds a secret and is readable by others; run chmod 600 on it")
     found = bytes.fromhex(path.read_text())
     if len(found) != SECRET_BYTES:
         raise ValueError(f"{path} must hold {2 * SECRET_BYTES} hex digits; restore it from a backup")

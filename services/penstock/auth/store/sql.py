@@ -1,4 +1,4 @@
-"""Changes as SQL and rows as values: all that is known of the tables beside their schema."""
+"""SQL of the store: changes as statements, and rows as values."""
 
 import sqlite3
 from dataclasses import replace
@@ -17,9 +17,8 @@ _PUT_KEY = "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
-_PUT_CHARGE = (
-    "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # over a lost
-)
+# Replaces the charge of a lost reservation.
+_PUT_CHARGE = "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _RESERVATION_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
     reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
@@ -27,7 +26,7 @@ _RESERVATION_COLUMNS = """
 _SELECT_LOST = f"""
     SELECT {_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
     ORDER BY settled_at DESC LIMIT {MAX_LOST_RESERVATIONS}
-"""  # noqa: S608 - constants of this module
+"""  # noqa: S608  # constants of this module
 _SELECT_LATEST = f"""
     SELECT {_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens
     FROM ledger ORDER BY settled_at DESC LIMIT {MAX_ANSWERS}
@@ -89,28 +88,29 @@ def _reservation_row(reservation: Reservation) -> tuple[object, ...]:
 
 
 def _reservation_columns(reservation: Reservation, output_tokens: int) -> tuple[object, ...]:
-    ask = reservation.request
+    request = reservation.request
     return (
         reservation.reservation_id,
-        *(ask.request_id, ask.tenant_id, ask.key_id, ask.edge_id, ask.model),
-        *(ask.prompt_tokens, output_tokens),
+        *(request.request_id, request.tenant_id, request.key_id, request.edge_id, request.model),
+        *(request.prompt_tokens, output_tokens),
         *(reservation.reserved_at, reservation.expires_at),
-        *(ask.answer_id, ask.emitted_tokens, ask.fingerprint),
+        *(request.answer_id, request.emitted_tokens, request.fingerprint),
     )
 
 
 def _reservation(row: tuple[Any, ...]) -> Reservation:
     names = ("request_id", "tenant_id", "key_id", "edge_id", "model", "prompt_tokens", "max_output_tokens")
     of_answer = ("answer_id", "emitted_tokens", "fingerprint")
-    ask = ReservationRequest(**dict(zip((*names, *of_answer), (*row[1:8], *row[10:13]), strict=True)))
-    return Reservation(reservation_id=row[0], request=ask, reserved_at=row[8], expires_at=row[9])
+    request = ReservationRequest(**dict(zip((*names, *of_answer), (*row[1:8], *row[10:13]), strict=True)))
+    return Reservation(reservation_id=row[0], request=request, reserved_at=row[8], expires_at=row[9])
 
 
 def _charged_reservation(row: tuple[Any, ...]) -> Reservation:
-    """The ledger says of output the most that could be charged, emitted tokens included."""
-    found = _reservation(row)
-    beyond = found.request.max_chargeable_output_tokens - found.request.max_output_tokens
-    return replace(found, request=replace(found.request, max_output_tokens=found.request.max_output_tokens - beyond))
+    """Return the reservation of a ledger row, whose reserved output includes the emitted tokens."""
+    reservation = _reservation(row)
+    request = reservation.request
+    emitted = request.max_chargeable_output_tokens - request.max_output_tokens
+    return replace(reservation, request=replace(request, max_output_tokens=request.max_output_tokens - emitted))
 
 
 def _charge_row(charge: Charge) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""The store by default: one SQLite file, written by one thread, many changes to a transaction."""
+"""The SQLite store: one file, written by one thread, with many changes per transaction."""
 
 import asyncio
 import queue
@@ -17,24 +17,24 @@ from penstock.auth.store.store import Barrier, Change, Charged, OnPersisted, Sto
 
 log = structlog.get_logger()
 
-MAX_CHANGES_PER_TRANSACTION = 1_000  # changes in one transaction
-LOCK_TIMEOUT_S = 10.0  # s; the process before this one may still be draining
-RETRY_INTERVAL_S = 0.2  # s; between tries to keep a charge
-MAX_SHUTDOWN_RETRIES = 10  # before charges that cannot be kept are given up at the end of the process
+MAX_CHANGES_PER_TRANSACTION = 1_000
+LOCK_TIMEOUT_S = 10.0  # s; the former process may still be draining
+RETRY_INTERVAL_S = 0.2  # s between attempts to write a charge
+MAX_SHUTDOWN_RETRIES = 10  # attempts at the end of the process, after which unwritten charges are lost
 
 PendingChange = tuple[Change, OnPersisted]
 
 
 class StoreClosed(Exception):
-    """Written to after the end."""
+    """A change was written after the store was closed."""
 
 
 @dataclass(eq=False)
 class SqliteStore:
-    """Changes go to the thread through a queue and come back done; what piled up meanwhile is the next transaction.
+    """Sends changes to the writer thread. The changes that arrive during a commit form the next transaction.
 
-    So nothing is written behind anybody's back, and yet a commit is shared by all that wait: a promise costs one
-    commit when the mesh is idle and a fraction of one when it is busy. A commit survives the death of the process;
+    A change is reported as persisted only after its commit, and one commit serves all changes that wait: a promise
+    costs one commit in an idle mesh and a fraction of one in a busy mesh. A commit survives the death of the process;
     with `fsync` it also survives the loss of power.
     """
 
@@ -53,47 +53,47 @@ class SqliteStore:
         self._entries.put((change, on_persisted))
 
     async def flush(self) -> None:
-        kept = asyncio.Event()
-        self.write(Barrier(), lambda _: kept.set())
-        await kept.wait()
+        persisted = asyncio.Event()
+        self.write(Barrier(), lambda _: persisted.set())
+        await persisted.wait()
 
     def close(self) -> None:
-        """Take no more; the thread ends when all is kept."""
+        """Accept no more changes. The thread ends when all earlier changes are written."""
         self._closing.set()
         self._entries.put(None)
 
     def run(self, opened: "asyncio.Future[StoredState]") -> None:
-        """The thread: open, tell what is there, keep what comes until closed."""
+        """Run the thread: open the file, report the stored state, and write changes until closed."""
         try:
             connection = connect(self.path, fsync=self.fsync)
-            books = sql.read(connection)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the start fails with it
+            state = sql.read(connection)
+        except Exception as error:  # noqa: BLE001  # the start fails with any error
             self._loop.call_soon_threadsafe(_resolve, opened, error)
             return
-        self._loop.call_soon_threadsafe(_resolve, opened, books)
+        self._loop.call_soon_threadsafe(_resolve, opened, state)
         self._write_until_closed(connection)
         connection.close()
 
     def _write_until_closed(self, connection: sqlite3.Connection) -> None:
-        owed: list[PendingChange] = []  # charges that could not be kept yet
-        last_tries = MAX_SHUTDOWN_RETRIES
+        unwritten: list[PendingChange] = []  # charges to retry
+        attempts_left = MAX_SHUTDOWN_RETRIES
         while True:
-            batch = owed + self._next_batch(wait=not owed)
+            batch = unwritten + self._next_batch(wait=not unwritten)
             error = _commit(connection, batch)
-            owed = [entry for entry in batch if error and isinstance(entry[0], Charged)]
-            done = [entry for entry in batch if entry not in owed] if owed else batch
-            self._loop.call_soon_threadsafe(self._complete, done, error)
+            unwritten = [entry for entry in batch if error and isinstance(entry[0], Charged)]
+            completed = [entry for entry in batch if entry not in unwritten] if unwritten else batch
+            self._loop.call_soon_threadsafe(self._complete, completed, error)
             if self._closing.is_set() and self._entries.empty():
-                last_tries -= 1
-                if not owed or not last_tries:
+                attempts_left -= 1
+                if not unwritten or not attempts_left:
                     break
-            if owed:
+            if unwritten:
                 time.sleep(RETRY_INTERVAL_S)
-        if owed:
-            log.error("charges_not_persisted", count=len(owed), error=str(error))
+        if unwritten:
+            log.error("charges_not_persisted", count=len(unwritten), error=str(error))
 
     def _next_batch(self, *, wait: bool) -> list[PendingChange]:
-        """What has piled up, at least one change when `wait`; empty only when there is nothing or the end has come."""
+        """Return the queued changes. With `wait`, wait for the first one; the list is empty only at the end."""
         batch: list[PendingChange] = []
         try:
             while len(batch) < MAX_CHANGES_PER_TRANSACTION:
@@ -107,12 +107,12 @@ class SqliteStore:
 
     def _complete(self, batch: list[PendingChange], error: Exception | None) -> None:
         self.pending -= len(batch)
-        for _, then in batch:
-            then(error)
+        for _, on_persisted in batch:
+            on_persisted(error)
 
 
 def _resolve(opened: "asyncio.Future[StoredState]", result: StoredState | Exception) -> None:
-    if opened.done():  # the start was given up meanwhile
+    if opened.done():  # the start was cancelled
         return
     if isinstance(result, Exception):
         opened.set_exception(result)
@@ -121,21 +121,21 @@ def _resolve(opened: "asyncio.Future[StoredState]", result: StoredState | Except
 
 
 def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
-    """Open the file for this process alone; raises sqlite3.OperationalError when another has it."""
+    """Open the file exclusively. Raises sqlite3.OperationalError if another process has it open."""
     connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None, cached_statements=32)
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two sets of buckets over one ledger would grant twice
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two processes over one ledger would grant every limit twice
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA temp_store = MEMORY")  # else journals of large statements are files that stay open
-    connection.execute("BEGIN IMMEDIATE")  # takes the lock now and not at the first reservation
+    connection.execute("PRAGMA temp_store = MEMORY")  # otherwise journals of large statements stay open as files
+    connection.execute("BEGIN IMMEDIATE")  # takes the lock now, before the first reservation
     connection.execute("COMMIT")
     migrate(connection)
     return connection
 
 
 def _commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> Exception | None:
-    """Keep all of `batch` or nothing; returns why nothing."""
+    """Write all changes of a batch in one transaction, or none. Return the error; None on success."""
     if not batch:
         return None
     try:
@@ -144,7 +144,7 @@ def _commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> Excep
             sql.apply(connection, change)
         connection.execute("COMMIT")
     except sqlite3.Error as error:
-        log.error("store_write_failed", changes=len(batch), error=str(error))  # noqa: TRY400  # the text says it all
+        log.error("store_write_failed", changes=len(batch), error=str(error))  # noqa: TRY400  # the text is sufficient
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         return error
@@ -153,7 +153,7 @@ def _commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> Excep
 
 @asynccontextmanager
 async def opened_store(path: str, *, fsync: bool = False) -> AsyncIterator[tuple[SqliteStore, StoredState]]:
-    """A store and what is in it; leaving the block returns when all that was written is kept."""
+    """Open a store and yield it with its state. Leaving the block waits until all changes are written."""
     store = SqliteStore(path, fsync)
     opened: asyncio.Future[StoredState] = asyncio.get_running_loop().create_future()
     thread = threading.Thread(target=store.run, args=(opened,), name="auth-store", daemon=True)

@@ -1,4 +1,4 @@
-"""What has to outlive the process, and the interface to where it is kept."""
+"""The interface of the store, and the changes that it persists."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -19,16 +19,16 @@ class PutKey(NamedTuple):
 
 class Reserved(NamedTuple):
     reservation: Reservation
-    balance: Balance  # of the account afterwards
+    balance: Balance  # of the tenant after the change
 
 
 class Charged(NamedTuple):
     charge: Charge
-    balance: Balance  # of the account afterwards
+    balance: Balance  # of the tenant after the change
 
 
 class Barrier(NamedTuple):
-    """Changes nothing; done when all before it is."""
+    """An empty change; it completes when all changes before it have completed."""
 
 
 Change = PutTenant | PutKey | Reserved | Charged | Barrier
@@ -36,29 +36,29 @@ OnPersisted = Callable[[Exception | None], None]
 
 
 class StoredState(NamedTuple):
-    """All that a store holds, as a process that starts wants it."""
+    """The state that a process reads from the store at its start."""
 
     tenants: list[Tenant]
     balances: dict[str, Balance]  # by tenant id
     keys: list[Key]
     reservations: list[Reservation]
-    lost: list[Reservation]  # whose edges may still come, oldest first
-    charged: list[Charge]  # of late, oldest first, lost ones aside: whose answers may go on
+    lost: list[Reservation]  # lost reservations whose edges may still settle them, oldest first
+    charged: list[Charge]  # recent charges without lost ones, oldest first: their answers may be continued
 
 
 class Store(Protocol):
-    """Keeps changes in the order they are written.
+    """Persists changes in the order in which they are written.
 
-    `then` is called on the loop once the change would survive the death of this process, or with the error why it
-    would not; whoever promises something to a peer does so in `then`. A `Charged` is never given up: it is tried again
-    until it is kept, because what was spent does not become unspent by a full disk.
+    `on_persisted` is called on the event loop once the change survives the death of this process, or with the error if
+    it could not be written. A promise to a peer is sent in `on_persisted`. A `Charged` is retried until it is written,
+    because what was spent does not become unspent by a full disk.
     """
 
     def write(self, change: Change, on_persisted: OnPersisted) -> None: ...
 
     async def flush(self) -> None:
-        """Return when all that was written so far is kept or has failed."""
+        """Wait until all earlier changes are persisted or have failed."""
 
     @property
     def pending(self) -> int:
-        """Changes that are not done yet."""
+        """Number of changes that are not completed yet."""

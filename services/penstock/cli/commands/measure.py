@@ -153,28 +153,28 @@ def _check_exclusive(*options: tuple[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--seeds", type=click.IntRange(1, 10_000_000), default=500, show_default=True, help="number of worlds")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed of the first world")
-@click.option("--processes", type=click.IntRange(0, 256), default=0, help="worlds at a time; 0: one per core")
-@click.option("--poison", is_flag=True, help="one request of every world crashes the engines that run it")
+@click.option("--seeds", type=click.IntRange(1, 10_000_000), default=500, show_default=True, help="worlds to run")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the first of them")
+@click.option("--processes", type=click.IntRange(0, 256), default=0, help="at a time; 0: one per core")
+@click.option("--poison", is_flag=True, help="make one request of every world crash the engines that run it")
 @click.option(
     "--longest-freeze",
     type=click.FloatRange(5, 600, min_open=True),
     metavar="SECONDS",
-    help="one process of every world stands still for more than 5 s and up to this",
+    help="freeze a process of every world for more than 5 s, up to this time",
 )
 @click.option("--frame-log", is_flag=True, help="run --seed alone and print every frame and every fault")
 @json_option
-def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: bool, **given: Any) -> None:
-    """Run whole meshes under virtual time, on networks, disks and engines that fail by seed, and check every promise.
+def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: bool, **overriding: Any) -> None:
+    """Run whole meshes under virtual time, with faults that each seed decides, and check the guarantees.
 
-    Every token, text, charge and leftover resource is compared with the expected one. A seed replays exactly. The exit
-    code is 1 if a promise was broken.
+    The checks cover every token, text, charge and leak. A seed replays exactly. Exits with status 1 if a guarantee was
+    violated.
     """
     from penstock.cli import faults as command
     from penstock.faults.plan import PlanOverrides
 
-    overrides = PlanOverrides(has_poison=given["poison"], max_freeze_s=given["longest_freeze"] or 0.0)
+    overrides = PlanOverrides(has_poison=overriding["poison"], max_freeze_s=overriding["longest_freeze"] or 0.0)
     if frame_log:
         command.show_replay(seed, overrides)
     else:

@@ -1,4 +1,4 @@
-"""The edge's way on while auth is away: known callers are let in, others refused at once, and auth told afterwards."""
+"""Auth fallback: while auth is unreachable, cached identities are admitted and other callers are rejected at once."""
 
 import asyncio
 import secrets
@@ -16,35 +16,36 @@ from penstock.edge.auth_fallback.outage import OutageDetector
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, DeferredReservation, DeferredReservations
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
-from penstock.edge.upstreams import frames
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Admitted, Credential, Identity, Rejected
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
 log = structlog.get_logger()
 
-RETRY_AFTER_S = 1.0  # s; auth starts within one or two
-MAX_COUNTED_STEP_S = 0.25  # s of silence that count at once; more than that the edge did not hear, as it stood still
+RETRY_AFTER_S = 1.0  # auth starts within one or two seconds
+MAX_COUNTED_STEP_S = 0.25  # longest step of the clock; more than that is a stall of the edge
 
 _decisions = meter().create_counter(
     semconv.PENSTOCK_AUTH_FALLBACK_DECISIONS,
     unit="{request}",
-    description="Made by the edge while auth was away, by outcome.",
+    description="Decisions of the edge while auth was unreachable, by outcome.",
 )
 
 
 class AuthFallback:
-    """Decides only while auth `is_away`. `overdue` is called when it has become so, for all who wait already."""
+    """Decides requests while `is_unreachable`. `on_unreachable` is called once for each outage, when it begins."""
 
     def __init__(
         self,
         limits: AuthFallbackLimits,
         runner: EffectRunner,
+        deferred_frame: Callable[[RequestContext, str], AdmitRequest],  # of a request and its key id
         *,
         send: Callable[[AdmitRequest], object],
         on_unreachable: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._runner = runner
+        self._deferred_frame = deferred_frame
         self._send = send
         self._on_unreachable = on_unreachable
         self._outage = OutageDetector(outage_after=limits.outage_after)
@@ -55,7 +56,7 @@ class AuthFallback:
         )
         self._deferred = DeferredReservations(max_entries=limits.max_deferred)
         self._timer: asyncio.TimerHandle | None = None
-        self._is_reported = False  # `overdue`, of the present silence
+        self._is_reported = False  # `on_unreachable` was called for the present outage
         self.admitted = 0
         self.rejected = 0
 
@@ -76,17 +77,17 @@ class AuthFallback:
             self._timer.cancel()
             self._timer = None
 
-    # What the link tells.
+    # Events of the stream to auth.
 
     def on_connected(self) -> None:
-        """Auth can be told: first of all what was let in without it, so that what it grants next counts that."""
+        """Send all deferred reservations first, so that the next token grants account for them."""
         self._outage.on_connected(self._running_time())
         self._is_reported = False
         self.resend(set(self._deferred.frames))
 
     def on_disconnected(self, *, on_purpose: bool = False) -> None:
         self._outage.on_disconnected(self._running_time(), on_purpose=on_purpose)
-        self.close()  # it may be due earlier now
+        self.close()  # the check may be due earlier now
         self._schedule_check()
 
     def on_request_sent(self, request_id: str) -> None:
@@ -99,7 +100,7 @@ class AuthFallback:
         self._schedule_check()
 
     def resend(self, ticket_ids: set[str]) -> None:
-        """Say again what of these is still not booked."""
+        """Send the reservations of these tickets again that are still deferred."""
         for ticket_id, frame in self._deferred.frames.items():
             if ticket_id in ticket_ids:
                 self._send(frame)
@@ -108,7 +109,7 @@ class AuthFallback:
     def deferred_ticket_ids(self) -> set[str]:
         return set(self._deferred.frames)
 
-    # What auth says.
+    # Responses of auth.
 
     def cache_identity(self, admitted: Admitted, context: RequestContext | None) -> None:
         """Remember who was let in, and what may be spent without asking."""
@@ -127,11 +128,11 @@ class AuthFallback:
             self._identities.revoke_grant(credential)
 
     def pop_deferred(self, ticket_id: str) -> DeferredReservation | None:
-        """Take out what auth has booked; what was spent of it is to be settled now, or later like anything else."""
+        """Remove and return a reservation that auth has recorded. Its settlement, if set, must be sent now."""
         return self._deferred.pop(ticket_id)
 
     def on_rejected(self, rejected: Rejected) -> bool:
-        """Whether it was let in already; then it is said again later, unless auth can never book it."""
+        """Return whether the rejected reservation was deferred. It is sent again, unless its key is unknown to auth."""
         if rejected.request_id not in self._deferred:
             return False
         error = error_from_failure(rejected.failure)
@@ -144,7 +145,7 @@ class AuthFallback:
         return True
 
     def settle_deferred(self, ticket_id: str, settlement: Settle) -> None:
-        """A request that was let in is over before auth could book it, or after auth said that it never can."""
+        """Settle a request that ended before auth recorded its reservation, or after auth rejected it for good."""
         if ticket_id not in self._deferred:
             return
         self._identities.release(*self._deferred.settle(ticket_id, settlement))
@@ -152,19 +153,19 @@ class AuthFallback:
     def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         return self._identities.find(credential, priority, self._runner.now())
 
-    # What is decided here.
+    # Decisions.
 
     def identify(self, credential: Credential, priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED) -> Identity:
-        """Return who it is; raises Unavailable / AUTH_LOST for who is not known, and when the grace is over."""
+        """Return a cached identity. Raises Unavailable / AUTH_LOST if none is cached or the fallback period is over."""
         identity = self._identities.find(credential, priority, self._runner.now())
         if identity is None:
-            raise self._rejection("unknown", "auth is away, and did not let this caller in of late")
+            raise self._rejection("unknown", "auth is unreachable and has not admitted this caller recently")
         if self._outage.outage_duration(self._running_time()) >= self._limits.max_duration:
-            raise self._rejection("over", f"auth has been away for more than {self._limits.max_duration:g} s")
+            raise self._rejection("over", f"auth has been unreachable for more than {self._limits.max_duration:g} s")
         return identity
 
     def decide(self, context: RequestContext, *, is_pending: bool = False) -> None:
-        """Let a request in or refuse it; auth may hold a reservation for it that `was_asked` for."""
+        """Admit or reject a request. `is_pending`: `reserve` was sent, so auth may hold a reservation for it."""
         request = context.request
         if not request.is_waiting_for_auth:
             return
@@ -185,18 +186,20 @@ class AuthFallback:
         request = context.request
         tokens = request.prompt_tokens + max(0, request.output.tokens_left)
         if self._deferred.is_full or not self._identities.acquire(identity.tenant_id, tokens):
-            raise self._rejection("exhausted", "auth is away, and what it let this tenant spend meanwhile is spent")
-        frame = frames.reserve_admitted(context, identity.key_id)
+            raise self._rejection(
+                "exhausted", "auth is unreachable and the tokens that it granted to this tenant are used up"
+            )
+        frame = self._deferred_frame(context, identity.key_id)
         self._deferred.add(request.ticket_id, DeferredReservation(identity.tenant_id, tokens, frame))
         self._send(frame)
         self.admitted += 1
         _decisions.add(1, {"outcome": "admitted"})
         return identity
 
-    def _rejection(self, outcome: str, why: str) -> Unavailable:
+    def _rejection(self, outcome: str, message: str) -> Unavailable:
         self.rejected += 1
         _decisions.add(1, {"outcome": outcome})
-        return Unavailable(f"{why}; retry in {RETRY_AFTER_S:g} s", reason="AUTH_LOST", retry_after=RETRY_AFTER_S)
+        return Unavailable(f"{message}; retry in {RETRY_AFTER_S:g} s", reason="AUTH_LOST", retry_after=RETRY_AFTER_S)
 
     # The timer.
 
@@ -207,7 +210,7 @@ class AuthFallback:
         if self._timer is None and self._outage.is_timing:
             often, left = self._step / 2, self._outage.outage_at - self._running_time()
             delay = left if 0 < left < often else often
-            # Not on behalf of the request that happens to have asked last.
+            # An empty context, so that log lines of the check do not name the latest request.
             self._timer = asyncio.get_running_loop().call_later(delay, self._check, context=Context())
 
     def _check(self) -> None:

@@ -1,4 +1,4 @@
-"""Who auth let in of late, and how much more it said may be let in without it."""
+"""Identities that auth admitted recently, and the token grant of each tenant while auth is unreachable."""
 
 from collections import OrderedDict
 from hashlib import blake2b
@@ -9,17 +9,17 @@ from penstock.v1.inference_pb2 import Priority
 
 
 class CachedIdentity(NamedTuple):
-    identity: Identity  # of its own class, as far as that has shown
-    admitted_at: float  # when auth last let it in
+    identity: Identity  # with the caller's own class, as far as it is known
+    admitted_at: float  # when auth last admitted it
 
 
 class IdentityCache:
-    """Keeps digests, never what a caller showed; the least recently met go first."""
+    """Keeps digests of credentials, never the credentials. The least recently admitted identities are evicted first."""
 
     def __init__(self, *, max_entries: int, ttl: float, pepper: bytes) -> None:
         self._max_entries = max_entries
         self._ttl = ttl  # s
-        self._pepper = pepper  # of this process alone, up to 64 bytes
+        self._pepper = pepper  # secret of this process, up to 64 bytes
         self._identities: OrderedDict[bytes, CachedIdentity] = OrderedDict()
         self._granted_tokens: OrderedDict[str, int] = OrderedDict()  # tokens, by tenant
 
@@ -27,40 +27,40 @@ class IdentityCache:
         return len(self._identities)
 
     def __repr__(self) -> str:
-        return f"<Callers {len(self._identities)} of {len(self._granted_tokens)} tenants>"
+        return f"<IdentityCache {len(self._identities)} of {len(self._granted_tokens)} tenants>"
 
     def record_admitted(
         self, credential: Credential, granted: Identity, requested_priority: "Priority.ValueType", now: float
     ) -> None:
-        """Auth has let in a request that asked for a class and was granted that or a lower one."""
+        """Record that auth admitted a request, with the class that was requested and the identity that was granted."""
         digest = self._digest(credential)
-        known = self._identities.pop(digest, None)
+        cached = self._identities.pop(digest, None)
         identity = Identity()
         identity.CopyFrom(granted)
-        if known and granted.priority == requested_priority:  # its own class may be higher, and was if it was so before
-            identity.priority = min(granted.priority, known.identity.priority)
+        if cached and granted.priority == requested_priority:  # the caller's own class may be higher than requested
+            identity.priority = min(granted.priority, cached.identity.priority)
         self._identities[digest] = CachedIdentity(identity, now)
         if len(self._identities) > self._max_entries:
             self._identities.popitem(last=False)
 
     def invalidate(self, credential: Credential) -> None:
-        """Auth does not let it in any more."""
+        """Remove a caller that auth rejects."""
         self._identities.pop(self._digest(credential), None)
 
     def grant(self, tenant_id: str, tokens: int) -> None:
-        """Auth's latest word on what may be let in without it, in place of all before."""
+        """Replace the tokens that the edge may admit for a tenant while auth is unreachable."""
         self._granted_tokens[tenant_id] = max(0, tokens)
         self._granted_tokens.move_to_end(tenant_id)
         if len(self._granted_tokens) > self._max_entries:
             self._granted_tokens.popitem(last=False)
 
     def revoke_grant(self, credential: Credential) -> None:
-        """The caller's tenant is at its limits."""
+        """Set the grant of the caller's tenant to 0, because the tenant is at its limits."""
         if caller := self._identities.get(self._digest(credential)):
             self.grant(caller.identity.tenant_id, 0)
 
     def find(self, credential: Credential, priority: "Priority.ValueType", now: float) -> Identity | None:
-        """Who it is, with the lower of its own class and the one asked for; None for nobody that was met of late."""
+        """Return the identity with the lower of its own and the requested class. None if it is not cached."""
         caller = self._identities.get(self._digest(credential))
         if caller is None or now - caller.admitted_at > self._ttl:
             return None
@@ -70,7 +70,7 @@ class IdentityCache:
         return identity
 
     def acquire(self, tenant_id: str, tokens: int) -> bool:
-        """Take out of what is granted; False, and nothing taken, when that is not enough."""
+        """Take tokens from the tenant's grant. Returns false, and takes none, if the grant is too small."""
         left = self._granted_tokens.get(tenant_id, 0) - tokens
         if left < 0 or self._granted_tokens.get(tenant_id, 0) <= 0:
             return False
@@ -82,6 +82,6 @@ class IdentityCache:
             self._granted_tokens[tenant_id] += tokens
 
     def _digest(self, credential: Credential) -> bytes:
-        """A key that works on loopback alone is another one elsewhere."""
-        shown = blake2b(credential.bearer.encode(), digest_size=16, key=self._pepper).digest()
-        return shown + bytes([credential.loopback])
+        """Return a digest of the bearer token and the loopback flag, because some keys work on loopback only."""
+        header_digest = blake2b(credential.bearer.encode(), digest_size=16, key=self._pepper).digest()
+        return header_digest + bytes([credential.loopback])

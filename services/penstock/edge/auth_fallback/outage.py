@@ -1,57 +1,59 @@
-"""Whether auth is away: its link is down, or it owes answers and says nothing."""
+"""Outage detector: auth is unreachable if its stream is down, or if it does not respond while requests are pending."""
 
 import math
 
-RESPONSE_TIMEOUT_S = 30.0  # s; who speaks and still owes an answer after so long will not give it
+RESPONSE_TIMEOUT_S = 30.0  # a request without a response after this time is no longer pending
 
 
 class OutageDetector:
-    """Counts from when auth could have spoken and did not.
+    """Measures the time since auth could have responded and did not.
 
-    Until auth has first answered there is no silence: an edge that knows nobody cannot tell a stranger from the rest,
-    and has them wait. `now` is to be time in which the edge itself ran, or it takes its own standstill for auth's.
+    No outage is declared before auth's first response, since an edge without cached identities cannot admit anyone.
+    `now` must be a clock that excludes stalls of the edge, so that a stall is not mistaken for an outage of auth.
     """
 
     def __init__(self, *, outage_after: float) -> None:
         self._outage_after = outage_after  # s
         self._has_responded = False
         self._connected_at = math.inf
-        self._silent_since = math.inf  # when the present silence began; infinite: there is none
-        self._outage_since = math.inf  # when the outage did: a link that comes back is no answer yet
-        self._pending: dict[str, float] = {}  # asks on the present link and when they were made, oldest first
+        self._silent_since = math.inf  # start of the present silence; infinite if there is none
+        self._outage_since = (
+            math.inf
+        )  # start of the present outage; a reconnected stream does not end it, a response does
+        self._pending: dict[str, float] = {}  # requests on the present stream by time of sending, oldest first
 
     def __repr__(self) -> str:
-        return f"<Silence since {self._silent_since}, {len(self._pending)} owed>"
+        return f"<OutageDetector silent since {self._silent_since}, {len(self._pending)} pending>"
 
     @property
     def outage_at(self) -> float:
-        """When auth will count as away unless it speaks."""
+        """Time at which auth counts as unreachable unless it responds."""
         return self._silent_since + self._outage_after
 
     @property
     def is_timing(self) -> bool:
-        """Whether an outage goes on, or may have begun; its time is to be looked at until then."""
+        """Whether an outage lasts or may have begun, so that `check` must be called regularly."""
         return self._has_responded and not math.isinf(self._outage_since)
 
     def is_unreachable(self, now: float) -> bool:
         return self._has_responded and now >= self.outage_at
 
     def outage_duration(self, now: float) -> float:
-        """Seconds since auth was last known to decide anything; 0 while it does."""
+        """Return the seconds since auth last responded as required. 0 without an outage."""
         return max(0.0, now - self._outage_since)
 
     def check(self, now: float) -> None:
-        """An auth that is there while nobody asks is no outage."""
+        """End an outage if auth stays connected and no request is pending."""
         if not self._pending and now - self._connected_at >= self._outage_after:
             self._outage_since = math.inf
 
     def on_connected(self, now: float) -> None:
-        """A link to auth is there; what was asked before is to be asked again."""
+        """A stream to auth is connected. Requests of the previous stream are sent again."""
         self._connected_at, self._silent_since = now, math.inf
         self._pending.clear()
 
     def on_disconnected(self, now: float, *, on_purpose: bool = False) -> None:
-        """No link to auth is left; who said that it goes is away at once, and not for a moment as one that was cut."""
+        """No stream to auth is left. If auth ended it deliberately, auth counts as unreachable at once."""
         self._pending.clear()
         self._connected_at = math.inf
         self._start_silence(now)
@@ -67,7 +69,7 @@ class OutageDetector:
         self._pending.setdefault(request_id, now)
 
     def on_response(self, now: float, request_id: str = "") -> None:
-        """Auth said something; `request_id`: it answered that ask."""
+        """Auth sent a frame; a `request_id` names the request that it answers."""
         self._pending.pop(request_id, None)
         while (oldest := next(iter(self._pending), None)) and self._pending[oldest] + RESPONSE_TIMEOUT_S <= now:
             del self._pending[oldest]

@@ -1,4 +1,4 @@
-"""How far an edge may go without auth."""
+"""Limits of the auth fallback, reservations without a response, and reservations that auth has not recorded."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -10,17 +10,18 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthFallbackLimits:
-    outage_after: float = 1.0  # s of auth's silence until the edge decides by itself
-    max_duration: float = 60.0  # s of an outage in which known callers are let in; after them, and at 0, nobody is
-    identity_ttl: float = 600.0  # s since auth last let a caller in, until it is not known any more
-    max_identities: int = 10_000  # remembered
-    max_deferred: int = 20_000  # requests let in that auth does not know of yet
+    outage_after: float = 1.0  # s without a response of auth until the edge decides
+    max_duration: float = 60.0  # s of an outage in which cached identities are admitted; at 0 none is
+    identity_ttl: float = 600.0  # s for which an identity is cached after auth last admitted it
+    max_identities: int = 10_000  # cached
+    max_deferred: int = 20_000  # admitted requests that auth has not recorded yet
 
 
 class PendingReservations:
-    """By ticket. Asked again for nobody, each is answered with its name, under which it is given back.
+    """`reserve` frames without a response, by ticket.
 
-    Past `most` the oldest are forgotten, which auth then holds until they lapse.
+    If a request ends before the response, its frame is sent again, so that auth names the reservation to settle. Above
+    `max_entries` the oldest frames are dropped; auth holds their reservations until they expire.
     """
 
     def __init__(self, *, max_entries: int) -> None:
@@ -46,13 +47,13 @@ class PendingReservations:
 @dataclass(slots=True, eq=False)
 class DeferredReservation:
     tenant_id: str
-    tokens: int  # taken out of what was granted
-    frame: AdmitRequest = field(repr=False)  # tells auth of it; said again until it is answered
-    settlement: Settle | None = None  # None: it is under way
+    tokens: int  # taken from the tenant's grant
+    frame: AdmitRequest = field(repr=False)  # sent again until auth answers
+    settlement: Settle | None = None  # None while the request is active
 
 
 class DeferredReservations:
-    """By ticket. An entry leaves when auth has named its reservation, under which it is settled like any other."""
+    """Reservations of admitted requests that auth has not recorded, by ticket. Auth's response removes an entry."""
 
     def __init__(self, *, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -74,7 +75,7 @@ class DeferredReservations:
         return {ticket_id: entry.frame for ticket_id, entry in self._entries.items()}
 
     def tokens_of(self, tenant_id: str) -> int:
-        """What the tenant holds or has spent that auth does not know of."""
+        """Return the tokens that the tenant holds or has used and that auth has not recorded."""
         return self._tokens[tenant_id]
 
     def add(self, ticket_id: str, entry: DeferredReservation) -> None:
@@ -82,7 +83,7 @@ class DeferredReservations:
         self._tokens[entry.tenant_id] += entry.tokens
 
     def settle(self, ticket_id: str, settlement: Settle) -> tuple[str, int]:
-        """Note what was spent; returns the tenant and how many of its tokens were not needed."""
+        """Record the settlement of a request. Returns its tenant and the number of unused tokens."""
         entry = self._entries[ticket_id]
         unused = entry.tokens - settlement.prompt_tokens - settlement.output_tokens
         entry.settlement = settlement
@@ -91,7 +92,7 @@ class DeferredReservations:
         return entry.tenant_id, unused
 
     def pop(self, ticket_id: str) -> DeferredReservation | None:
-        """Take out what auth has booked; None for what was never let in like this, or is booked already."""
+        """Remove and return the reservation of a ticket. None if it is not deferred."""
         entry = self._entries.pop(ticket_id, None)
         if entry:
             self._tokens[entry.tenant_id] -= entry.tokens

@@ -1,4 +1,4 @@
-"""One lease and what its worker says of the time it took."""
+"""Attempts of a request: one lease that the edge started on a worker, and the count of failed ones."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from penstock.mesh.v1.worker_pb2 import RunTimes
 
 
 class Attempt:
-    """A lease that this edge took up; `base` is how many output tokens there were before."""
+    """One lease that this edge uses; `emitted_before` is the number of output tokens of earlier attempts."""
 
     def __init__(self, lease: Lease, emitted_before: int, now: float) -> None:
         self.lease = lease
@@ -22,7 +22,7 @@ class Attempt:
 
     @property
     def ttl(self) -> float:
-        """Seconds that START may take from now; a lease without one does not lapse."""
+        """Seconds within which the start frame must be sent. Infinite if the lease has no time to live."""
         return _seconds(self.lease.ttl) or math.inf
 
     def record_lost(self, timeline: Timeline, now: float) -> None:
@@ -32,7 +32,7 @@ class Attempt:
         self.has_prefilled = _seconds(times.prefill) > 0
         worked = [("wait", times.wait), ("prefill", times.prefill), ("decode", times.decode)]
         after = [MeasuredStage("worker", name, _seconds(length)) for name, length in worked]
-        last = last_token_at if last_token_at >= self._leased_at else now  # else this run made none
+        last = last_token_at if last_token_at >= self._leased_at else now  # otherwise this run generated no token
         timeline.add_measured_stages(last, self._stages_before_start(), ("network", "dispatch"), after)
         timeline.add_stage("edge", "finish", now)
 
@@ -45,23 +45,25 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-MAX_AVOIDED_WORKERS = 16  # workers, the contract's bound
+MAX_AVOIDED_WORKERS = 16  # the limit of `Ticket.avoid_workers`
 
 
 @dataclass(slots=True)
 class FailedAttempts:
-    """A stream that broke proves nothing against its worker: it may have been the network. So whoever lost a run is
-    avoided for as long as somebody else can have the request, and no longer.
+    """Counts lost runs, and lists the workers that the next attempts avoid.
+
+    A broken stream does not prove a fault of its worker, because the network may have failed. The worker is therefore
+    avoided only while another worker can run the request.
     """
 
-    upstream_timeout: float  # s mid-answer without any worker
+    upstream_timeout: float  # s to wait in the middle of an answer without any worker
     avoided_workers: list[str] = field(default_factory=list)  # instance ids
     count: int = 0  # runs that an engine had, or may have had
     consecutive_rejections: int = 0  # in a row, by workers whose engines never had the run
     _wait_until: float = 0.0
 
     def record(self, worker_id: str, now: float, *, died: bool, never_ran: bool = False) -> None:
-        """A run is lost; `died`: not by its worker's own word."""
+        """Record a lost run. `died`: the worker did not report the end itself, so it is avoided from now on."""
         self._wait_until = now + self.upstream_timeout
         self.count += not never_ran
         self.consecutive_rejections = self.consecutive_rejections + 1 if never_ran else 0
@@ -69,11 +71,11 @@ class FailedAttempts:
             self.avoided_workers.append(worker_id)
 
     def clear_avoided(self) -> bool:
-        """Nobody else can have the request: avoid nobody any more. False where nobody was."""
+        """Allow all workers again. Returns whether any was avoided."""
         had_any = bool(self.avoided_workers)
         self.avoided_workers.clear()
         return had_any
 
     def can_wait(self, until: float) -> bool:
-        """Half an answer is worth waiting for: its worker may be starting again at this moment."""
+        """Return whether a partial answer may still wait at time `until`, since its worker may be restarting."""
         return until < self._wait_until

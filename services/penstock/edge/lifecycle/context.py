@@ -1,4 +1,4 @@
-"""One flight with all that surrounds it in this process."""
+"""Request context: an active request with the objects that belong to it in this process."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from penstock.mesh.v1.admission_pb2 import Credential
 
 
 class RunHandle(Protocol):
-    """A run as the edge names it towards its worker."""
+    """Handle of a run on a worker's stream."""
 
     def cancel(self) -> None: ...
 
@@ -24,15 +24,15 @@ class RunHandle(Protocol):
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestContext:
     request: ActiveRequest
-    request_id: str  # the client's name for it
+    request_id: str  # chosen by the client, or the ticket id
     spec: RequestSpec = field(repr=False)  # a prompt
     credential: Credential = field(repr=False)  # a secret
     sink: ResponseSink = field(repr=False)
     telemetry: RequestTelemetry = field(repr=False)
-    size_bytes: int  # bytes of prompt and ids
-    probed_demand: RequestDemand | None = None  # what it asked the queue for before it was let in
-    shard: str = ""  # that has the ticket; empty: none
-    poison_fingerprint: int = 0  # as its ticket has it, once there is one
+    size_bytes: int  # of the prompt and its token ids
+    probed_demand: RequestDemand | None = None  # the demand of its admission probe; None if it sent none
+    shard: str = ""  # address of the shard that holds the ticket; empty if none does
+    poison_fingerprint: int = 0  # of its ticket; 0 until it is computed
     run: RunHandle | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     timer_due_at: float = 0.0
@@ -43,12 +43,12 @@ class RequestContext:
 
     @property
     def answer_id(self) -> str:
-        """What clients call the answer to resume it, at whatever edge."""
+        """Id by which a client resumes the answer at any edge."""
         return self.spec.answer_id or self.request.ticket_id
 
 
 class EffectRunner(Protocol):
-    """What links know of whoever performs effects."""
+    """The interface of the request runner for upstream clients."""
 
     def now(self) -> float: ...
 

@@ -1,4 +1,7 @@
-"""What a flight asks its surroundings to do. Tuples, because one is made for every token."""
+"""Effects: the actions that an active request asks the request runner to perform.
+
+They are tuples, because one is created for every token.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,29 +12,29 @@ from penstock.v1.inference_pb2 import FinishReason
 
 
 class Reserve(NamedTuple):
-    """Ask auth for the right to spend; idempotent, so it is asked again after a lost link."""
+    """Reserve tokens at auth. Idempotent, so it is repeated after a lost stream."""
 
 
 class Enqueue(NamedTuple):
-    """Put the ticket of the present attempt into a shard."""
+    """Send the ticket of the current attempt to a queue shard."""
 
 
 class Withdraw(NamedTuple):
-    """Take the ticket back, waiting or leased."""
+    """Withdraw the ticket, whether it waits or is leased."""
 
 
 class StartRun(NamedTuple):
-    """Start the lease on its worker with prompt and emitted tokens."""
+    """Start the lease on its worker with the prompt and the tokens emitted so far."""
 
     lease: Lease
 
 
 class CancelRun(NamedTuple):
-    """Stop the run on its worker; its receipt is awaited."""
+    """Cancel the run on its worker. The worker acknowledges it."""
 
 
 class Settle(NamedTuple):
-    """End the reservation with what was spent."""
+    """Settle the reservation with the tokens that were used."""
 
     prompt_tokens: int
     output_tokens: int
@@ -39,11 +42,11 @@ class Settle(NamedTuple):
 
 
 class Accept(NamedTuple):
-    """Tell the client that its request waits for its turn."""
+    """Tell the client that its request is queued."""
 
 
 class Emit(NamedTuple):
-    """Give the client the next piece."""
+    """Send the next tokens and text to the client."""
 
     text: str
     token_ids: Sequence[int]
@@ -52,7 +55,7 @@ class Emit(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """End the answer well."""
+    """End the answer successfully."""
 
     reason: "FinishReason.ValueType"
     stop_string: str
@@ -65,12 +68,12 @@ class Fail(NamedTuple):
 
 
 class AcknowledgeCancel(NamedTuple):
-    """Tell that the request is over as its client asked, with the worker's receipt."""
+    """Confirm to the client that its cancelled request has ended, with the figures that the worker reported."""
 
     output_tokens: int
     kv_blocks_freed: int
-    waited_s: float  # s, from the client's leaving to the receipt
-    is_acknowledged: bool  # False when nothing ran, or the worker died before it answered
+    waited_s: float  # s from the client's cancel to the worker's acknowledgement
+    is_acknowledged: bool  # false if nothing ran, or the worker was lost before it acknowledged
 
 
 Effect = (

@@ -1,4 +1,4 @@
-"""What one request comes to once its prompt is tokenized."""
+"""Generation plan: a tokenized request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ class IncrementalDetokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationPlan:
-    """One request in sizes and ids: all that a run on any worker is a function of."""
+    """One request as token ids and sizes: the complete input of a run on any worker."""
 
     model: str
     prompt_ids: Sequence[int]
     max_output_tokens: int  # granted for the whole answer, resumed tokens included
-    sampling: Sampling  # the seed is set
-    detokenizer: IncrementalDetokenizer  # has seen the resumed ids, whose text the client has
-    resumed_ids: Sequence[int] = ()  # what the client has of the answer already
+    sampling: Sampling  # always with a seed
+    detokenizer: IncrementalDetokenizer  # has consumed the resumed ids, whose text the client has
+    resumed_ids: Sequence[int] = ()  # tokens of the answer that the client has already
     resumed_stop: str = ""  # the stop string that the resumed ids ended with
-    eos_ids: frozenset[int] = frozenset()  # empty when end-of-sequence is to be ignored
+    eos_ids: frozenset[int] = frozenset()  # empty if end-of-sequence tokens are ignored
     ignore_eos: bool = False
     block_size: int = 0  # tokens per KV block of the model, for the hashes of prompt prefixes

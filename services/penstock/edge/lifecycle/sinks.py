@@ -1,4 +1,4 @@
-"""What one client has not read yet of its answer."""
+"""Response sinks: the receivers of a response, with a buffer of the output that the client has not read yet."""
 
 import asyncio
 from collections import deque
@@ -12,11 +12,11 @@ from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 
 class ResponseBuffer:
-    """Pieces of an answer, run together into one when they are taken. Whoever adds to it looks at `size`."""
+    """Deltas that are merged into one when they are taken. The request runner enforces the limit of `size_bytes`."""
 
     def __init__(self) -> None:
         self._deltas: list[Emit] = []
-        self.size_bytes = 0  # bytes, about
+        self.size_bytes = 0  # approximate
 
     def __bool__(self) -> bool:
         return self.size_bytes > 0
@@ -26,9 +26,10 @@ class ResponseBuffer:
         self.size_bytes += 4 * len(delta.token_ids) + len(delta.text)
 
     def pop(self) -> Emit:
-        """Return all of it as one piece, but for text after the last token: that is taken next.
+        """Return all deltas as one. Text without a token is kept for the next call.
 
-        A client that has all tokens is sent that text again, and can only pass it by as a piece of its own.
+        A client that resumes with all tokens receives that text again. It can drop the text only if it is a delta of
+        its own.
         """
         deltas, self._deltas, self.size_bytes = self._deltas, [], 0
         if len(deltas) > 1 and not deltas[-1].token_ids:
@@ -44,11 +45,11 @@ class ResponseBuffer:
 
 
 class ResponseSink(Protocol):
-    """Takes what a flight tells its client; never waits."""
+    """Receives the response of one request. Its methods never wait."""
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes given and not yet taken."""
+        """Bytes that the client has not read yet."""
 
     def send_accepted(self, accepted: Accepted) -> None: ...
 
@@ -62,9 +63,9 @@ class ResponseSink(Protocol):
 
 
 class ResponseStream:
-    """An answer as one reader iterates it: what came while the reader was busy comes as one delta.
+    """A response that one reader iterates. Deltas that arrive while the reader is busy are merged.
 
-    `leave` cancels the request at once; a reader that is left by its client may take turns of the loop to unwind.
+    `cancel` cancels the request at once, before the reader's task has unwound.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class ResponseStream:
         self._end(error)
 
     def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
-        """The reader left; nobody is there to be told."""
+        """Does nothing: a reader that has cancelled reads no further event."""
 
     def _end(self, ending: Finished | PenstockError) -> None:
         self._ending = ending
@@ -103,7 +104,7 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> Accepted | Delta | Finished:
-        """Return the next event; raises the flight's error after all that came before it."""
+        """Return the next event. Raises the error of the request after all events before it."""
         await self._ready.wait()
         if self._accepted:
             event: Accepted | Delta | Finished = self._accepted.popleft()
@@ -126,7 +127,7 @@ def delta_of(delta: Emit) -> Delta:
 
 
 class SessionStream(Protocol):
-    """What a request knows of the stream it shares."""
+    """The interface of a session's stream for the sinks of its requests."""
 
     def send(self, frame: pb.SessionResponse) -> None: ...
 
@@ -136,7 +137,7 @@ class SessionStream(Protocol):
 
 
 class SessionSink:
-    """Collects pieces until the stream's next step frame; other news go at once, after the pieces before them."""
+    """Collects deltas for the session's next step frame. Other events are sent at once, after earlier deltas."""
 
     def __init__(self, stream: SessionStream, handle: int) -> None:
         self.handle = handle
@@ -161,12 +162,12 @@ class SessionSink:
         self._end(failed_frame(self.handle, error))
 
     def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
-        told = pb.SessionCancelled(
+        cancelled = pb.SessionCancelled(
             handle=self.handle,
             output_tokens=acknowledgement.output_tokens,
             kv_blocks_freed=acknowledgement.kv_blocks_freed,
         )
-        self._end(pb.SessionResponse(cancelled=told))
+        self._end(pb.SessionResponse(cancelled=cancelled))
 
     def _end(self, frame: pb.SessionResponse) -> None:
         while self.buffer:

@@ -1,4 +1,4 @@
-"""The requests under way at this edge, bounded in number and bytes."""
+"""Table of the active requests of this edge, bounded in number and bytes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from penstock.chassis.errors import Overloaded
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.state import RequestState
 
-EWMA_WEIGHT = 0.1  # weight of the newest interval
+EWMA_WEIGHT = 0.1  # of the newest interval
 RETRY_AFTER_RANGE_S = (0.1, 30.0)  # s
-FREED_SHARE_BEFORE_RETRY = 0.05  # of the places; a refused client comes back when that many have come free
+FREED_SHARE_BEFORE_RETRY = 0.05  # share of the table; a rejected client is told to retry once this much is free
 
 
 class ActiveRequests:
-    """Who is in the air. Full means refused at once, with the time in which places will have come free."""
+    """All active requests by ticket id. A request for which there is no room is rejected with a time to retry."""
 
     def __init__(self, *, max_active_requests: int, max_held_bytes: int) -> None:
         self.max_active_requests = max_active_requests
@@ -23,16 +23,16 @@ class ActiveRequests:
         self.started = 0
         self._contexts: dict[str, RequestContext] = {}
         self._last_completion_at = 0.0
-        self._completion_interval = 1.0  # s between endings, smoothed
+        self._completion_interval = 1.0  # s between two ends of requests, smoothed
 
     def __repr__(self) -> str:
-        return f"<Flights {len(self)}/{self.max_active_requests}, {self.held_bytes}/{self.max_held_bytes} bytes>"
+        return f"<ActiveRequests {len(self)}/{self.max_active_requests}, {self.held_bytes}/{self.max_held_bytes} bytes>"
 
     def __len__(self) -> int:
         return len(self._contexts)
 
     def __iter__(self) -> Iterator[RequestContext]:
-        return iter(list(self._contexts.values()))  # those that look may end some
+        return iter(list(self._contexts.values()))  # a copy, because the caller may remove some
 
     def get(self, ticket_id: str) -> RequestContext | None:
         return self._contexts.get(ticket_id)
@@ -44,9 +44,9 @@ class ActiveRequests:
         return Counter(context.request.state for context in self._contexts.values())
 
     def check_room(self, size: int) -> None:
-        """Raise Overloaded when one more flight of `size` bytes is too much."""
+        """Raise Overloaded if there is no room for another request of `size` bytes."""
         if len(self) >= self.max_active_requests or self.held_bytes + size > self.max_held_bytes:
-            text = f"this edge holds {len(self)} requests of {self.held_bytes} bytes and takes no more now"
+            text = f"this edge holds {len(self)} requests of {self.held_bytes} bytes and accepts no more now"
             raise Overloaded(text, reason="EDGE_FULL", retry_after=self._retry_after())
 
     def add(self, context: RequestContext) -> None:
@@ -55,8 +55,8 @@ class ActiveRequests:
         self.started += 1
 
     def add_bytes(self, context: RequestContext, size: int) -> None:
-        """Note `size` more bytes of an open flight; raises Overloaded, and notes nothing, past the bound."""
-        if context.ticket_id not in self._contexts:  # its client left while it was tokenized
+        """Count `size` more bytes of an active request. Raises Overloaded, and counts nothing, above the limit."""
+        if context.ticket_id not in self._contexts:  # its client cancelled while it was tokenized
             return
         if self.held_bytes + size > self.max_held_bytes:
             self.check_room(size)
@@ -65,7 +65,7 @@ class ActiveRequests:
 
     @contextmanager
     def hold_bytes(self, size: int) -> Iterator[None]:
-        """Count `size` bytes that belong to no flight; raises Overloaded as `check_room` does."""
+        """Count `size` bytes that belong to no active request. Raises Overloaded as `check_room` does."""
         self.check_room(size)
         self.held_bytes += size
         try:

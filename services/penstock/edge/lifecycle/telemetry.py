@@ -1,4 +1,4 @@
-"""What is told of one request to operators: its spans, its measurements, its one line in the log."""
+"""Telemetry of one request: its spans, its metrics and its log line."""
 
 import math
 from functools import partial
@@ -19,9 +19,8 @@ log = structlog.get_logger()
 
 PROVIDER = "penstock"
 SPAN_TOKENIZE = "edge.tokenize"
-SERVER_FAULT_CODES = frozenset(
-    {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN"}
-)  # ours, not the caller's
+# Codes of errors that this server caused, not the caller.
+SERVER_FAULT_CODES = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN"})
 
 _time_to_first_token = meter().create_histogram(
     semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN,
@@ -44,13 +43,13 @@ _request_duration = meter().create_histogram(
 _cancel_acknowledged = meter().create_histogram(
     semconv.PENSTOCK_CANCEL_ACKNOWLEDGED,
     unit="s",
-    description="From a client's leaving to its worker's receipt.",
+    description="From a client's cancel to its worker's acknowledgement.",
     explicit_bucket_boundaries_advisory=list(semconv.TIME_TO_FIRST_TOKEN_BUCKETS),
 )
 
 
 class RequestTelemetry:
-    """Spans of one request, from the traceparent it came with. `traceparent` is what other tiers hang theirs under."""
+    """Records one request. Its spans continue the trace that the client sent; other tiers continue `traceparent`."""
 
     def __init__(self, spec: RequestSpec, ticket_id: str, request_id: str, traceparent: str, arrived: float) -> None:
         self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
@@ -87,12 +86,12 @@ class RequestTelemetry:
             defer(partial(_cancel_acknowledged.record, acknowledgement.waited_s))
 
     def end(self, request: ActiveRequest, now: float) -> None:
-        """Write the line at once, which is to outlive the process, and the rest later; the flight is over."""
+        """Write the log line at once, so that a crash cannot lose it, and defer spans and metrics."""
         log.info("ticket_done", **self._log_fields(request, now))
         defer(partial(self._end_spans, request, now))
 
     def _end_spans(self, request: ActiveRequest, now: float) -> None:
-        self._end_stage_span(now)  # with its request, however much later this is done
+        self._end_stage_span(now)  # ends with its request, although this code is deferred
         self._root_span.set_attributes(_result_attributes(request))
         if self._error:
             code = self._error.code.name

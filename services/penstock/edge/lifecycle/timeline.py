@@ -1,4 +1,4 @@
-"""Where one request's time went, as stretches that touch and add up."""
+"""Timeline of one request: consecutive stages whose lengths add up to the total."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ NANOS_PER_S = 1_000_000_000
 
 
 class MeasuredStage(NamedTuple):
-    """A stretch as another process measured it."""
+    """A stage whose length another process measured."""
 
     tier: str
     name: str
@@ -20,7 +20,7 @@ class MeasuredStage(NamedTuple):
 
 
 class Timeline:
-    """Stretches without gaps from the arrival to the last mark, in whole nanoseconds so that sums are exact."""
+    """Stages without gaps from the arrival to the last mark, in whole nanoseconds so that sums are exact."""
 
     def __init__(self, arrived: float) -> None:
         self._arrived_at_ns = self._last_mark = _nanos(arrived)
@@ -31,15 +31,16 @@ class Timeline:
         return (self._last_mark - self._arrived_at_ns) / NANOS_PER_S
 
     def add_stage(self, tier: str, name: str, now: float) -> None:
-        """Give the time since the last mark to one stretch."""
+        """Add one stage from the last mark to `now`."""
         self._add(tier, name, max(0, _nanos(now) - self._last_mark))
 
     def add_measured_stages(
         self, now: float, before: Sequence[MeasuredStage], rest: tuple[str, str], after: Sequence[MeasuredStage] = ()
     ) -> None:
-        """Give the time since the last mark to parts measured elsewhere, and what they leave to `rest` between them.
+        """Divide the time since the last mark into stages that other processes measured, and `rest` between them.
 
-        Parts that claim more than there was are cut, later ones first: other processes' stopwatches are not ours.
+        If the measured lengths exceed the time since the last mark, the later stages are shortened first: clocks of
+        different processes do not agree exactly.
         """
         left = max(0, _nanos(now) - self._last_mark)
         lengths = []
@@ -53,7 +54,7 @@ class Timeline:
             self._add(tier, name, length)
 
     def to_message(self, *, trace_id: str, worker_id: str, attempts: int) -> TimelineMessage:
-        """Return the timeline as the client gets it."""
+        """Return the timeline as a message for the client."""
         stages, start = [], 0
         for tier, name, length in self._stages:
             stages.append(Stage(tier=tier, name=name, start=_duration(start), length=_duration(length)))
@@ -63,7 +64,7 @@ class Timeline:
         )
 
     def seconds(self, tier: str, name: str) -> float:
-        """Return how long the stretches of that name were together."""
+        """Return the total length in seconds of all stages of that tier and name."""
         return sum(length for *which, length in self._stages if which == [tier, name]) / NANOS_PER_S
 
     def _add(self, tier: str, name: str, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Models this edge can talk to: cards fetched from workers, tokenizers built from them."""
+"""Model catalog: model cards that are fetched from workers, and the tokenizers that are built from them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from penstock.v1.inference_pb2 import Model as ModelMessage
 
 log = structlog.get_logger()
 
-CARD_FETCH_TIMEOUT_S = 10.0  # s; a large tokenizer is 5 MB
-CARD_RETRY_BACKOFF_S = (0.5, 15.0)  # s between tries to fetch a card, first and longest
+CARD_FETCH_TIMEOUT_S = 10.0  # a large tokenizer has 5 MB
+CARD_RETRY_BACKOFF_S = (0.5, 15.0)  # first and longest delay between attempts to fetch a card
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One card, ready to use."""
+    """A model with its card and a built tokenizer."""
 
     name: str
     digest: str
@@ -40,14 +40,14 @@ class LoadedModel:
 
 
 class ModelCatalog:
-    """Names to models. A model is usable once its card has come and its tokenizer is built; both are kept by digest."""
+    """Loaded models by name. A model is loaded once its card is fetched and its tokenizer is built, keyed by digest."""
 
     def __init__(self, clock: WallMonotonicClock, pools: TokenizerPools, *, wait_timeout: float) -> None:
         self._clock = clock
         self._pools = pools
-        self._wait_timeout = wait_timeout  # s, for a model that was announced
+        self._wait_timeout = wait_timeout  # s to wait for an announced model to load
         self._registry = ModelRegistry()
-        self._reachable_shards: set[str] = set()  # shards whose last word is of now
+        self._reachable_shards: set[str] = set()  # shards that are connected and have sent a catalog
         self._models: dict[str, LoadedModel] = {}  # by digest
         self._loading: set[str] = set()  # digests
         self._changed = asyncio.Event()
@@ -65,26 +65,27 @@ class ModelCatalog:
         self._notify_changed()
 
     def on_shard_removed(self, shard: str) -> None:
-        """The shard is not there any more, by its operator's word and not for a moment."""
+        """The shard was removed from the configuration or from DNS, so its models are removed."""
         self.on_shard_unreachable(shard)
         self._registry.remove_shard(shard, self._clock.now())
 
     def on_shard_unreachable(self, shard: str) -> None:
-        """The shard is out of hearing: what it named is most likely served on, what it did not may be by now."""
+        """The stream to the shard is lost. Its last catalog is kept, since its models are probably still served."""
         self._reachable_shards.discard(shard)
 
     def contains(self, name: str) -> bool:
         return name in self._entries()
 
     async def wait_ready(self) -> None:
-        """Wait until there are models, and each that is served can be used."""
+        """Wait until at least one model is served and every served model is loaded."""
         while not self._is_ready:
             await self._changed.wait()
 
     async def find(self, name: str) -> LoadedModel:
-        """Return a model by name, or the only one for an empty name; waits while its card is on its way.
+        """Return a model by name, or the only model for an empty name. Waits while the model loads.
 
-        Raises NotFound, or InvalidArgument for an empty name among several, or Unavailable.
+        Raises NotFound for an unknown name, InvalidArgument for an empty name if several models are served, and
+        Unavailable if the model does not load in time.
         """
         try:
             async with asyncio.timeout(self._wait_timeout):
@@ -95,14 +96,14 @@ class ModelCatalog:
             raise self._unavailable(name) from None
 
     def get_cached(self, name: str) -> LoadedModel | None:
-        """Return what `find` would return at once; None also where it would raise."""
+        """Return the model that `find` would return without waiting. None if it would wait or raise."""
         try:
             return self._get_loaded(name)
         except PenstockError:
             return None
 
     def list(self) -> list[ModelMessage]:
-        """Return the usable models by name."""
+        """Return the loaded models, sorted by name."""
         found = []
         for name, entry in sorted(self._entries().items()):
             if model := self._models.get(entry.card_digest):
@@ -125,7 +126,7 @@ class ModelCatalog:
         return self._registry.entries(self._clock.now())
 
     def _get_loaded(self, name: str) -> LoadedModel | None:
-        """Return the model; None where waiting may help."""
+        """Return the model, or None if it may load later."""
         entries = self._entries()
         if not entries:
             return None
@@ -143,7 +144,7 @@ class ModelCatalog:
         return NotFound(f"no model {name!r} is served; served are: {served}", reason="MODEL_UNKNOWN")
 
     def _unavailable(self, name: str) -> Unavailable:
-        """Say what kept a model from coming in time."""
+        """Return an error that names the cause for which a model did not load in time."""
         text, reason = "no worker serves any model at present", "NO_WORKER"
         if entries := self._entries():
             text = f"the card of {name or next(iter(entries))} cannot be fetched"
@@ -165,7 +166,7 @@ class ModelCatalog:
                 self._group.create_task(self._load(digest), name=f"card {digest}")
 
     async def _load(self, digest: str) -> None:
-        """Fetch one card and build its tokenizer, again and again for as long as the card is wanted."""
+        """Fetch one card and build its tokenizer. Retries with backoff while the model is served."""
         wait = CARD_RETRY_BACKOFF_S[0]
         try:
             while entry := next((each for each in self._entries().values() if each.card_digest == digest), None):
@@ -185,12 +186,12 @@ class ModelCatalog:
     async def _fetch(self, entry: CatalogEntry) -> LoadedModel:
         async with channel(entry.worker_address) as to_worker:
             try:
-                answer = await WorkerServiceStub(to_worker).GetModelCard(
+                response = await WorkerServiceStub(to_worker).GetModelCard(
                     GetModelCardRequest(), timeout=CARD_FETCH_TIMEOUT_S
                 )
             except grpc.aio.AioRpcError as error:
                 raise error_from_rpc(error) from error
-        card = answer.card
+        card = response.card
         return await self._pools.run(len(card.tokenizer_json_zlib), partial(_load_model, card, entry.card_digest))
 
 

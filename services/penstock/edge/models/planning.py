@@ -1,4 +1,7 @@
-"""From what a caller asks to what a worker can run: ids, sizes and a seed. Slow for long prompts; use a thread."""
+"""Planning: from a request spec to a generation plan with token ids, sizes and a seed.
+
+Planning a long prompt takes long, so it runs in a thread.
+"""
 
 from array import array
 from collections.abc import Callable
@@ -15,22 +18,22 @@ from penstock.v1.inference_pb2 import Sampling
 def plan_generation(
     spec: RequestSpec, model: LoadedModel, *, now: datetime, default_output_tokens: int, draw_seed: Callable[[], int]
 ) -> GenerationPlan:
-    """Raises InvalidArgument for what this model cannot do: prompts that do not fit, ids it does not have."""
+    """Return the plan of a request. Raises InvalidArgument if the prompt does not fit or an id is unknown."""
     prompt_ids = array("I", model.codec.prompt_ids(spec.input, now))
     for position, token_id in enumerate(spec.resume_ids):
         if not 0 <= token_id < model.vocabulary_size:
             text = f"token id {token_id} at position {position} of the answer so far is not in the model's vocabulary"
             raise TokenUnknown(text, field="resume_ids")
-    transcript = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
+    detokenizer = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
     resumed_stop = ""
     for token_id in spec.resume_ids:
-        resumed_stop = resumed_stop or transcript.push(token_id).stop_string
+        resumed_stop = resumed_stop or detokenizer.push(token_id).stop_string
     return GenerationPlan(
         model=model.name,
         prompt_ids=prompt_ids,
         max_output_tokens=_granted_output_tokens(spec, len(prompt_ids), model.context_length, default_output_tokens),
         sampling=_sampling(spec, draw_seed),
-        detokenizer=transcript,
+        detokenizer=detokenizer,
         resumed_ids=spec.resume_ids,
         resumed_stop=resumed_stop,
         eos_ids=frozenset() if spec.ignore_eos else model.eos_ids,
@@ -42,22 +45,22 @@ def plan_generation(
 def _granted_output_tokens(
     spec: RequestSpec, prompt_tokens: int, context_length: int, default_output_tokens: int
 ) -> int:
-    """Return how long the answer may be; raises InvalidArgument with the numbers when it cannot fit."""
+    """Return the most tokens of the answer. Raises InvalidArgument with the sizes if they exceed the context."""
     left = context_length - prompt_tokens
-    asked = spec.max_output_tokens
-    if left < (asked or 1):
-        wanted = f" and {asked} output tokens" if asked else ""
+    requested = spec.max_output_tokens
+    if left < (requested or 1):
+        wanted = f" and {requested} output tokens" if requested else ""
         raise InvalidArgument(
             f"{prompt_tokens} prompt tokens{wanted} do not fit the context of {context_length} tokens",
             field="input" if left < 1 else "max_output_tokens",
             reason="PROMPT_TOO_LONG",
             metadata={
                 "prompt_tokens": str(prompt_tokens),
-                "max_output_tokens": str(asked or 1),
+                "max_output_tokens": str(requested or 1),
                 "context_length": str(context_length),
             },
         )
-    return asked or min(left, default_output_tokens)
+    return requested or min(left, default_output_tokens)
 
 
 def _sampling(spec: RequestSpec, draw_seed: Callable[[], int]) -> Sampling:

@@ -1,4 +1,4 @@
-"""Which models are served, by the latest word of every shard."""
+"""Model registry: the served models, merged from the latest catalog of every queue shard."""
 
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -7,9 +7,9 @@ from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 
 
 class ModelRegistry:
-    """Models come as soon as one shard names them and go `linger` seconds after the last one stopped.
+    """Adds a model once a shard names it, and removes it `removal_delay` seconds after the last shard stopped doing so.
 
-    A shard or a scheduler that starts again knows no model for a moment; requests must not hear of it.
+    A shard or scheduler that restarts serves no model for a moment. The delay hides that from requests.
     """
 
     def __init__(self, *, removal_delay: float = 10.0) -> None:
@@ -17,13 +17,13 @@ class ModelRegistry:
         self._by_shard: dict[str, dict[str, CatalogEntry]] = {}
         self._last_seen: dict[str, tuple[CatalogEntry, float]] = {}
         self._merged: dict[str, CatalogEntry] = {}
-        self._merged_until = -inf  # s; found again then, or when a shard has a word
+        self._merged_until = -inf  # s; merged again at this time or at the next catalog
 
     def __repr__(self) -> str:
-        return f"<Roster {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
+        return f"<ModelRegistry {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
 
     def update_shard(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> None:
-        """Take a shard's word for all models it can place."""
+        """Replace the models of a shard by the entries of its latest catalog."""
         self._merged_until = -inf
         before = self._by_shard.get(shard, {})
         self._by_shard[shard] = {entry.model: entry for entry in entries}
@@ -36,13 +36,13 @@ class ModelRegistry:
             del self._by_shard[shard]
 
     def entries(self, now: float) -> Mapping[str, CatalogEntry]:
-        """Return each model's entry; of several shards' the one with most workers, which has the newest card."""
-        if now >= self._merged_until:  # every request asks
+        """Return an entry for each model. Of several shards, the one with most workers has the newest card."""
+        if now >= self._merged_until:  # cached, because every request reads it
             self._merged, self._merged_until = self._merge(now)
         return self._merged
 
     def _merge(self, now: float) -> tuple[dict[str, CatalogEntry], float]:
-        """Return the entries, and until when they are right."""
+        """Return the merged entries and the time until which they are valid."""
         found: dict[str, CatalogEntry] = {}
         until = inf
         for entries in self._by_shard.values():

@@ -1,4 +1,4 @@
-"""Who called, as far as the connection and its headers show it."""
+"""The caller's credential, from the connection and its headers."""
 
 from collections.abc import Iterable
 from functools import cache, lru_cache
@@ -11,25 +11,25 @@ from penstock.mesh.v1.admission_pb2 import Credential
 
 FORWARDED_FOR = "x-forwarded-for"
 PROXY_HEADER_PREFIXES = ("x-envoy-", "x-forwarded-", "x-real-ip", "forwarded", "via")
-MAX_BEARER_CHARS = 4_096  # characters
+MAX_BEARER_CHARS = 4_096
 
 
 def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str) -> Credential:
-    """Return what a caller showed. `peer` is its address as gRPC says it (ipv4:..., ipv6:..., unix:...) or host:port.
+    """Return the credential of a caller. `peer` is its address as in gRPC (ipv4:..., ipv6:..., unix:...) or host:port.
 
-    A caller counts as on loopback when the connection comes from loopback and, where a proxy stood between (it says
-    so in x-forwarded-for), every hop it lists is this host: a client can put false hops before the proxy's own entry
-    but cannot take that entry away. A proxy that hides its client's address vouches for nobody.
+    A caller counts as on loopback if the connection comes from loopback and, behind a proxy that sets x-forwarded-for,
+    every listed hop is this host. A client can add false hops before the proxy's own entry but cannot remove that
+    entry. Behind a proxy that hides its client's address, no caller counts as on loopback.
     """
-    shown: dict[str, str] = {}
+    headers_by_name: dict[str, str] = {}
     for name, value in headers:
         if isinstance(value, str):
-            before = shown.get(name.lower())
-            shown[name.lower()] = value if before is None else f"{before},{value}"
-    scheme, _, bearer = shown.get("authorization", "").partition(" ")
+            before = headers_by_name.get(name.lower())
+            headers_by_name[name.lower()] = value if before is None else f"{before},{value}"
+    scheme, _, bearer = headers_by_name.get("authorization", "").partition(" ")
     return Credential(
         bearer=bearer.strip()[:MAX_BEARER_CHARS] if scheme.lower() == "bearer" else "",
-        loopback=is_loopback(peer) and _is_forwarded_from_loopback(shown),
+        loopback=is_loopback(peer) and _is_forwarded_from_loopback(headers_by_name),
     )
 
 
@@ -40,19 +40,19 @@ def _is_forwarded_from_loopback(headers: dict[str, str]) -> bool:
 
 
 def _is_this_host(hop: str) -> bool:
-    """Envoy writes its host's first outward address for a client on loopback, so that counts as well."""
+    """Return whether a hop is this host. Envoy writes its host's first outward address for a client on loopback."""
     return is_loopback(hop) or hop in own_addresses()
 
 
 @cache
 def own_addresses() -> frozenset[str]:
-    """Addresses of this host's interfaces when first asked."""
+    """Return the addresses of this host's interfaces at the first call."""
     return frozenset(each.address for found in psutil.net_if_addrs().values() for each in found)
 
 
-@lru_cache(maxsize=4_096)  # connections; each brings many requests
+@lru_cache(maxsize=4_096)  # one entry per connection, each with many requests
 def is_loopback(peer: str) -> bool:
-    """True for 127.0.0.0/8, ::1 and Unix sockets; False for what is not an address."""
+    """Return true for 127.0.0.0/8, ::1 and Unix sockets, and false for text that is not an address."""
     address = unquote(peer.strip())
     if address.startswith("unix:"):
         return True

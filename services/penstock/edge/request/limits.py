@@ -1,13 +1,15 @@
-"""The caps of a request, all in one place: what the public contract promises and what the edge refuses beyond.
+"""Public limits of a request. The edge rejects values beyond them.
 
-Bytes are of UTF-8. A model's own limits (context, vocabulary) come with its card and are not here.
+Bytes are of UTF-8. The limits of a model (context, vocabulary) come with its card.
 """
 
-BODY_BYTES = 16 << 20  # one HTTP body or gRPC message; text at its cap fits even when JSON escapes blow it up
-BODY_BUDGET_BYTES = 256 << 20  # HTTP bodies being read, all together
-BODY_READ_TIMEOUT_S = 30.0  # s, in the middle of an HTTP body
+BODY_BYTES = (
+    16 << 20
+)  # of one HTTP body or gRPC message; text at its own limit fits even if JSON escapes every character
+BODY_BUDGET_BYTES = 256 << 20  # of all HTTP bodies that are being read together
+BODY_READ_TIMEOUT_S = 30.0  # s without further bytes in the middle of an HTTP body
 TEXT_BYTES = 4 << 20  # raw text, or all contents of a conversation together
-RENDERED_BYTES = 8 << 20  # what a chat template may make of them
+RENDERED_BYTES = 8 << 20  # of a conversation after the chat template
 MODEL_NAME_BYTES = 256
 REQUEST_ID_CHARS = 128
 MESSAGES = 4096
@@ -21,7 +23,7 @@ TOP_K = 1024
 PENALTY = 2.0  # presence and frequency, either sign
 REPETITION_PENALTY = 2.0
 TIMEOUT_S = 86_400.0  # s; a day
-METADATA_PAIRS = 16  # what a caller attaches to a response and gets back
+METADATA_PAIRS = 16  # that a caller attaches to a response and receives back
 METADATA_KEY_CHARS = 64
 METADATA_VALUE_CHARS = 512
 CHOICES = 1  # answers per request

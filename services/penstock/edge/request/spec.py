@@ -1,4 +1,4 @@
-"""What is to be generated, as every front of the edge says it. Plain values; `validate` holds the public limits."""
+"""Request spec: the values of a generation request, common to all APIs. `validate` checks the public limits."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
-    text: str  # tokenized as it stands
+    text: str  # tokenized without a chat template
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RequestSpec:
     """One request: a prompt and how to continue it. The defaults are those of the public contract."""
 
     request_id: str
-    model: str  # empty: the only one served
+    model: str  # empty: the only served model
     input: Prompt
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -43,13 +43,13 @@ class RequestSpec:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    seed: int | None = None  # 64 bits; none: the edge draws one
-    max_output_tokens: int | None = None  # none: what the context leaves, within the edge's default
+    seed: int | None = None  # 64 bits; None: drawn by the edge
+    max_output_tokens: int | None = None  # None: the rest of the context, at most the edge's default
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    logprobs: bool = False  # of each token chosen
+    logprobs: bool = False  # of each generated token
     explain: bool = False  # whether the answer carries its timeline
     priority: Priority.ValueType = Priority.PRIORITY_UNSPECIFIED
-    timeout_s: float | None = None  # s, from arrival to the last token; none: the edge's default
+    timeout_s: float | None = None  # s from arrival to the last token; None: the edge's default
     resume_ids: tuple[int, ...] = ()  # tokens of the answer that the caller has already
-    answer_id: str = ""  # of the answer that this continues, as its first edge named it; empty: none, or not known
+    answer_id: str = ""  # of the answer that this request continues, as the first edge named it; empty: none or unknown

@@ -1,4 +1,4 @@
-"""The public limits of a request, checked in one place for every front."""
+"""Validation of a request spec against the public limits, for all APIs."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _SPEC_FIELD_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def validate(spec: RequestSpec, field_names: Mapping[str, str] = _SPEC_FIELD_NAMES) -> None:
-    """Raise InvalidArgument with every violation in it. `called` says how the caller knows a field of the spec."""
+    """Raise InvalidArgument with all violations. `field_names` maps fields of the spec to names of the caller's API."""
     found = [(field_names.get(field, field), wrong) for field, wrong in _violations(spec)]
     if found:
         raise InvalidArgument(
@@ -42,7 +42,7 @@ def _names(spec: RequestSpec) -> Violations:
     if not is_request_id(spec.request_id):
         yield "request_id", f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
     if not is_request_id(spec.answer_id):
-        yield "answer_id", "is none that an `accepted` has named"
+        yield "answer_id", "is not an id that `accepted` returned"
     yield from _at_most("model", _size(spec.model), limits.MODEL_NAME_BYTES, "bytes")
     if spec.priority not in _PRIORITIES:
         yield "priority", f"is {spec.priority}; allowed are {', '.join(Priority.keys())}"

@@ -1,4 +1,4 @@
-"""All that one model's card says about text, ready to use."""
+"""Text codec of one model: prompts to token ids, and token ids to text."""
 
 import zlib
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard
 
-_TOKENIZER_BYTES = 256 << 20  # unpacked; the largest public ones have 35 MB
+_TOKENIZER_BYTES = 256 << 20  # after decompression; the largest public ones have 35 MB
 
 
 @dataclass(frozen=True, slots=True)
 class TextCodec:
-    """Prompts to ids and ids to answers, for one model. Immutable; threads may share it."""
+    """Tokenizer and chat template of one model. Immutable, so threads may share it."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -25,14 +25,14 @@ class TextCodec:
     vocabulary_size: int
 
     def prompt_ids(self, prompt: Prompt, now: datetime) -> list[int]:
-        """Ids to prefill. Slow for long text: call it in a thread. Raises InvalidArgument, or a kind of it."""
+        """Return the ids to prefill. Raises InvalidArgument. Long text takes long: call it in a thread."""
         ids = self._ids(prompt, now)
         if not ids:
             raise PromptEmpty("the prompt has no token; send some text, or a message", field="input")
         return ids
 
     def new_detokenizer(self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str]) -> StoppingDetokenizer:
-        """A chat turn begins a text of its own; any other answer goes on where the prompt's text ends."""
+        """Return a detokenizer for an answer. A chat turn is a new text; other answers continue the prompt's."""
         begins_text = isinstance(prompt, ChatInput) or self.tokenizer.vocabulary.is_blank(prompt_ids)
         return StoppingDetokenizer(self.tokenizer.vocabulary, stops, begins_text=begins_text)
 
@@ -42,9 +42,11 @@ class TextCodec:
                 bos = [] if self.bos_token_id is None else [self.bos_token_id]
                 return bos + self.tokenizer.encode(text)
             case ChatInput(messages):
-                disarm = self.tokenizer.escape_special_tokens
-                written = [Message(disarm(each.role), disarm(each.content)) for each in messages]
-                return self.tokenizer.encode(self.template.render(written, now))  # writes its own BOS, if any
+                escape = self.tokenizer.escape_special_tokens
+                escaped = [Message(escape(each.role), escape(each.content)) for each in messages]
+                return self.tokenizer.encode(
+                    self.template.render(escaped, now)
+                )  # the template writes its own BOS, if any
             case TokenInput(ids):
                 return self._checked_ids(ids)
 
@@ -60,7 +62,7 @@ class TextCodec:
 
 
 def codec_from(card: ModelCard) -> TextCodec:
-    """Raise ModelTextUnusable where the card's tokenizer or template is broken. Takes up to a second: use a thread."""
+    """Build the codec of a card. Raises ModelTextUnusable if it is broken. Takes up to 1 s: call it in a thread."""
     tokenizer = Tokenizer(_unpacked(card.tokenizer_json_zlib))
     bos = card.bos_token_id if card.HasField("bos_token_id") else None
     template = ChatTemplate(
@@ -78,5 +80,7 @@ def _unpacked(packed: bytes) -> str:
     except (zlib.error, UnicodeDecodeError) as error:
         raise ModelTextUnusable(f"the tokenizer in the model's card does not unpack: {error}") from error
     if not unpacker.eof:
-        raise ModelTextUnusable(f"the tokenizer in the model's card is cut short, or above {_TOKENIZER_BYTES} bytes")
+        raise ModelTextUnusable(
+            f"the tokenizer in the model's card is cut short, or larger than {_TOKENIZER_BYTES} bytes"
+        )
     return text

@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece, for one answer."""
+"""Incremental detokenizer of one answer."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -11,16 +11,16 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Text of an answer as its tokens come; never a part of a character, never a special token.
+    """Converts token ids to text incrementally. Returns only whole characters and no special tokens.
 
-    All deltas and the last `flush` joined are `decode` of all ids, however the ids were cut. Bytes that are no UTF-8
-    become U+FFFD, as they do when a byte-level tokenizer decodes them at once. To resume, feed the old ids first.
+    All results of `feed` and `flush` together equal `decode` of all ids. Invalid UTF-8 becomes U+FFFD, as when a
+    byte-level tokenizer decodes all ids at once. To resume, feed the old ids first.
     """
 
     __slots__ = ("_spaces_to_drop", "_utf8", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, *, begins_text: bool = True) -> None:
-        """`begins_text`: the answer is a text of its own, as a chat turn is, and does not continue a prompt's line."""
+        """`begins_text`: the answer is a new text, as in a chat turn, and does not continue the prompt's text."""
         self._vocabulary = vocabulary
         self._utf8 = _utf8_decoder(errors="replace")
         self._spaces_to_drop = vocabulary.leading_spaces if begins_text else 0
@@ -30,7 +30,7 @@ class Detokenizer:
         return self._without_leading_spaces(text) if self._spaces_to_drop and text else text
 
     def flush(self) -> str:
-        """Return what was held: an incomplete character, which the end of the answer makes U+FFFD."""
+        """Return U+FFFD for an incomplete character at the end of the answer, otherwise an empty string."""
         return self._utf8.decode(b"", final=True)
 
     def _without_leading_spaces(self, text: str) -> str:
@@ -48,7 +48,7 @@ def decode(vocabulary: Vocabulary, ids: Iterable[int], *, begins_text: bool = Tr
 
 
 class StoppingDetokenizer:
-    """Detokenizer and stop strings in one. To resume, push the tokens emitted before and drop their text."""
+    """Detokenizer that ends at stop strings. To resume, push the tokens emitted before and drop their text."""
 
     __slots__ = ("_detokenizer", "_stops")
 

@@ -1,4 +1,4 @@
-"""Stop strings met in a text that comes in pieces, wherever the pieces are cut."""
+"""Search for stop strings in a text that arrives in deltas."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ class _Node:
     depth: int  # characters of the prefix
     stop: str | None = None  # the longest stop string that ends here
     next: dict[str, "_Node"] = field(default_factory=dict)
-    fallback: "_Node | None" = None  # longest proper suffix that is a prefix as well; none at the root
+    fallback: "_Node | None" = None  # longest proper suffix that is also a prefix; None at the root
 
 
 class StopStrings:
-    """Finds the stop string that is complete first; of several complete at once, the longest.
+    """Finds the stop string that is completed first; of several completed at the same character, the longest.
 
-    Holds back exactly the longest end of the text that may still become a stop string, which is always shorter than the
-    longest of them. A character costs O(1) amortised however many strings there are.
+    Holds back exactly the longest end of the text that may still become a stop string. That end is shorter than the
+    longest stop string. A character costs amortized O(1), independent of the number of stop strings.
     Source: Aho and Corasick 1975, Efficient string matching.
     """
 
@@ -32,7 +32,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def feed(self, delta: str) -> tuple[str, str | None]:
-        """Return the text now safe to show, and the stop string that `delta` completed; after one nothing is safe."""
+        """Return the text that is safe to show, and the stop string that `delta` completed, if any."""
         if self.matched is not None:
             return "", self.matched
         if not self._root.next:
@@ -48,7 +48,7 @@ class StopStrings:
         return text[:safe], None
 
     def flush(self) -> str:
-        """Return what was held: the answer ended, so it is no stop string."""
+        """Return the text that was held back, at the end of the answer."""
         held, self._held, self._state = self._held, "", self._root
         return held
 
@@ -69,7 +69,7 @@ def _automaton(stops: Sequence[str]) -> _Node:
             node = node.next.setdefault(char, _Node(depth=node.depth + 1))
         node.stop = stop
     waiting = deque([root])
-    while waiting:  # breadth first: a fallback is shorter than its node, so it is complete before it is asked for
+    while waiting:  # breadth first: a fallback is shorter than its node, so it is complete before it is read
         node = waiting.popleft()
         for char, child in node.next.items():
             child.fallback = root if node.fallback is None else _step(node.fallback, char)

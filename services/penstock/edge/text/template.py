@@ -1,4 +1,4 @@
-"""A model's chat template: a conversation in, the prompt's text out."""
+"""Chat template of a model: renders a conversation to the text of the prompt."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -18,20 +18,20 @@ from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
-)  # for a model that was never taught turns: it can still continue a transcript
+)  # for a model without a chat format: it continues a plain transcript
 
 
 class ChatTemplate:
-    """Renders with the dialect that model authors write for: jinja2 as Hugging Face sets it up.
+    """Renders templates in jinja2 with the settings of Hugging Face, for which model authors write them.
 
-    A template comes with a model and is a program, so it runs in a sandbox: it cannot reach Python's internals, change
-    what it is given, or loop over a huge range. Rendering has no state; threads may share it.
+    A template is a program that comes with a model, so it runs in a sandbox: it cannot access Python's internals,
+    change its arguments, or loop over a huge range. Rendering has no state, so threads may share an instance.
     """
 
     __slots__ = ("_bos_token", "_eos_token", "_template")
 
     def __init__(self, source: str = "", *, bos_token: str = "", eos_token: str = "") -> None:
-        """An empty `source` is a model without a template: it gets a plain transcript. Raises ModelTextUnusable."""
+        """Parse a template. An empty `source` means a plain transcript. Raises ModelTextUnusable."""
         try:
             self._template = _ENVIRONMENT.from_string(source or DEFAULT_TEMPLATE)
         except (TemplateError, RecursionError) as error:
@@ -39,7 +39,7 @@ class ChatTemplate:
         self._bos_token, self._eos_token = bos_token, eos_token
 
     def render(self, messages: Sequence[Message], now: datetime, *, add_generation_prompt: bool = True) -> str:
-        """Text of the conversation, ending where the assistant speaks next. Raises TemplateRefused."""
+        """Return the text of the conversation up to the assistant's next turn. Raises TemplateRefused."""
         chunks = self._template.generate(
             messages=[{"role": message.role, "content": message.content} for message in messages],
             add_generation_prompt=add_generation_prompt,
@@ -51,7 +51,7 @@ class ChatTemplate:
             return _joined(chunks)
         except InvalidArgument:
             raise
-        except Exception as error:  # a template is a program of the model's author: it may raise anything
+        except Exception as error:  # a template is a program and may raise any error
             raise TemplateRefused(
                 f"the model's chat template failed on these messages ({error}); other roles may work, "
                 "or render the prompt yourself and send it as text",
@@ -65,7 +65,7 @@ def _joined(chunks: Iterable[str]) -> str:
         size += len(chunk)
         if size > limits.RENDERED_BYTES:
             raise TemplateRefused(
-                f"the chat template makes more than {limits.RENDERED_BYTES} characters of these messages; send fewer",
+                f"the chat template renders these messages to more than {limits.RENDERED_BYTES} characters; send fewer",
                 field="messages",
             )
         parts.append(chunk)
@@ -73,7 +73,7 @@ def _joined(chunks: Iterable[str]) -> str:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's own words for training; here it is transparent."""
+    """The block `{% generation %}` marks the assistant's text for training. It has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -84,16 +84,16 @@ class _GenerationBlock(Extension):
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateRefused(
-        f"the model's chat template refuses these messages: {message}; change their roles or order", field="messages"
+        f"the model's chat template rejects these messages: {message}; change their roles or order", field="messages"
     )
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own would escape HTML
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own filter would escape HTML
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    # Not HTML: what is rendered goes to a tokenizer.
+    # Without HTML escapes, because the output goes to a tokenizer.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )

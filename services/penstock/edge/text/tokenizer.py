@@ -1,4 +1,4 @@
-"""Text to token ids, with the tokenizer of a model's card."""
+"""Text to token ids, with the tokenizer of a model card."""
 
 import json
 import re
@@ -11,20 +11,20 @@ from penstock.edge.request import limits
 from penstock.edge.text.errors import ModelTextUnusable
 from penstock.edge.text.vocabulary import Vocabulary, build_vocabulary
 
-# A noncharacter, which no text contains: breaks up text that looks like a special token.
+# A noncharacter, which no text contains. It splits text that looks like a special token.
 SPECIAL_TOKEN_BREAK = "\ufdd0"  # noqa: S105 - no password
 
 
 class Tokenizer:
-    """One model's tokenizer. Nothing in it changes after it was made, so threads may share it.
+    """Tokenizer of one model. Immutable, so threads may share it.
 
-    Encoding 4 MiB takes seconds and lets go of the interpreter lock: call `encode` in a thread.
+    Encoding 4 MiB takes seconds and releases the interpreter lock: call `encode` in a thread.
     """
 
     __slots__ = ("_encoder", "_special_text", "special_ids", "vocabulary")
 
     def __init__(self, tokenizer_json: str) -> None:
-        """Raise ModelTextUnusable for a JSON that is no tokenizer, or one whose decoder this edge does not know."""
+        """Raise ModelTextUnusable if the JSON is not a tokenizer or has an unknown decoder."""
         self._encoder = _encoder(tokenizer_json)
         added = self._encoder.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -33,9 +33,9 @@ class Tokenizer:
         self.vocabulary: Vocabulary = build_vocabulary(ids, self.special_ids, _decoder_rules(tokenizer_json))
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Ids of `text`. Special tokens written in it count as such, but for those that `disarm` broke up.
+        """Return the ids of `text`. Special tokens in it are recognized, except those that were escaped.
 
-        `add_special` puts in what the tokenizer's own post-processor adds, such as a beginning-of-sequence id.
+        `add_special` adds the ids of the tokenizer's post-processor, such as beginning of sequence.
         """
         size = len(text.encode(errors="surrogatepass"))
         if size > limits.RENDERED_BYTES:
@@ -46,30 +46,30 @@ class Tokenizer:
         return pieces[0].ids if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece.ids]
 
     def escape_special_tokens(self, text: str) -> str:
-        """Break up special tokens in what a caller wrote, so that a message cannot end its turn and forge another.
+        """Escape special tokens in a caller's text, so that a message cannot end its turn and forge another.
 
-        They are encoded as the plain characters they are written with.
+        They are encoded as plain characters.
         """
         return self._special_text.sub(
             lambda found: found[0][0] + SPECIAL_TOKEN_BREAK + found[0][1:], text.replace(SPECIAL_TOKEN_BREAK, "")
         )
 
     def token_text(self, token_id: int) -> str:
-        """The token as a chat template writes it; empty for an id without one."""
+        """Return the text of a token for chat templates. Empty for an unknown id."""
         return self._encoder.id_to_token(token_id) or ""
 
 
 def _pattern_of_any(texts: set[str]) -> re.Pattern[str]:
-    """Matches any of `texts`, the longest first; of none, nothing."""
+    """Return a pattern that matches any of `texts`, the longest first. It matches nothing if `texts` is empty."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
 
 
 def _encoder(tokenizer_json: str) -> Encoder:
     try:
         encoder = Encoder.from_str(tokenizer_json)
-    except Exception as error:  # the Rust side raises no narrower type
+    except Exception as error:  # the Rust library raises no narrower type
         raise ModelTextUnusable(f"the model's tokenizer.json does not load: {error}") from error
-    encoder.no_truncation()  # files often carry a training length; a prompt is refused whole, never cut
+    encoder.no_truncation()  # files often contain a training length; a long prompt is rejected, not truncated
     encoder.no_padding()
     return encoder
 

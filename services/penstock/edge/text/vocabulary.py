@@ -1,4 +1,4 @@
-"""What each token id adds to a text, as bytes; taken from a tokenizer.json once, so that decoding is a table lookup."""
+"""Vocabulary: the bytes of each token id, computed once from tokenizer.json, so that decoding is a table lookup."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,22 +14,22 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Bytes of every id. A special token adds none, nor does an id that the tokenizer has no piece for."""
+    """Bytes of every id. A special token and an unknown id have none."""
 
     pieces: Sequence[bytes]
-    leading_spaces: int  # dropped where a text begins; sentencepiece puts them before the first word
+    leading_spaces: int  # dropped at the start of a text; sentencepiece adds them before the first word
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         pieces, size = self.pieces, len(self.pieces)
         return b"".join([pieces[each] for each in ids if each < size])
 
     def is_blank(self, ids: Iterable[int]) -> bool:
-        """Whether `ids` add no text at all, so that what follows them begins a text."""
+        """Return whether `ids` have no text, so that the next token begins a text."""
         return not any(self.bytes_of((each,)) for each in ids)
 
 
 def build_vocabulary(ids: Mapping[str, int], special_ids: frozenset[int], decoder: Mapping[str, Any]) -> Vocabulary:
-    """Vocabulary of all `ids`, by the rules of tokenizer.json's `decoder` section."""
+    """Build the vocabulary of all `ids` by the rules of the `decoder` section of tokenizer.json."""
     bytes_of, leading_spaces = _rules(decoder)
     pieces = [b""] * (max(ids.values(), default=-1) + 1)
     for piece, token_id in ids.items():
@@ -39,7 +39,7 @@ def build_vocabulary(ids: Mapping[str, int], special_ids: frozenset[int], decode
 
 
 def _rules(decoder: Mapping[str, Any]) -> tuple[PieceBytes, int]:
-    """How one piece becomes bytes, and how many spaces the decoder drops where the text begins."""
+    """Return the conversion of a piece to bytes, and the number of spaces to drop at the start of a text."""
     steps: list[Mapping[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     kinds = [str(step.get("type")) for step in steps]
     if kinds == ["ByteLevel"]:
@@ -75,7 +75,7 @@ def _sentencepiece(swaps: Sequence[tuple[str, str]], *, has_bytes: bool) -> Piec
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte (GPT-2, Radford et al. 2019)."""
+    """Return the byte of each printable character of byte-level BPE (GPT-2, Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -87,5 +87,5 @@ _BYTE_OF = _byte_alphabet()
 def _byte_level(piece: str) -> bytes:
     try:
         return bytes([_BYTE_OF[char] for char in piece])
-    except KeyError:  # a token added as plain text, such as one with a space in it
+    except KeyError:  # a token that was added as plain text, for example with a space in it
         return piece.encode()

@@ -1,4 +1,4 @@
-"""What need not be said at once, said together: a crowd's leaving costs a few messages, and its way out comes first."""
+"""Frame coalescer: frames that may wait are sent together, so that many cancels at once cost few messages."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,29 +6,27 @@ from typing import Generic, TypeVar
 
 Frame = TypeVar("Frame")
 
-COALESCE_WINDOW_S = 0.1  # s; longer than the cancels of a crowd take
-MAX_IMMEDIATE_FRAMES = 8  # frames that go at once; more within a pause are a crowd
+COALESCE_WINDOW_S = 0.1  # longer than a burst of cancels lasts
+MAX_IMMEDIATE_FRAMES = 8  # frames per window that are sent without delay
 
 
 class FrameCoalescer(Generic[Frame]):
-    """Says the first `FEW` frames at once; those that follow within `PAUSE` wait for its end, and are said together.
+    """Sends the first `MAX_IMMEDIATE_FRAMES` of a window at once, and the others together at the end of the window.
 
-    Order is kept among what is put here; whoever says something else that must not overtake it calls `release` first.
+    Frames that are put here keep their order. Before a frame that must not overtake them, the caller calls `flush`.
     """
 
     def __init__(self, send: Callable[[Frame], object], loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
         self._loop = loop
         self._held: list[Frame] = []
-        self._immediate_frames = 0  # since the pause began
+        self._immediate_frames = 0  # in the present window
         self._window_timer: asyncio.TimerHandle | None = None
 
     def put(self, frame: Frame) -> None:
         if self._window_timer is None:
-            self._immediate_frames, self._window_timer = (
-                0,
-                self._loop.call_later(COALESCE_WINDOW_S, self._on_window_end),
-            )
+            self._immediate_frames = 0
+            self._window_timer = self._loop.call_later(COALESCE_WINDOW_S, self._on_window_end)
         if self._immediate_frames < MAX_IMMEDIATE_FRAMES:
             self._immediate_frames += 1
             self._send(frame)
@@ -36,13 +34,13 @@ class FrameCoalescer(Generic[Frame]):
             self._held.append(frame)
 
     def flush(self) -> None:
-        """Say now what is held."""
+        """Send the frames that are held back."""
         held, self._held = self._held, []
         for frame in held:
             self._send(frame)
 
     def discard(self) -> None:
-        """Drop what is held: it was said by other means, or there is nobody to say it to."""
+        """Drop the frames that are held back, because they are sent otherwise or their stream is lost."""
         self._held.clear()
 
     def close(self) -> None:

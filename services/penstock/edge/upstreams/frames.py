@@ -1,4 +1,4 @@
-"""From flights to the frames other tiers get. Sizes and rights go to auth and queue; ids go to the worker alone."""
+"""Frames to other tiers. Auth and queue receive sizes and rights; only workers receive token ids."""
 
 import math
 
@@ -33,7 +33,7 @@ def reserve(context: RequestContext) -> AdmitRequest:
 
 
 def reserve_admitted(context: RequestContext, key_id: str) -> AdmitRequest:
-    """The same ask of a request that was let in already."""
+    """Return the deferred reservation of a request that the edge admitted under auth fallback."""
     frame = reserve(context)
     frame.reserve.ClearField("credential")
     frame.reserve.fallback_admission.key_id = key_id
@@ -60,11 +60,9 @@ def probe(ticket_id: str, admission_probe: AdmissionProbe, now: float) -> Submit
     ticket = frame.probe.ticket
     ticket.ticket_id, ticket.attempt = ticket_id, 1
     ticket.tenant_id, ticket.model, priority = admission_probe.traffic_class
-    ticket.priority, ticket.weight = priority, admission_probe.weight  # type: ignore[assignment]  # came from this very enum
-    ticket.prompt_tokens, ticket.max_output_tokens = (
-        admission_probe.demand.prompt_tokens,
-        admission_probe.demand.max_output_tokens,
-    )
+    ticket.priority, ticket.weight = priority, admission_probe.weight  # type: ignore[assignment]  # values of this enum
+    ticket.prompt_tokens = admission_probe.demand.prompt_tokens
+    ticket.max_output_tokens = admission_probe.demand.max_output_tokens
     ticket.deadline_unix_nano, ticket.enqueue_unix_nano = unix_nano(admission_probe.demand.deadline), unix_nano(now)
     return frame
 

@@ -1,4 +1,4 @@
-"""Which shard of the queue a ticket belongs to: the same answer at every edge, without a word between them."""
+"""Hashes of requests that must agree at every edge: queue shard, KV blocks, answer and poison fingerprints."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,9 +9,9 @@ from penstock.v1.inference_pb2 import Sampling
 
 
 def shard_for(shards: Iterable[str], model: str, tenant_id: str) -> str | None:
-    """Return the shard of a tenant's tickets for a model; None where there is no shard.
+    """Return the shard of a tenant's tickets for a model. None if no shard is given.
 
-    Rendezvous hashing: when a shard goes, only its own tenants move, and they spread over the others.
+    Rendezvous hashing: if a shard is removed, only its own tenants move, and they spread over the others.
     Source: Thaler and Ravishankar 1998, Using name-based mappings to increase hit rates.
     """
     key = f"{model}\0{tenant_id}".encode()
@@ -27,9 +27,9 @@ BLOCK_HASH_BYTES = 16  # bytes
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[int]:
-    """Return 64 bits of the name that engines give each leading full KV block, chained and salted; none without a salt.
+    """Return the 64-bit block hash, chained and salted, of each leading full KV block. Empty without a salt.
 
-    A worker tells its scheduler the same of the blocks in its cache, so both must name them alike; a test holds this.
+    A worker reports the hashes of its cached blocks to its scheduler, so engines must compute the same values.
     """
     hashes: list[int] = []
     if not salt or not block_size:
@@ -47,9 +47,9 @@ POISON_FINGERPRINT_BITS = 64
 
 
 def answer_fingerprint(bearer: str, plan: GenerationPlan) -> bytes:
-    """Digest of all that an answer's tokens are a function of; keyed, so that nobody can try prompts against it.
+    """Return a keyed digest of every input that determines an answer's tokens. The key prevents guesses of prompts.
 
-    What is left out may differ between parts of one answer: its length, its stop strings, what has come so far.
+    The digest excludes values that may differ between requests of one answer: length, stop strings and resumed tokens.
     """
     digest = blake2b(digest_size=ANSWER_FINGERPRINT_BYTES, key=blake2b(bearer.encode()).digest())
     for part in (plan.model.encode(), bytes([plan.ignore_eos]), plan.sampling.SerializeToString(deterministic=True)):
@@ -59,10 +59,10 @@ def answer_fingerprint(bearer: str, plan: GenerationPlan) -> bytes:
 
 
 def poison_fingerprint(salt: bytes, plan: GenerationPlan) -> int:
-    """What two requests of a tenant have in common that would crash an engine alike, of 64 bits and never 0.
+    """Return a 64-bit digest, never 0, by which a request that crashes engines is recognized when it is sent again.
 
-    Keyed by the tenant's own salt. What differs when a client sends the same again is left out: the seed that an edge
-    draws, and how much has come so far.
+    It is keyed by the tenant's salt. It excludes values that differ when a client repeats a request: a drawn seed and
+    the tokens emitted so far.
     """
     sampling = Sampling()
     sampling.CopyFrom(plan.sampling)

@@ -1,4 +1,4 @@
-"""The edge's sessions with the shards of the queue."""
+"""Client of the queue: one stream to every shard."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SUSPECT = "SUSPECT"
 
 
 class QueueClient:
-    """One stream to every shard. A ticket goes to its tenant's shard, or to the next best one while that is away."""
+    """Sends each ticket to its tenant's shard, or to the next shard of the hash order while that one is unreachable."""
 
     def __init__(
         self,
@@ -59,27 +59,28 @@ class QueueClient:
 
     @property
     def pending_probes(self) -> int:
-        """Count the requests that asked first and wait to hear."""
+        """Number of admission probes without a result."""
         return len(self._probes)
 
     async def run(self) -> None:
         await self._peers.run()
 
     def enqueue(self, context: RequestContext) -> bool:
-        """Give the ticket to a shard; False when none is there."""
+        """Send the ticket to a shard. Returns false if none is connected."""
         context.shard = ""
-        takers = self._available_shards
-        while shard := shard_for(takers, context.request.plan.model, context.request.identity.tenant_id):
+        candidates = self._available_shards
+        while shard := shard_for(candidates, context.request.plan.model, context.request.identity.tenant_id):
             if self._streams[shard].send(frames.enqueue(context)):
                 context.shard = shard
                 return True
-            takers.discard(shard)
+            candidates.discard(shard)
         return False
 
     async def probe(self, probe: AdmissionProbe) -> None:
-        """Ask a shard first whether it would take a request in; raises what it says of load.
+        """Ask a shard whether it would admit a request. Raises Overloaded if it would not.
 
-        Of those that come together few ask, and the others hear what these were told. Who is not told in time goes on.
+        Few probes of one traffic class are sent at a time; requests behind them use their results. A request whose
+        probe times out continues.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(probes.PROBE_TIMEOUT_S), self._probes.slot(probe.traffic_class) as had_to_wait:
@@ -88,15 +89,13 @@ class QueueClient:
                 await self._send_probe(probe)
 
     async def _send_probe(self, probe: AdmissionProbe) -> None:
-        shard, sent = (
-            shard_for(self._available_shards, probe.traffic_class.model, probe.traffic_class.tenant_id),
-            self._runner.now(),
-        )
+        shard = shard_for(self._available_shards, probe.traffic_class.model, probe.traffic_class.tenant_id)
+        sent_at = self._runner.now()
         ticket_id = self._probes.next_id()
-        if shard and self._streams[shard].send(frames.probe(ticket_id, probe, sent)):
+        if shard and self._streams[shard].send(frames.probe(ticket_id, probe, sent_at)):
             shed = await self._probes.wait_result(shard, ticket_id)
             if shed:
-                self._admission.on_probe_rejected(probe, shed, sent_at=sent, now=self._runner.now())
+                self._admission.on_probe_rejected(probe, shed, sent_at=sent_at, now=self._runner.now())
 
     def withdraw(self, context: RequestContext) -> None:
         if context.shard:
@@ -116,7 +115,7 @@ class QueueClient:
                 on_frame=lambda frame: self._on_frame(address, frame),
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
-                # A peer that comes back hears of every flight at once; a stalled one of two frames each at most.
+                # A reconnected peer receives frames of all active requests; a stalled one is owed at most two for each.
                 capacity=2 * self._requests.max_active_requests,
             )
             try:
@@ -136,7 +135,7 @@ class QueueClient:
         self._reenqueue(address)
 
     def _reenqueue(self, shard: str) -> None:
-        """Move what waits at `shard`, or nowhere, to a shard that is there."""
+        """Move the queued requests of `shard`, or those without a shard (empty), to a connected shard."""
         for context in self._requests.in_state(RequestState.QUEUED):
             if context.shard == shard:
                 self._runner.apply(context, context.request.on_queue_lost())
@@ -163,7 +162,7 @@ class QueueClient:
             self._draining.add(shard)
 
     def _context_at(self, shard: str, ticket_id: str) -> RequestContext | None:
-        """Return whose ticket it is, unless the ticket has moved to another shard since."""
+        """Return the request of a ticket. None if it is done or its ticket has moved to another shard."""
         context = self._requests.get(ticket_id)
         return context if context and context.shard == shard else None
 
@@ -178,9 +177,9 @@ class QueueClient:
         else:
             error = error_from_failure(shed.failure)
             self._admission.on_queue_rejected(context, shed, error, self._runner.now())
-            # A shard that started a moment ago has not heard of every model yet.
-            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(context.request.model)
-            is_passing = is_new_there or error.reason == SUSPECT
+            # A shard that has just started may not have received every model's catalog entry.
+            is_shard_behind = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(context.request.model)
+            is_transient = is_shard_behind or error.reason == SUSPECT
             self._runner.apply(
-                context, context.request.on_queue_rejected(error, self._runner.now(), is_transient=is_passing)
+                context, context.request.on_queue_rejected(error, self._runner.now(), is_transient=is_transient)
             )

@@ -1,4 +1,4 @@
-"""The edge's session with one worker: runs by handle, one frame per engine step for all of them."""
+"""Client of workers: one stream to each worker, with runs by handle and one frame per engine step for all of them."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ WorkerStream = Link[ExecuteRequest, ExecuteResponse]
 
 
 class WorkerRunHandle:
-    """One run of one flight on this stream."""
+    """Handle of one run on a worker's stream."""
 
     def __init__(self, link: "WorkerConnection", handle: int) -> None:
         self._link = link
@@ -32,7 +32,7 @@ class WorkerRunHandle:
 
 
 class WorkerConnection:
-    """Starts wait here for the stream to come up; whoever gave the lease bounds that wait by its ttl."""
+    """Stream to one worker. Leases wait until it is connected; the time to live of a lease bounds that wait."""
 
     def __init__(self, address: str, hello: Hello, runner: EffectRunner) -> None:
         self.address = address
@@ -80,7 +80,7 @@ class WorkerConnection:
             self._link.send(frames.cancel(handle))
 
     def discard(self, handle: int) -> None:
-        """Ignore what is still said of a run."""
+        """Ignore further frames about a run."""
         self._unsent_leases.pop(handle, None)
         if self._contexts.pop(handle, None):
             self.last_used_at = self._runner.now()
@@ -97,7 +97,7 @@ class WorkerConnection:
             self._send_start(handle)
 
     def _on_down(self) -> None:
-        """Lose what was started; what was not waits for the stream to come back within its lease."""
+        """Report started runs as lost. Leases that were not sent wait for the stream to reconnect."""
         now = self._runner.now()
         for handle, context in list(self._contexts.items()):
             if handle not in self._unsent_leases:
@@ -148,11 +148,11 @@ class WorkerConnection:
             self._runner.apply(context, end(context, self._runner.now()))
 
 
-SWEEPS_PER_IDLE_TIMEOUT = 4  # looks for idle streams within the time one may be idle
+SWEEPS_PER_IDLE_TIMEOUT = 4  # checks for idle streams per `idle_timeout`
 
 
 class WorkerClient:
-    """Opens a stream with the first lease of a worker, and closes it when nothing ran there for a while."""
+    """Opens a stream at the first lease of a worker, and closes it after `idle_timeout` seconds without a run."""
 
     def __init__(self, hello: Hello, runner: EffectRunner, *, idle_timeout: float) -> None:
         self._hello = hello
@@ -179,7 +179,7 @@ class WorkerClient:
         self._connections[address].start(context, lease)
 
     def _open(self, address: str) -> None:
-        assert self._group is not None, "a lease came before the links ran"
+        assert self._group is not None, "a lease arrived before the worker client ran"
         self._connections[address] = WorkerConnection(address, self._hello, self._runner)
         self._tasks[address] = self._group.create_task(self._connections[address].run(), name=f"worker {address}")
 

@@ -1,16 +1,15 @@
-"""Reasons for which a request may fail, and when: who is away for longer than peers wait is no bug of theirs. Pure.
+"""Allowed failures: the errors that a request may end with because of the faults of its world, and when. Pure.
 
-A tier is away while each of its processes is dead or stands still, and for RECOVERY s more; a worker also while its
-engine is. Only after its peers have waited for as long as they are set to are clients told of it, each with an error
-that says when to come back:
+A tier is down while each of its processes is dead or frozen, and for `RECOVERY_S` more; a worker is also down while
+its engine is. A request may fail after its peers have waited for their configured time, with a suggested retry delay:
 
-- QUEUE_LOST where all queues are away;
-- NO_WORKER where all workers are, or all schedulers, or both in turn: nobody can be placed;
-- CONNECTION_LOST, by the client itself, where all edges are.
+- QUEUE_LOST if all queues are down;
+- NO_WORKER if all workers are down, or all schedulers, or both in turn, because no ticket can be placed;
+- CONNECTION_LOST, raised by the client itself, if all edges are down.
 
-Two more hold from the first moment, as no request waits for them: AUTH_LOST while auth or a link to it is harmed, for
-an edge lets in only whom it knows; STORE_UNAVAILABLE while the disk is full. Nothing excuses a token, a charge or a
-leak.
+Two errors are allowed from the start of a fault, because no request waits for its end: AUTH_LOST while auth or a link
+to it is faulty, because an edge admits recently seen callers only; STORE_UNAVAILABLE while the disk is full. No fault
+allows a wrong token, a wrong charge or a leak.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +17,8 @@ from functools import reduce
 from types import MappingProxyType
 from typing import NamedTuple
 
-PATIENCE_S = 10.0  # s; of edges for queues, of queues for workers, of clients for edges
-RECOVERY_S = 1.0  # s until everybody knows that a tier is back
+PATIENCE_S = 10.0  # s that edges wait for queues, queues for workers and clients for edges
+RECOVERY_S = 1.0  # s until all peers are connected again to a recovered tier
 
 
 class Interval(NamedTuple):
@@ -37,38 +36,38 @@ NONE_ALLOWED: AllowedFailures = MappingProxyType({})
 def allowed_failures(
     downtimes_of: Callable[[str], Iterable[Sequence[Interval]]], disturbed: Mapping[str, Sequence[Interval]]
 ) -> AllowedFailures:
-    """Return when each reason is one.
+    """Return the intervals in which each reason is allowed.
 
-    absences: when each process of a tier was away.
-    harmed:   when a process or link of a tier was harmed, or the disk.
+    downtimes_of: returns when each process of a tier was down.
+    disturbed:    when a process or a link of a tier was faulty, or the disk.
     """
 
-    def away(tier: str) -> list[Interval]:
+    def tier_downtimes(tier: str) -> list[Interval]:
         return simultaneous(downtimes_of(tier))
 
     return {
-        "QUEUE_LOST": _beyond_patience(away("queue")),
-        "NO_WORKER": _beyond_patience(merge_overlapping([*away("worker"), *away("scheduler")])),
-        "CONNECTION_LOST": _beyond_patience(away("edge")),
+        "QUEUE_LOST": _beyond_patience(tier_downtimes("queue")),
+        "NO_WORKER": _beyond_patience(merge_overlapping([*tier_downtimes("worker"), *tier_downtimes("scheduler")])),
+        "CONNECTION_LOST": _beyond_patience(tier_downtimes("edge")),
         "AUTH_LOST": _with_recovery(disturbed.get("auth", ())),
         "STORE_UNAVAILABLE": _with_recovery(disturbed.get("disk", ())),
     }
 
 
 def simultaneous(downtimes: Iterable[Sequence[Interval]]) -> list[Interval]:
-    """Return when all were away, who is back counted as away until everybody knows."""
+    """Return when all were down, recovery included."""
     return reduce(_intersections, (merge_overlapping(_with_recovery(each)) for each in downtimes))
 
 
 def merge_overlapping(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return them in order, those that touch as one."""
-    found: list[Interval] = []
-    for span in sorted(intervals):
-        if found and span.since <= found[-1].until:
-            found[-1] = Interval(found[-1].since, max(found[-1].until, span.until))
+    """Return the intervals in order, with overlapping and adjacent ones merged."""
+    merged: list[Interval] = []
+    for interval in sorted(intervals):
+        if merged and interval.since <= merged[-1].until:
+            merged[-1] = Interval(merged[-1].since, max(merged[-1].until, interval.until))
         else:
-            found.append(span)
-    return found
+            merged.append(interval)
+    return merged
 
 
 def _with_recovery(intervals: Iterable[Interval]) -> list[Interval]:
@@ -76,7 +75,7 @@ def _with_recovery(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _beyond_patience(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the parts of them in which those who wait have done so for long enough."""
+    """Return the part of each interval after `PATIENCE_S`, if peers waited that long before the recovery."""
     return [
         Interval(each.since + PATIENCE_S, each.until)
         for each in intervals
@@ -86,5 +85,5 @@ def _beyond_patience(intervals: Iterable[Interval]) -> list[Interval]:
 
 def _intersections(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
     pairs = ((one, other) for one in first for other in second)
-    spans = (Interval(max(one.since, other.since), min(one.until, other.until)) for one, other in pairs)
-    return sorted(each for each in spans if each.since < each.until)
+    overlaps = (Interval(max(one.since, other.since), min(one.until, other.until)) for one, other in pairs)
+    return sorted(each for each in overlaps if each.since < each.until)

@@ -1,4 +1,4 @@
-"""Whether what clients saw, what was charged and what is left over is what was promised. Pure."""
+"""Checks of a finished world: answers, charges, wasted work, poison requests and leaks. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,16 +9,15 @@ from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import NONE_ALLOWED, AllowedFailures
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult
 
-LOST_OUTCOME = (
-    "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
-)
+# Outcome of a reservation whose edge died. It is charged nothing, because the delivered tokens are unknown.
+LOST_OUTCOME = "lost"
 FINISHED_OUTCOMES = ("stop", "length")
 CRASHED_REASON = "ENGINE_CRASHED"
-CONNECTION_LOST = "CONNECTION_LOST"  # what a client says by itself
+CONNECTION_LOST = "CONNECTION_LOST"  # raised by the client itself, without a suggested retry delay
 NO_TICKETS: Mapping[int, str] = MappingProxyType({})
-MAX_CRASHES_PER_REQUEST = 2  # of a request that does it: the second tells it from those beside it
+MAX_CRASHES_PER_REQUEST = 2  # the second crash identifies the request among the suspects of the first
 
-# Figures that are back at zero when nothing runs, by tier.
+# Figures of a snapshot that are 0 when no request runs, by tier.
 FIGURES_ZERO_AT_REST = {
     "edge": ("active_requests", "reservations_open", "held_bytes"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests", "store_pending"),
@@ -29,7 +28,7 @@ FIGURES_ZERO_AT_REST = {
 
 
 class Violation(NamedTuple):
-    """A broken promise: `kind` is one of few words, `text` says of what."""
+    """A violated guarantee: `kind` names the guarantee in one word, `text` describes the violation."""
 
     kind: str
     text: str
@@ -48,86 +47,89 @@ class LedgerRow(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     outcome: str
-    answer_id: str  # that it continues; empty: it begins one, named after the ticket
+    answer_id: str  # the answer that the ticket continues; empty: it starts an answer, named after the ticket
 
 
 def check_answers(
     transcripts: Iterable[ClientTranscript], allowed: AllowedFailures = NONE_ALLOWED
 ) -> Iterator[Violation]:
-    """`excused`: reasons for which a request may fail in this world, and when."""
-    for number, seen in enumerate(transcripts):
-        for kind, text in _answer_violations(seen, allowed):
-            yield Violation(kind, f"request {number} ({len(seen.request.prompt)} prompt tokens): {text}")
+    """Compare each answer with the expected one; `allowed` are the errors that a request may end with, and when."""
+    for number, transcript in enumerate(transcripts):
+        for kind, text in _answer_violations(transcript, allowed):
+            yield Violation(kind, f"request {number} ({len(transcript.request.prompt)} prompt tokens): {text}")
 
 
 def check_token_counts(
     results: Iterable[TokenCountResult], allowed: AllowedFailures = NONE_ALLOWED
 ) -> Iterator[Violation]:
-    """`excused` as for answers."""
-    for each in results:
-        if not each.has_ended:
-            yield Violation("endless", f"the size of {len(each.request.prompt)} tokens was never told")
-        elif each.failure_text and not _is_allowed(each, allowed):
-            yield Violation("failed", f"the size of {len(each.request.prompt)} tokens: {each.failure_text}")
-        elif not each.failure_text and tuple(each.token_ids) != each.request.prompt:
-            yield Violation("changed", f"{len(each.request.prompt)} tokens were counted as {each.token_ids}")
+    """Compare each token count with the prompt; `allowed` as for answers."""
+    for result in results:
+        count = len(result.request.prompt)
+        if not result.has_ended:
+            yield Violation("endless", f"the count of {count} tokens never ended")
+        elif result.failure_text and not _is_allowed(result, allowed):
+            yield Violation("failed", f"the count of {count} tokens: {result.failure_text}")
+        elif not result.failure_text and tuple(result.token_ids) != result.request.prompt:
+            yield Violation("changed", f"{count} tokens were counted as {result.token_ids}")
 
 
 def _is_allowed(result: ClientTranscript | TokenCountResult, allowed: AllowedFailures) -> bool:
-    """Whether its client was told in time what nobody could help, and when to come back; else a retry is in vain."""
+    """Whether the error is allowed at its time and suggests a retry delay; clients depend on that delay."""
     has_advice = result.retry_after is not None or result.failure_reason == CONNECTION_LOST
-    return has_advice and any(result.ended_at in span for span in allowed.get(result.failure_reason, ()))
+    return has_advice and any(result.ended_at in interval for interval in allowed.get(result.failure_reason, ()))
 
 
 def _answer_violations(transcript: ClientTranscript, allowed: AllowedFailures) -> Iterator[Violation]:
-    ask = transcript.request
+    request = transcript.request
     if not transcript.has_ended:
-        yield Violation("endless", f"never ended; {len(transcript.token_ids)} tokens came")
+        yield Violation("endless", f"never ended; {len(transcript.token_ids)} tokens received")
         return
     if transcript.indexes != list(range(len(transcript.indexes))):
-        yield Violation("order", f"indexes came as {transcript.indexes}")
-    if ask.logprobs and transcript.logprobs != len(transcript.token_ids):
-        yield Violation("logprobs", f"{transcript.logprobs} came with {len(transcript.token_ids)} tokens")
-    if ask.seed is not None and transcript.seed not in (0, ask.seed):
-        yield Violation("changed", f"ran with seed {transcript.seed}, asked was {ask.seed}")
-    owed = oracle.expected_answer(
-        ask.prompt, transcript.seed, ask.max_output_tokens, ignore_eos=ask.ignore_eos, stops=ask.stops
+        yield Violation("order", f"received indexes {transcript.indexes}")
+    if request.logprobs and transcript.logprobs != len(transcript.token_ids):
+        yield Violation("logprobs", f"received {transcript.logprobs} logprobs with {len(transcript.token_ids)} tokens")
+    if request.seed is not None and transcript.seed not in (0, request.seed):
+        yield Violation("changed", f"ran with seed {transcript.seed} instead of {request.seed}")
+    expected = oracle.expected_answer(
+        request.prompt, transcript.seed, request.max_output_tokens, ignore_eos=request.ignore_eos, stops=request.stops
     )
     if transcript.finish_reason:
-        yield from _differences(transcript, owed)
+        yield from _differences(transcript, expected)
     else:
-        yield from _partial_differences(transcript, owed, allowed)
+        yield from _partial_differences(transcript, expected, allowed)
 
 
 def _differences(transcript: ClientTranscript, expected: oracle.ExpectedAnswer) -> Iterator[Violation]:
-    """What differs in an answer that is whole."""
+    """Yield the differences between a finished answer and the expected one."""
     if transcript.token_ids != expected.token_ids:
-        yield Violation("changed", f"ids {transcript.token_ids}, owed {expected.token_ids}")
+        yield Violation("changed", f"ids {transcript.token_ids}, expected {expected.token_ids}")
     if transcript.text != expected.text:
-        yield Violation("changed", f"text {transcript.text!r}, owed {expected.text!r}")
+        yield Violation("changed", f"text {transcript.text!r}, expected {expected.text!r}")
     if transcript.finish_reason != expected.finish_reason:
-        yield Violation("changed", f"ended by {transcript.finish_reason}, owed {expected.finish_reason}")
+        yield Violation("changed", f"ended by {transcript.finish_reason}, expected {expected.finish_reason}")
     assert transcript.usage
     prompt, output = transcript.usage
     if prompt != len(transcript.request.prompt) or transcript.prompt_tokens != prompt:
-        yield Violation("usage", f"{prompt} prompt tokens told, {transcript.prompt_tokens} accepted")
+        yield Violation(
+            "usage", f"{prompt} prompt tokens reported at the end, {transcript.prompt_tokens} with `accepted`"
+        )
     if output != len(transcript.token_ids) if transcript.attempts == 1 else output > len(transcript.token_ids):
-        yield Violation("usage", f"{output} output tokens told, {len(transcript.token_ids)} came")
+        yield Violation("usage", f"{output} output tokens settled, {len(transcript.token_ids)} received")
 
 
 def _partial_differences(
     transcript: ClientTranscript, expected: oracle.ExpectedAnswer, allowed: AllowedFailures
 ) -> Iterator[Violation]:
     if transcript.token_ids != expected.token_ids[: len(transcript.token_ids)]:
-        yield Violation("changed", f"ids {transcript.token_ids} do not begin {expected.token_ids}")
+        yield Violation("changed", f"ids {transcript.token_ids} are not a prefix of {expected.token_ids}")
     if not expected.text.startswith(transcript.text):
-        yield Violation("changed", f"text {transcript.text!r} does not begin {expected.text!r}")
+        yield Violation("changed", f"text {transcript.text!r} is not a prefix of {expected.text!r}")
     is_late = transcript.request.timeout_s is not None and transcript.failure_text.startswith("DEADLINE_EXCEEDED")
     is_slow = transcript.request.stall_after_tokens is not None and transcript.failure_reason == "CLIENT_TOO_SLOW"
     is_crasher = _is_poison(transcript) and transcript.failure_reason == CRASHED_REASON
     if not (transcript.has_cancelled or is_late or is_slow or is_crasher or _is_allowed(transcript, allowed)):
         yield Violation(
-            "failed", f"{transcript.failure_text or 'ended without an ending'}, after {transcript.attempts} attempts"
+            "failed", f"{transcript.failure_text or 'ended without a status'}, after {transcript.attempts} attempts"
         )
 
 
@@ -139,77 +141,83 @@ def check_charges(
     last_tickets: Mapping[int, str] = NO_TICKETS,
     may_have_lost_deferred: bool = False,
 ) -> Iterator[Violation]:
-    """Hold the ledger against what clients saw.
+    """Compare the ledger with the transcripts of clients.
 
-    made:          tokens that engines made, by prompt length.
-    last:          tickets by which requests were last asked for, by prompt length, where an edge died that may have
-                   told a client of the end and not auth.
-    has_lost_some: an edge may have died with what it had let in while auth was away.
+    tokens_made:            tokens that engines generated, by prompt length.
+    last_tickets:           the last new ticket of each request, by prompt length, if an edge died that may have
+                            reported an end to its client and not to auth.
+    may_have_lost_deferred: an edge may have died with charges that it had deferred while auth was unreachable.
     """
     by_length: dict[int, list[LedgerRow]] = defaultdict(list)
     for row in rows:
         by_length[row.reserved_prompt].append(row)
         yield from _check_reserved(row)
-    for seen in transcripts:
-        length = len(seen.request.prompt)
-        charged = by_length.pop(length, [])
-        is_forgiven = any(row.outcome == LOST_OUTCOME and row.ticket_id == last_tickets.get(length) for row in charged)
-        missing = () if may_have_lost_deferred or is_forgiven else _undercharged(seen, charged)
-        for kind, text in (*_overcharged(charged, tokens_made.get(length, 0)), *missing):
+    for transcript in transcripts:
+        length = len(transcript.request.prompt)
+        charges = by_length.pop(length, [])
+        is_lost = any(row.outcome == LOST_OUTCOME and row.ticket_id == last_tickets.get(length) for row in charges)
+        missing = () if may_have_lost_deferred or is_lost else _undercharged(transcript, charges)
+        for kind, text in (*_overcharged(charges, tokens_made.get(length, 0)), *missing):
             yield Violation(kind, f"request of {length} prompt tokens: {text}")
-    for length, strays in by_length.items():
-        yield Violation("charge", f"{len(strays)} charges for {length} prompt tokens, which nobody asked for")
+    for length, charges in by_length.items():
+        yield Violation("charge", f"{len(charges)} charges for {length} prompt tokens, which no client sent")
 
 
 def _check_reserved(row: LedgerRow) -> Iterator[Violation]:
     if row.outcome == LOST_OUTCOME and (row.prompt_tokens or row.output_tokens):
         yield Violation("charge", f"a lost reservation was charged: {row}")
     if row.output_tokens > row.reserved_output or row.prompt_tokens not in (0, row.reserved_prompt):
-        yield Violation("charge", f"charged otherwise than reserved: {row}")
+        yield Violation("charge", f"the charge exceeds its reservation: {row}")
 
 
 def _overcharged(rows: Sequence[LedgerRow], tokens_made: int) -> Iterator[Violation]:
-    told = [row for row in rows if row.outcome != LOST_OUTCOME]
-    tickets = [row.ticket_id for row in told]
+    settled = [row for row in rows if row.outcome != LOST_OUTCOME]
+    tickets = [row.ticket_id for row in settled]
     if len(set(tickets)) != len(tickets):
-        yield Violation("charge", f"a ticket was charged more than once: {told}")
-    prompts = [row.answer_id or row.ticket_id for row in told if row.prompt_tokens]
+        yield Violation("charge", f"a ticket was charged more than once: {settled}")
+    prompts = [row.answer_id or row.ticket_id for row in settled if row.prompt_tokens]
     if len(set(prompts)) != len(prompts):
-        yield Violation("charge", f"the prompt of one answer was charged more than once: {told}")
-    charged = sum(row.output_tokens for row in told)
+        yield Violation("charge", f"the prompt of one answer was charged more than once: {settled}")
+    charged = sum(row.output_tokens for row in settled)
     if charged > tokens_made:
         yield Violation("charge", f"{charged} output tokens charged, engines made {tokens_made}")
 
 
 def _undercharged(transcript: ClientTranscript, rows: Sequence[LedgerRow]) -> Iterator[Violation]:
-    told = [row for row in rows if row.outcome != LOST_OUTCOME]
-    came, charged = len(transcript.token_ids), sum(row.output_tokens for row in told)
-    if transcript.finish_reason and charged < came:
-        yield Violation("charge", f"{came} tokens came, charged were {told}")
-    if transcript.attempts > 1 or len(rows) != len(told):
-        return  # an edge was lost, and with it who knew what else its engines made
-    if transcript.finish_reason and (len(told) != 1 or charged != came or told[0].outcome not in FINISHED_OUTCOMES):
-        yield Violation("charge", f"{came} tokens came, charged were {told}")
-    if came and not transcript.finish_reason and charged < came:
-        yield Violation("charge", f"{came} tokens came of a broken answer, charged were {told}")
+    settled = [row for row in rows if row.outcome != LOST_OUTCOME]
+    received, charged = len(transcript.token_ids), sum(row.output_tokens for row in settled)
+    if transcript.finish_reason and charged < received:
+        yield Violation("charge", f"{received} tokens were received, charged were {settled}")
+    if transcript.attempts > 1 or len(rows) != len(settled):
+        return  # an edge was lost, and with it the count of tokens that had not reached the client
+    if transcript.finish_reason and (
+        len(settled) != 1 or charged != received or settled[0].outcome not in FINISHED_OUTCOMES
+    ):
+        yield Violation("charge", f"{received} tokens were received, charged were {settled}")
+    if received and not transcript.finish_reason and charged < received:
+        yield Violation("charge", f"{received} tokens of a failed answer were received, charged were {settled}")
 
 
 def check_totals(rows: Sequence[LedgerRow], totals: tuple[int | None, int | None, int | None]) -> Iterator[Violation]:
-    """`totals`: prompt tokens, output tokens and requests that accounts came to."""
+    """Compare the sums of the ledger with `totals`: prompt tokens, output tokens and requests of the balances."""
     summed = sum(row.prompt_tokens for row in rows), sum(row.output_tokens for row in rows), len(rows)
     if tuple(each or 0 for each in totals) != summed:
-        yield Violation("charge", f"accounts came to {totals}, the ledger adds up to {summed}")
+        yield Violation("charge", f"the balances are {totals}, the sums of the ledger are {summed}")
 
 
 def check_wasted_work(
     transcripts: Iterable[ClientTranscript], last_token_at: Mapping[int, float], max_delay_s: float
 ) -> Iterator[Violation]:
-    """`made_at`: when engines made the last token of a prompt of some length; `bound`: s, for a cancel to get there."""
-    for seen in transcripts:
-        length = len(seen.request.prompt)
-        if seen.has_cancelled and last_token_at.get(length, 0.0) > seen.ended_at + max_delay_s:
-            late = last_token_at[length] - seen.ended_at
-            yield Violation("waste", f"{length} prompt tokens: worked on for {late:.3f} s after the client left")
+    """Check that engines stopped soon after each cancel.
+
+    last_token_at: when engines generated the last token, by prompt length.
+    max_delay_s:   s that a cancel may take to reach the engine.
+    """
+    for transcript in transcripts:
+        length = len(transcript.request.prompt)
+        if transcript.has_cancelled and last_token_at.get(length, 0.0) > transcript.ended_at + max_delay_s:
+            late = last_token_at[length] - transcript.ended_at
+            yield Violation("waste", f"{length} prompt tokens: computed for {late:.3f} s after the client cancelled")
 
 
 def check_poison(
@@ -218,17 +226,18 @@ def check_poison(
     worker_stops: int = 0,
     allowed: AllowedFailures = NONE_ALLOWED,
 ) -> Iterator[Violation]:
-    """Hold a request that crashes engines to one worker and to an error that says so.
+    """Check that a request that crashes engines is confined to one worker and ends with ENGINE_CRASHED.
 
-    crashes: whose engines crashed each time, by the length of the prompt that did it.
-    stops:   how often a worker was killed, frozen or asked to end: each took along what it had found out.
-    excused: as for answers; such a request may have failed for another reason before it crashed anything.
+    crashed_workers: the worker of each crashed engine, by the length of the prompt that crashed it.
+    worker_stops:    how often a worker was killed, frozen or stopped: each stop loses its quarantine.
+    allowed:         as for answers; such a request may fail for another reason before it crashes an engine.
     """
-    for seen in transcripts:
-        if _is_poison(seen) and seen.has_ended and seen.finish_reason:
-            yield Violation("poison", f"{len(seen.request.prompt)} prompt tokens crash every engine, and were answered")
-        if _is_poison(seen) and seen.failure_reason != CRASHED_REASON and not _is_allowed(seen, allowed):
-            yield Violation("poison", f"its client was told {seen.failure_text or 'nothing'}")
+    for transcript in filter(_is_poison, transcripts):
+        if transcript.has_ended and transcript.finish_reason:
+            length = len(transcript.request.prompt)
+            yield Violation("poison", f"{length} prompt tokens crash every engine, and were answered")
+        if transcript.failure_reason != CRASHED_REASON and not _is_allowed(transcript, allowed):
+            yield Violation("poison", f"its client received {transcript.failure_text or 'no error'}")
     for length, workers in crashed_workers.items():
         if len(workers) > MAX_CRASHES_PER_REQUEST * (1 + worker_stops) or len(set(workers)) > 1 + worker_stops:
             yield Violation("poison", f"{length} prompt tokens crashed engines of {workers}")
@@ -239,8 +248,8 @@ def _is_poison(transcript: ClientTranscript) -> bool:
 
 
 def check_residue(figures: Mapping[str, tuple[str, Mapping[str, float]]]) -> Iterator[Violation]:
-    """`figures`: tier and figures by process. What is missing there fails as well."""
-    for name, (tier, found) in figures.items():
+    """Check the figures that are 0 at rest. `figures` has tier and figures by process; none may be missing."""
+    for name, (tier, values) in figures.items():
         for figure in FIGURES_ZERO_AT_REST.get(tier, ()):
-            if found.get(figure, -1.0):
-                yield Violation("leak", f"{name} has {figure} {found.get(figure)}")
+            if values.get(figure, -1.0):
+                yield Violation("leak", f"{name} has {figure} {values.get(figure)}")

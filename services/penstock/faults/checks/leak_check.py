@@ -1,4 +1,4 @@
-"""What a world's processes still have, do or failed in once nothing is asked of them any more."""
+"""Checks of the processes at rest: missing processes, open calls and crashes."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,25 +7,25 @@ from penstock.faults.world.tiers import Tiers
 
 
 def missing_processes(tiers: Tiers, faults_end_at: float) -> Iterator[Violation]:
-    """Processes that are not there, or may yet not be: `until` is when the last fault is over, in s."""
+    """Yield the processes that do not serve; before `faults_end_at`, in s, all of them may still be down."""
     for process in tiers.processes.values():
-        is_there = process.is_up and (not process.address or process.address in tiers.network.listeners)
-        if not is_there or tiers.network.world.now < faults_end_at:
-            yield Violation("absent", f"{process.name} has not come back")
+        is_serving = process.is_up and (not process.address or process.address in tiers.network.listeners)
+        if not is_serving or tiers.network.world.now < faults_end_at:
+            yield Violation("absent", f"{process.name} has not recovered")
 
 
 def process_figures(tiers: Tiers) -> dict[str, tuple[str, Mapping[str, float]]]:
-    """Tier and figures of each process that is there."""
-    found: dict[str, tuple[str, Mapping[str, float]]] = {}
+    """Return tier and figures of each serving process."""
+    figures: dict[str, tuple[str, Mapping[str, float]]] = {}
     for process in tiers.processes.values():
         server = tiers.network.listeners.get(process.address)
         if process.loop and server:
-            found[process.name] = process.tier, server.figures()
-    return found
+            figures[process.name] = process.tier, server.figures()
+    return figures
 
 
 def leaked_calls(tiers: Tiers) -> Iterator[Violation]:
-    """Calls of clients that are over for their clients and not for their server."""
+    """Yield the calls that have ended for their clients and not for their server."""
     for process in tiers.of("edge"):
         if server := tiers.network.listeners.get(process.address):
             for method in server.active_methods:
@@ -34,6 +34,7 @@ def leaked_calls(tiers: Tiers) -> Iterator[Violation]:
 
 
 def process_crashes(tiers: Tiers) -> Iterator[Violation]:
+    """Yield the uncaught exceptions of all processes."""
     for process in tiers.processes.values():
         for crash in process.crashes:
             yield Violation("crash", f"{process.name}: {crash!r}")

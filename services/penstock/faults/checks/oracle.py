@@ -1,4 +1,4 @@
-"""The model that such a mesh serves: one letter a token, and an oracle that knows every answer without any mesh."""
+"""Oracle: the model that the worlds serve, with one letter per token, and the expected answer to every prompt."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from penstock.worker.engine.sampling.splitmix64 import mix64
 from penstock.worker.engine.simulated.engine import sequence_key
 
 MODEL_NAME = "letters"
-# Two of them are halves of a character, so that text is held back until it is whole or cannot become so.
+# Two pieces are halves of one UTF-8 character, so that edges must hold back incomplete text.
 PIECES = (*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ã", "©")
 EOS_ID = len(PIECES)
 VOCABULARY_SIZE = len(PIECES) + 1
@@ -19,11 +19,11 @@ _BYTES = {"Ġ": b" ", "Ã": b"\xc3", "©": b"\xa9"}
 
 
 class ExpectedAnswer(NamedTuple):
-    """What a client is to get, whatever happens."""
+    """The answer that a client must receive in spite of all faults."""
 
     token_ids: list[int]
     text: str
-    finish_reason: str  # stop or length
+    finish_reason: str  # "stop" or "length"
 
 
 def model_card() -> ModelCard:
@@ -42,16 +42,16 @@ def model_card() -> ModelCard:
 def expected_answer(
     prompt: Sequence[int], seed: int, max_output_tokens: int, *, ignore_eos: bool, stops: Sequence[str]
 ) -> ExpectedAnswer:
-    """The answer to a prompt: `tokens` at most, up to an end-of-sequence id or to before a stop string."""
+    """Return the answer to a prompt, up to an end-of-sequence id or before the first stop string."""
     spec = SequenceSpec(seq_id=1, token_ids=prompt, max_output_tokens=max_output_tokens, seed=seed)
     key, ids = sequence_key(spec), list[int]()
     while len(ids) < max_output_tokens:
         ids.append(mix64(key ^ (len(prompt) + len(ids))) % VOCABULARY_SIZE)
         if ids[-1] == EOS_ID and not ignore_eos:
             return ExpectedAnswer(ids, text_of(ids), "stop")
-        found = [text_of(ids).find(stop) for stop in stops if stop in text_of(ids)]
-        if found:
-            return ExpectedAnswer(ids, text_of(ids)[: min(found)], "stop")
+        positions = [text_of(ids).find(stop) for stop in stops if stop in text_of(ids)]
+        if positions:
+            return ExpectedAnswer(ids, text_of(ids)[: min(positions)], "stop")
     return ExpectedAnswer(ids, text_of(ids), "length")
 
 

@@ -1,4 +1,4 @@
-"""What a stub calls: a channel, and the calls on it, as grpc.aio has them."""
+"""Fake gRPC channel and its calls, which replace those of grpc.aio."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
@@ -13,24 +13,25 @@ from penstock.faults.grpc.flow_control import FlowControlWindow, MessageInbox
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, WINDOW_BYTES, Connection, MessageStream, Network, run_on
 from penstock.faults.world.event_loop import ProcessLoop
 
-RECONNECT_BACKOFF_S = (0.05, 1.0)  # s; as the chassis sets it for real channels
+RECONNECT_BACKOFF_S = (0.05, 1.0)  # first and longest wait in s, as `chassis.channels` sets them
+CANCELLED_LOCALLY = "cancelled by the client"
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 @dataclass(eq=False, kw_only=True)
 class CallStream(MessageStream):
-    """What both sides of a call share."""
+    """The state of a call that both sides share."""
 
     to_server: MessageInbox
     to_client: MessageInbox
-    window: FlowControlWindow  # of the answer
+    window: FlowControlWindow  # of the response stream
     metadata: Metadata
-    deadline: float | None  # s, on the world's clock
-    on_ended: Callable[[StatusCode, str, Metadata], None]  # to be called on the client's loop
+    deadline: float | None  # s, on the world's clock; None: no deadline
+    on_ended: Callable[[StatusCode, str, Metadata], None]  # called on the client's loop
 
 
 class FakeChannel:
-    """One process's connection to one address, made when it is needed and again when it is lost."""
+    """The channel of one process to one address; it connects when a call needs it, and again after a loss."""
 
     def __init__(self, network: Network, loop: ProcessLoop, address: str) -> None:
         self.network = network
@@ -40,7 +41,7 @@ class FakeChannel:
         self._connection: Connection | None = None
         self._changed = asyncio.Event()
         self._failures = 0
-        self._pending_calls: list[FakeCall] = []  # for the connection
+        self._pending_calls: list[FakeCall] = []  # they wait for the connection
         self._calls: dict[FakeCall, None] = {}
 
     async def __aenter__(self) -> Self:
@@ -79,7 +80,7 @@ class FakeChannel:
     def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         return lambda **given: FakeCall(self, method, request_serializer, response_deserializer, **given)
 
-    # What calls do.
+    # Called by calls.
 
     def start_call(self, call: "FakeCall") -> None:
         if self._connection:
@@ -96,7 +97,7 @@ class FakeChannel:
         if call in self._pending_calls:
             self._pending_calls.remove(call)
 
-    # What the network says.
+    # Called by the network.
 
     def on_connection_lost(self, connection: Connection, reason: str) -> None:
         self.on_go_away(connection)
@@ -104,7 +105,7 @@ class FakeChannel:
             call.end(StatusCode.UNAVAILABLE, reason, ())
 
     def on_go_away(self, connection: Connection) -> None:
-        """No new calls on it; those under way go on."""
+        """Start no new call on the connection; active calls continue."""
         if self._connection is connection:
             self._connection = None
             self._set_state(Connectivity.IDLE)
@@ -120,8 +121,8 @@ class FakeChannel:
             return side
         self._connection, self._failures = connection, 0
         self._set_state(Connectivity.READY)
-        waiting, self._pending_calls = self._pending_calls, []
-        for call in waiting:
+        pending, self._pending_calls = self._pending_calls, []
+        for call in pending:
             self._start_on(call, connection)
         return side
 
@@ -132,8 +133,8 @@ class FakeChannel:
         wait = min(RECONNECT_BACKOFF_S[0] * 2**self._failures, RECONNECT_BACKOFF_S[1])
         self._failures += 1
         self.loop.call_later(wait, self._on_backoff_ended)
-        waiting, self._pending_calls = self._pending_calls, []
-        for call in waiting:
+        pending, self._pending_calls = self._pending_calls, []
+        for call in pending:
             call.end(StatusCode.UNAVAILABLE, f"no connection to {self._address}", ())
 
     def _on_backoff_ended(self) -> None:
@@ -151,7 +152,7 @@ class FakeChannel:
 
 
 class ClientSide:
-    """A channel's side of one connection: of two in a row, the loss of the first says nothing of the second."""
+    """The channel's side of one connection, so that a late loss of it does not affect the next connection."""
 
     def __init__(self, channel: FakeChannel, connection: Connection) -> None:
         self._channel = channel
@@ -165,7 +166,7 @@ class ClientSide:
 
 
 class FakeCall:
-    """A call with a stream of answers; with a stream of requests too, where it was given no request."""
+    """A call with a response stream; it has a request stream as well if it was given no request."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class FakeCall:
     async def write(self, frame: Any) -> None:
         await self._started.wait()
         if self._stream is None or self.done():
-            raise asyncio.InvalidStateError("the call is over")
+            raise asyncio.InvalidStateError("the call has ended")
         self._send(self._stream, frame)
         await asyncio.sleep(0)
 
@@ -220,14 +221,14 @@ class FakeCall:
     def cancel(self) -> bool:
         if self.done():
             return False
-        self.end(StatusCode.CANCELLED, "cancelled by us", ())
+        self.end(StatusCode.CANCELLED, CANCELLED_LOCALLY, ())
         return True
 
-    # What the channel says.
+    # Called by the channel.
 
     def on_connected(self, connection: Connection) -> None:
         network = self._channel.network
-        exchange = self._stream = CallStream(
+        stream = self._stream = CallStream(
             method=self._method,
             connection=connection,
             to_server=MessageInbox(connection.loops[TO_SERVER]),
@@ -241,13 +242,13 @@ class FakeCall:
         )
         self._inbox.on_taken = self._on_taken
         server: Any = connection.sides[TO_SERVER]
-        network.deliver(exchange, TO_SERVER, server.on_call, exchange)
+        network.deliver(stream, TO_SERVER, server.on_call, stream)
         if self._request is not None:
-            self._send(exchange, self._request)
+            self._send(stream, self._request)
         self._started.set()
 
     def end(self, code: StatusCode, details: str, trailing: Metadata) -> None:
-        """End it once, by the server's status or by what happened here."""
+        """End the call once, with the server's status or with one of this side."""
         if self._status:
             return
         self._status = code, details, trailing
@@ -262,8 +263,8 @@ class FakeCall:
 
     def _on_taken(self, count: int) -> None:
         assert self._stream
-        if told := self._stream.window.on_read(count):
-            self._channel.network.deliver(self._stream, TO_SERVER, self._stream.window.on_window_update, told)
+        if acknowledged := self._stream.window.on_read(count):
+            self._channel.network.deliver(self._stream, TO_SERVER, self._stream.window.on_window_update, acknowledged)
 
     def _on_deadline(self) -> None:
         self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
@@ -282,14 +283,14 @@ class FakeCall:
     def _raise_for_status(self) -> None:
         assert self._status
         code, details, trailing = self._status
-        if code is StatusCode.CANCELLED and details == "cancelled by us":
+        if code is StatusCode.CANCELLED and details == CANCELLED_LOCALLY:
             raise asyncio.CancelledError
         if code is not StatusCode.OK:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)
 
 
 class FakeUnaryCall(FakeCall):
-    """A call with one answer, to be awaited."""
+    """A call with one response, which is awaited."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.read().__await__()

@@ -1,4 +1,4 @@
-"""What a tier's server registers with: calls come from the network and run its handlers, as grpc.aio would."""
+"""Fake gRPC server: calls arrive from the simulated network and run the registered handlers, as in grpc.aio."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ PEER = "ipv4:127.0.0.1:1"
 
 
 class HandlerCallDetails(NamedTuple):
-    """As grpc.HandlerCallDetails."""
+    """The fields of `grpc.HandlerCallDetails`."""
 
     method: str
     invocation_metadata: Metadata
 
 
 class FakeServicerContext:
-    """A handler's side of one call."""
+    """The context of one call, which replaces `grpc.aio.ServicerContext`."""
 
     def __init__(self, network: Network, stream: CallStream, handler: Any) -> None:
         self._network = network
@@ -39,11 +39,10 @@ class FakeServicerContext:
         return grpc.aio.EOF if message is None else self._deserialize(message)
 
     async def write(self, frame: Any) -> None:
-        exchange = self._stream
-        packed = self._serialize(frame)
-        self._network.send(exchange, TO_CLIENT, frame, exchange.to_client.put, packed)
+        stream, packed = self._stream, self._serialize(frame)
+        self._network.send(stream, TO_CLIENT, frame, stream.to_client.put, packed)
         await asyncio.sleep(0)
-        await exchange.window.reserve(len(packed))
+        await stream.window.reserve(len(packed))
 
     async def send_initial_metadata(self, _: object) -> None:
         await asyncio.sleep(0)
@@ -59,20 +58,20 @@ class FakeServicerContext:
         return PEER
 
     def time_remaining(self) -> float | None:
-        at = self._stream.deadline
-        return None if at is None else max(0.0, at - self._network.world.now)
+        deadline = self._stream.deadline
+        return None if deadline is None else max(0.0, deadline - self._network.world.now)
 
     def code(self) -> StatusCode:
         return self._code
 
     def end(self, code: StatusCode | None = None, details: str = "") -> None:
-        """Tell the client how the call ended."""
-        exchange, status = self._stream, (code or self._code, details or self._details, self._trailing)
-        self._network.deliver(exchange, TO_CLIENT, exchange.on_ended, *status)
+        """Send the call's status to the client."""
+        stream, status = self._stream, (code or self._code, details or self._details, self._trailing)
+        self._network.deliver(stream, TO_CLIENT, stream.on_ended, *status)
 
 
 class FakeServer:
-    """Stands for grpc.aio.Server. `stop` may be called again with less patience."""
+    """Replaces `grpc.aio.Server`. `stop` may be called again with a shorter grace period."""
 
     def __init__(self, network: Network, loop: ProcessLoop, interceptors: Sequence[Any]) -> None:
         self.loop = loop
@@ -117,12 +116,12 @@ class FakeServer:
 
     @property
     def active_methods(self) -> list[str]:
-        return [exchange.method for exchange in self.running]
+        return [stream.method for stream in self.running]
 
     def figures(self) -> dict[str, float]:
-        """What the process says of itself in its snapshots."""
+        """Return the figures of the process, as in its admin snapshot."""
         admin = self._handlers["penstock.v1.Admin/GetSnapshot"].unary_unary.__self__
-        return dict(admin._figures())  # noqa: SLF001  # without what the host knows of this process
+        return dict(admin._figures())  # noqa: SLF001  # the public method adds figures of the host
 
     def accept(self, connection: Connection) -> "ServerSide":
         side = ServerSide(self, connection)
@@ -136,7 +135,7 @@ class FakeServer:
     def on_call(self, stream: CallStream) -> None:
         self._is_idle.clear()
         task = self.running[stream] = self.loop.create_task(self._serve_call(stream), name=stream.method)
-        # Not in the task itself, which may be cancelled before it begins.
+        # Not at the end of the coroutine: the task may be cancelled before its first step.
         task.add_done_callback(lambda _: self._on_call_ended(stream))
 
     def cancel_call(self, stream: CallStream) -> None:
@@ -148,8 +147,8 @@ class FakeServer:
         try:
             handler = None if self.is_stopping else await self._find_handler(stream)
             if handler is None:
-                gone = StatusCode.UNAVAILABLE if self.is_stopping else StatusCode.UNIMPLEMENTED
-                self._network.deliver(stream, TO_CLIENT, stream.on_ended, gone, "not served here", ())
+                code = StatusCode.UNAVAILABLE if self.is_stopping else StatusCode.UNIMPLEMENTED
+                self._network.deliver(stream, TO_CLIENT, stream.on_ended, code, "the method is not served", ())
                 return
             context = FakeServicerContext(self._network, stream, handler)
             await _run_handler(handler, context)
@@ -168,7 +167,7 @@ class FakeServer:
             self._is_idle.set()
 
     async def _find_handler(self, stream: CallStream) -> Any:
-        """The registered handler inside all interceptors, the first outermost."""
+        """Return the registered handler wrapped in all interceptors; the first interceptor is the outermost."""
         details = HandlerCallDetails(f"/{stream.method}", stream.metadata)
 
         async def next_of(interceptors: Sequence[Any]) -> Any:
@@ -180,7 +179,7 @@ class FakeServer:
 
 
 class ServerSide:
-    """A server's side of one connection."""
+    """The server's side of one connection."""
 
     def __init__(self, server: FakeServer, connection: Connection) -> None:
         self.connection = connection
@@ -197,16 +196,16 @@ class ServerSide:
 
     def on_lost(self, reason: str) -> None:
         self._server.remove_side(self)
-        for exchange, task in list(self._server.running.items()):
-            if exchange.connection is self.connection:
+        for stream, task in list(self._server.running.items()):
+            if stream.connection is self.connection:
                 task.cancel()
 
     def _send_go_away(self) -> None:
-        network = self._server._network  # noqa: SLF001  # two halves of one thing
+        network = self._server._network  # noqa: SLF001  # `FakeServer` and its connections are one unit
         network.deliver(self.connection.control_stream, TO_CLIENT, self._deliver_go_away)
 
     def _deliver_go_away(self) -> None:
-        """On the client's loop, after it has heard that the connection is there."""
+        """Deliver the GOAWAY on the client's loop, after the client has been connected."""
         client: Any = self.connection.sides[TO_CLIENT]
         client.on_go_away()
 

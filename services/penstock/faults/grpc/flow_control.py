@@ -1,4 +1,4 @@
-"""How much of an answer may wait for its reader: HTTP/2's flow control of one call, as both of its sides know it."""
+"""HTTP/2 flow control of one call, and the inbox of messages at each side."""
 
 import asyncio
 from collections import deque
@@ -10,17 +10,17 @@ from penstock.faults.world.event_loop import ProcessLoop
 
 @dataclass(eq=False)
 class FlowControlWindow:
-    """The server counts what it has sent, the client what was read; the latter is told in halves, as transports do."""
+    """The window of a response stream. The client acknowledges read bytes in halves of the window, as transports do."""
 
-    size_bytes: int  # bytes
+    size_bytes: int
     loop: ProcessLoop  # the server's
-    full_since: float | None = None  # s; None: there is room
-    _unread_bytes: int = 0  # bytes, as the server knows
-    _unacknowledged_bytes: int = 0  # bytes that the client has read and not told
+    full_since: float | None = None  # s; None: the window is not full
+    _unread_bytes: int = 0  # sent and not acknowledged
+    _unacknowledged_bytes: int = 0  # read by the client and not acknowledged
     _room_waiter: asyncio.Future[None] | None = None
 
     async def reserve(self, size: int) -> None:
-        """Wait for room after `count` bytes more."""
+        """Count `size` bytes as sent; return when the window is not full."""
         self._unread_bytes += size
         while self._unread_bytes > self.size_bytes:
             self.full_since = self.loop.time() if self.full_since is None else self.full_since
@@ -29,15 +29,15 @@ class FlowControlWindow:
         self.full_since = None
 
     def on_read(self, size: int) -> int:
-        """Note that the client has read; returns how many bytes to tell the server of now."""
+        """Record that the client has read `size` bytes; return the bytes to acknowledge now."""
         self._unacknowledged_bytes += size
         if 2 * self._unacknowledged_bytes < self.size_bytes:
             return 0
-        told, self._unacknowledged_bytes = self._unacknowledged_bytes, 0
-        return told
+        acknowledged, self._unacknowledged_bytes = self._unacknowledged_bytes, 0
+        return acknowledged
 
     def on_window_update(self, size: int) -> None:
-        """The server hears what was read."""
+        """The server receives an acknowledgement of `size` bytes."""
         self._unread_bytes -= size
         if self._room_waiter and not self._room_waiter.done():
             self._room_waiter.set_result(None)
@@ -45,10 +45,10 @@ class FlowControlWindow:
 
 @dataclass(eq=False)
 class MessageInbox:
-    """Messages in the order of their coming, for one reader."""
+    """Messages in the order of their arrival, for one reader."""
 
     loop: ProcessLoop
-    on_taken: Callable[[int], None] = lambda _: None  # hears how many bytes were taken out
+    on_taken: Callable[[int], None] = lambda _: None  # called with the size of each message that was read
     _messages: deque[bytes] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     is_closed: bool = False
@@ -63,7 +63,7 @@ class MessageInbox:
         self._wake()
 
     async def receive(self) -> bytes | None:
-        """Return the next message; None when none comes any more."""
+        """Return the next message; None after the end of the stream."""
         while not self._messages:
             if self.is_closed:
                 return None

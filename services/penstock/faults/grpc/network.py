@@ -1,4 +1,4 @@
-"""The network between processes: what is said on one call arrives in order, late, or not at all."""
+"""The network between processes: messages of one call arrive in order, possibly late, or not at all."""
 
 import random
 from collections import deque
@@ -10,21 +10,21 @@ from typing import Any, NamedTuple, Protocol
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.world import World
 
-TO_SERVER, TO_CLIENT = 1, 0  # ways
-DELAY_S = (0.0002, 0.002)  # s; one way
-LATE_DELAY_S = (0.005, 0.08)  # s
-WINDOW_BYTES = 65_536  # bytes of one call that may be on their way to a client or wait for it to read
-MAX_LOGGED_CHARS = 200  # characters of a frame in a story
-# When transport pings have given a silent peer up, in s: those of clients and those of servers, as in the chassis.
+TO_SERVER, TO_CLIENT = 1, 0  # directions
+DELAY_S = (0.0002, 0.002)  # range of s, one way
+LATE_DELAY_S = (0.005, 0.08)  # range of s for late frames
+WINDOW_BYTES = 65_536  # flow-control window of one call
+MAX_LOGGED_CHARS = 200  # characters of one frame in the frame log
+# Seconds until transport pings declare a silent peer dead, at the client and at the server, as the chassis sets them.
 PING_TIMEOUT_S = {TO_CLIENT: 2.5, TO_SERVER: 8.0}
 
 
 class Failpoint(NamedTuple):
-    """A place in the protocol at which something can go wrong: a frame about to leave its sender."""
+    """A kind of frame, on one method in one direction, at which a fault can be injected."""
 
     method: str  # Service/Method
     direction: int
-    kind: str  # which of its oneof `frame`; empty where it has none
+    kind: str  # the field of its oneof `frame`; empty if the message has none
 
     def __str__(self) -> str:
         name = self.method.removeprefix("penstock.").removeprefix("mesh.").removeprefix("v1.")
@@ -32,7 +32,7 @@ class Failpoint(NamedTuple):
 
 
 class ConnectionSide(Protocol):
-    """One side of a connection, as the connection knows it."""
+    """One side of a connection."""
 
     def on_lost(self, reason: str) -> None: ...
 
@@ -42,7 +42,7 @@ class Listener(Protocol):
 
     @property
     def active_methods(self) -> list[str]:
-        """Of the calls under way, Service/Method of each."""
+        """Service/Method of each active call."""
 
     def accept(self, connection: "Connection") -> ConnectionSide: ...
 
@@ -51,18 +51,15 @@ class Listener(Protocol):
 
 @dataclass(eq=False)
 class Connection:
-    """Between a channel and a server: pairs of the client's, which is first, and the server's."""
+    """One connection between a channel and a server. Pairs have the client's value first."""
 
-    loops: tuple[ProcessLoop, ProcessLoop]  # whose the sides are
-    sides: list[ConnectionSide | None] = field(default_factory=lambda: [None, None])  # that hear when it is gone
-    is_closed: list[bool] = field(default_factory=lambda: [False, False])  # who has given it up
-    last_arrival_at: list[float] = field(
-        default_factory=lambda: [0.0, 0.0]
-    )  # when all that is under way to it has arrived
-    is_reset: bool = False  # nothing arrives any more, not even what is under way
-    control_stream: "MessageStream" = field(
-        init=False
-    )  # what is said on no call: that it is there, that it takes no more calls
+    loops: tuple[ProcessLoop, ProcessLoop]
+    sides: list[ConnectionSide | None] = field(default_factory=lambda: [None, None])  # notified of the loss
+    is_closed: list[bool] = field(default_factory=lambda: [False, False])
+    # When the last message in transit to each side arrives.
+    last_arrival_at: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    is_reset: bool = False  # messages in transit are lost as well
+    control_stream: "MessageStream" = field(init=False)  # messages of no call: connected, GOAWAY
 
     def __post_init__(self) -> None:
         self.control_stream = MessageStream(self)
@@ -76,11 +73,15 @@ class Connection:
         return not any(self.is_closed)
 
 
+OnConnected = Callable[[Connection], ConnectionSide]
+Callback = Callable[[], None]
+
+
 @dataclass
 class PendingSide:
-    """A client's side until it has heard that its connection is there."""
+    """The client's side of a connection until the client knows that it is connected."""
 
-    on_failure: Callable[[], None]
+    on_failure: Callback
 
     def on_lost(self, reason: str) -> None:
         del reason
@@ -89,57 +90,47 @@ class PendingSide:
 
 @dataclass(eq=False)
 class MessageStream:
-    """What arrives in the order in which it was said: one call on a connection."""
+    """An ordered stream of messages: one call on a connection."""
 
     connection: Connection
     method: str = ""  # Service/Method
-    last_arrival_at: list[float] = field(
-        default_factory=lambda: [0.0, 0.0]
-    )  # by way: when the last that was said arrives
+    # When the last message in transit arrives, by direction.
+    last_arrival_at: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
 class Network:
-    """Carries callbacks from loop to loop, with delays that the seed draws. Knows listeners by address."""
+    """Delivers callbacks from loop to loop, with delays that the seed decides. Has the listeners by address."""
 
     def __init__(self, world: World, seed: int, *, late_share: float) -> None:
-        """`roughness`: share of frames that come late."""
+        """`late_share` is the share of frames with a long delay."""
         self.world = world
         self.listeners: dict[str, Listener] = {}
         self.connections: list[Connection] = []
-        self.frames_by_failpoint: dict[Failpoint, int] = {}  # frames that left
-        self.frame_digest = 0  # a digest of all that left, by whom and when
-        self.window_bytes: dict[str, int] = {}  # bytes, by client, where it is not WINDOW
-        self.frame_log: list[str] | None = None  # a line for each frame and each fault, where somebody wants to read it
+        self.frames_by_failpoint: dict[Failpoint, int] = {}  # frames sent
+        self.frame_digest = 0  # hash over all frames sent: sender, receiver, kind and time
+        self.window_bytes: dict[str, int] = {}  # by client process, if not `WINDOW_BYTES`
+        self.frame_log: list[str] | None = None  # a line for each frame and each fault; None: no log is kept
         self.on_failpoint: Callable[[Failpoint, Connection], None] = lambda _, __: None
         self.on_frame: Callable[[str, Any], None] = lambda _, __: None
         self._rng = random.Random(f"{seed} wire")
         self._late_share = late_share
         self._partitions: dict[frozenset[str], deque[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
-        self._pending_connects: dict[Callable[[], None], ProcessLoop] = {}  # to connect, by how to refuse them: of whom
+        # The loop of the server of each pending connect, by the function that fails it.
+        self._pending_connects: dict[Callback, ProcessLoop] = {}
 
     @property
     def delay(self) -> float:
         low, high = LATE_DELAY_S if self._rng.random() < self._late_share else DELAY_S
         return low + (high - low) * self._rng.random()
 
-    # Connecting.
+    # Connections.
 
-    def connect(
-        self,
-        client: ProcessLoop,
-        address: str,
-        on_connected: Callable[[Connection], ConnectionSide],
-        on_failure: Callable[[], None],
-    ) -> None:
-        """Call `up` or `down` on the client's loop, sooner or later; `up` gives the client's side."""
+    def connect(self, client: ProcessLoop, address: str, on_connected: OnConnected, on_failure: Callback) -> None:
+        """Connect, then call `on_connected`, which returns the client's side, or `on_failure` on the client's loop."""
         self._after(self.delay, self._arrive_at_listener, client, address, on_connected, on_failure)
 
     def _arrive_at_listener(
-        self,
-        client: ProcessLoop,
-        address: str,
-        on_connected: Callable[[Connection], ConnectionSide],
-        on_failure: Callable[[], None],
+        self, client: ProcessLoop, address: str, on_connected: OnConnected, on_failure: Callback
     ) -> None:
         listener = self.listeners.get(address)
         if listener is None:
@@ -150,38 +141,38 @@ class Network:
             self._partitions[names].append((self._arrive_at_listener, (client, address, on_connected, on_failure)))
             return
 
-        def refuse() -> None:
-            del self._pending_connects[refuse]
+        def fail_connect() -> None:
+            del self._pending_connects[fail_connect]
             self._after(self.delay, run_on, client, on_failure)
 
-        self._pending_connects[refuse] = listener.loop
-        run_on(listener.loop, self._accept, listener, client, on_connected, on_failure, refuse)
+        self._pending_connects[fail_connect] = listener.loop
+        run_on(listener.loop, self._accept, listener, client, on_connected, on_failure, fail_connect)
 
     def _accept(
         self,
         listener: Listener,
         client: ProcessLoop,
-        on_connected: Callable[[Connection], ConnectionSide],
-        on_failure: Callable[[], None],
-        refuse: Callable[[], None],
+        on_connected: OnConnected,
+        on_failure: Callback,
+        fail_connect: Callback,
     ) -> None:
-        if self._pending_connects.pop(refuse, None) is None:
+        if self._pending_connects.pop(fail_connect, None) is None:
             return
         connection = Connection((client, listener.loop))
         connection.sides = [PendingSide(on_failure), listener.accept(connection)]
         self.connections.append(connection)
 
-        def join() -> None:
+        def connect_client_side() -> None:
             connection.sides[TO_CLIENT] = on_connected(connection)
 
-        self.deliver(connection.control_stream, TO_CLIENT, join)
+        self.deliver(connection.control_stream, TO_CLIENT, connect_client_side)
 
-    # Carrying.
+    # Messages.
 
     def send(
         self, stream: MessageStream, direction: int, message: Any, callback: Callable[..., None], *args: Any
     ) -> None:
-        """Have `act` called at the other side; what is armed at this point of the protocol goes off first."""
+        """Call `callback` at the other side; faults that are armed at this failpoint are injected first."""
         for frame in _frames(message):
             self._record_frame(Failpoint(stream.method, direction, _frame_kind(frame)), stream.connection, frame)
         self.deliver(stream, direction, callback, *args)
@@ -216,52 +207,52 @@ class Network:
     def _after(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
         self.world.schedule(self.world.now + seconds, callback, *args)
 
-    # What goes wrong.
+    # Faults.
 
     def reset(self, connection: Connection) -> None:
-        """Reset a connection: what is under way is lost, and each side hears of it by itself."""
+        """Reset a connection: messages in transit are lost, and each side is notified after a delay of its own."""
         connection.is_reset = True
-        for way in (TO_CLIENT, TO_SERVER):
-            self._lose_later(connection, way, "connection reset", self.delay)
+        for direction in (TO_CLIENT, TO_SERVER):
+            self._lose_later(connection, direction, "connection reset", self.delay)
 
     def partition(self, names: frozenset[str], duration_s: float) -> None:
-        """Let nothing through between two processes for a while; then all comes, unless somebody gave up meanwhile."""
+        """Hold back all traffic between two processes; deliver it afterwards on connections that are still open."""
         if names in self._partitions:
             return
         self._partitions[names] = deque()
         self._after(duration_s, self._heal_partition, names)
         for connection in self._connections_between(names):
-            for way, patience in PING_TIMEOUT_S.items():
-                if patience < duration_s:
-                    self._lose_later(connection, way, "ping timeout", patience)
+            for direction, timeout_s in PING_TIMEOUT_S.items():
+                if timeout_s < duration_s:
+                    self._lose_later(connection, direction, "ping timeout", timeout_s)
 
     def _heal_partition(self, names: frozenset[str]) -> None:
-        held = self._partitions.pop(names)
+        delayed = self._partitions.pop(names)
         for connection in self._connections_between(names):
             if connection.is_reset or not connection.is_open:
                 self.reset(connection)
-        for act, args in held:
-            act(*args)
+        for callback, args in delayed:
+            callback(*args)
 
     def on_process_frozen(self, loop: ProcessLoop, seconds: float) -> None:
-        """Peers of a process that stands still for `seconds` give it up by their pings, where that is long enough."""
+        """Lose the connections of a process that is frozen for longer than the ping timeouts of its peers."""
         for connection in self.connections:
-            for way, patience in PING_TIMEOUT_S.items():
-                if connection.loops[1 - way] is loop and patience < seconds:
-                    self._lose_later(connection, way, "ping timeout", patience)
-                    self._lose_later(connection, 1 - way, "connection reset", seconds)
+            for direction, timeout_s in PING_TIMEOUT_S.items():
+                if connection.loops[1 - direction] is loop and timeout_s < seconds:
+                    self._lose_later(connection, direction, "ping timeout", timeout_s)
+                    self._lose_later(connection, 1 - direction, "connection reset", seconds)
 
     def on_process_died(self, loop: ProcessLoop) -> None:
-        """The kernel closes what a dead process had open."""
+        """Close the connections and listeners of a dead process, as the kernel does."""
         for connection in [each for each in self.connections if loop in each.loops]:
             self.reset(connection)
         for address in [each for each, listener in self.listeners.items() if listener.loop is loop]:
             del self.listeners[address]
-        for refuse in [each for each, server in self._pending_connects.items() if server is loop]:
-            refuse()
+        for fail_connect in [each for each, server in self._pending_connects.items() if server is loop]:
+            fail_connect()
 
     def close(self, connection: Connection, direction: int) -> None:
-        """Close from one side; the other hears of it after all that was said before."""
+        """Close one side; the other side is notified after all earlier messages."""
         connection.is_closed[direction] = True
         after = max(0.0, connection.last_arrival_at[1 - direction] - self.world.now)
         self._lose_later(connection, 1 - direction, "closed by the peer", after + self.delay)
@@ -271,10 +262,10 @@ class Network:
 
     def _lose_side(self, connection: Connection, direction: int, reason: str) -> None:
         if reason != "ping timeout" and connection.names in self._partitions:
-            return  # it will hear once the hole is closed
-        was_gone, connection.is_closed[direction] = connection.is_closed[direction], True
+            return  # the side is notified when the partition heals
+        was_closed, connection.is_closed[direction] = connection.is_closed[direction], True
         side = connection.sides[direction]
-        if side is not None and not was_gone:
+        if side is not None and not was_closed:
             run_on(connection.loops[direction], side.on_lost, reason)
         if all(connection.is_closed) and connection in self.connections:
             self.connections.remove(connection)
@@ -284,12 +275,12 @@ class Network:
 
 
 def run_on(loop: ProcessLoop, callback: Callable[..., None], *args: Any) -> None:
-    """Run on a loop, in a context of its own: nothing of whoever said it comes along."""
+    """Run a callback on a loop, in an empty context: the sender's context variables are not inherited."""
     loop.call_soon(callback, *args, context=Context())
 
 
 def _frames(message: Any) -> Any:
-    """Those that go as one, or the message itself."""
+    """Return the frames of a combined message, or the message itself."""
     return getattr(message, "more", None) or (message,)
 
 
@@ -301,5 +292,5 @@ def _frame_kind(frame: Any) -> str:
 
 
 def _format_frame(message: Any) -> str:
-    """A frame in one line."""
+    """Format a frame as one line."""
     return " ".join(str(message).split())[:MAX_LOGGED_CHARS]

@@ -1,4 +1,4 @@
-"""Clients of the mesh, by the shipped SDK, and what each of them saw."""
+"""Clients of the mesh, which use the client SDK, and a transcript of each request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ GeneratingClient = Client | Session
 
 @dataclass(slots=True, kw_only=True)
 class ClientTranscript:
-    """What one client saw of one request."""
+    """Everything that one client received for one request."""
 
     request: PlannedRequest
     token_ids: list[int] = field(default_factory=list)
@@ -26,12 +26,12 @@ class ClientTranscript:
     text: str = ""
     logprobs: int = 0
     seed: int = 0
-    prompt_tokens: int = 0  # as accepted, 0 before
-    usage: tuple[int, int] | None = None  # prompt and output tokens of the last attempt
-    finish_reason: str = ""  # stop or length; empty: not finished
+    prompt_tokens: int = 0  # as reported with `accepted`; 0 before
+    usage: tuple[int, int] | None = None  # prompt and output tokens, as reported at the end
+    finish_reason: str = ""  # "stop" or "length"; empty: the answer did not finish
     failure_text: str = ""  # code, reason and message
     failure_reason: str = ""
-    retry_after: float | None = None  # s; what the failure says
+    retry_after: float | None = None  # s, as the error suggests; None: no suggestion
     attempts: int = 0
     has_cancelled: bool = False
     has_ended: bool = False
@@ -40,13 +40,13 @@ class ClientTranscript:
 
 @dataclass(slots=True, kw_only=True)
 class TokenCountResult:
-    """What came of one question for a size."""
+    """The result of one CountTokens call."""
 
     request: PlannedTokenCount
     token_ids: list[int] = field(default_factory=list)
     failure_text: str = ""
     failure_reason: str = ""
-    retry_after: float | None = None  # s; what the failure says
+    retry_after: float | None = None  # s, as the error suggests; None: no suggestion
     has_ended: bool = False
     ended_at: float = 0.0
 
@@ -57,18 +57,18 @@ async def run_clients(
     transcripts: Sequence[ClientTranscript],
     token_counts: Sequence[TokenCountResult] = (),
 ) -> None:
-    """Send everything at its moment, and return when all is over."""
+    """Send each request at its planned time; return when all have ended."""
     async with AsyncExitStack() as stack:
         retries = RetryPolicy(connect_timeout=PATIENCE_S)
         client = await stack.enter_async_context(Client(*targets, api_key=key, retries=retries))
-        sessions = any(each.request.uses_session for each in transcripts)
-        session = await stack.enter_async_context(client.session()) if sessions else None
+        needs_session = any(each.request.uses_session for each in transcripts)
+        session = await stack.enter_async_context(client.session()) if needs_session else None
         async with asyncio.TaskGroup() as group:
             for each in transcripts:
-                asker: GeneratingClient = session if each.request.uses_session and session else client
-                group.create_task(_send(asker, each))
-            for question in token_counts:
-                group.create_task(_count_tokens(client, question))
+                sender: GeneratingClient = session if each.request.uses_session and session else client
+                group.create_task(_send(sender, each))
+            for result in token_counts:
+                group.create_task(_count_tokens(client, result))
 
 
 async def _count_tokens(client: Client, result: TokenCountResult) -> None:
@@ -96,21 +96,21 @@ async def _send(client: GeneratingClient, transcript: ClientTranscript) -> None:
 
 
 async def _read(client: GeneratingClient, transcript: ClientTranscript) -> None:
-    ask = transcript.request
-    stalls_at = ask.stall_after_tokens
-    async with client.generate(_prompt_of(ask), **_options_of(ask)) as answer:
+    request = transcript.request
+    stall_after = request.stall_after_tokens
+    async with client.generate(_prompt_of(request), **_options_of(request)) as answer:
         try:
-            if ask.cancel_after_tokens == 0:
+            if request.cancel_after_tokens == 0:
                 await asyncio.sleep(0.01)
-            async for piece in answer:
-                transcript.indexes += range(piece.first_index, piece.first_index + len(piece.token_ids))
-                transcript.token_ids += piece.token_ids
-                transcript.text += piece.text
-                transcript.logprobs += len(piece.logprobs)
-                if stalls_at is not None and len(transcript.token_ids) >= stalls_at:
-                    stalls_at = None
-                    await asyncio.sleep(ask.stall_s)
-                if ask.cancel_after_tokens is not None and len(transcript.token_ids) >= ask.cancel_after_tokens:
+            async for delta in answer:
+                transcript.indexes += range(delta.first_index, delta.first_index + len(delta.token_ids))
+                transcript.token_ids += delta.token_ids
+                transcript.text += delta.text
+                transcript.logprobs += len(delta.logprobs)
+                if stall_after is not None and len(transcript.token_ids) >= stall_after:
+                    stall_after = None
+                    await asyncio.sleep(request.stall_s)
+                if request.cancel_after_tokens is not None and len(transcript.token_ids) >= request.cancel_after_tokens:
                     transcript.has_cancelled = True
                     return
             finished, accepted = answer.finished, answer.accepted

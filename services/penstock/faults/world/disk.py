@@ -1,4 +1,4 @@
-"""Auth's file: what was committed outlives the process, what was not is lost with it."""
+"""Auth's disk: committed changes survive the process, the others are lost with it."""
 
 import asyncio
 import random
@@ -11,18 +11,18 @@ from penstock.auth.store import sql
 from penstock.auth.store.schema import migrate
 from penstock.auth.store.store import Barrier, Change, Charged, OnPersisted, StoredState
 
-COMMIT_DELAY_S = (0.0002, 0.004)  # s
-RETRY_INTERVAL_S = 0.2  # s; between tries to keep a charge
+COMMIT_DELAY_S = (0.0002, 0.004)  # range of s
+RETRY_INTERVAL_S = 0.2  # s between two attempts to write a charge
 
 PendingWrite = tuple[Change, OnPersisted]
 
 
 class DiskFull(sqlite3.OperationalError):
-    """As SQLite says it."""
+    """The error that SQLite raises if the disk is full."""
 
 
 class Disk:
-    """One SQLite database in memory, with the tier's own tables."""
+    """One SQLite database in memory, with auth's own tables."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"{seed} disk")
@@ -31,7 +31,7 @@ class Disk:
         migrate(self.connection)
 
     def commit(self, batch: list[PendingWrite]) -> Exception | None:
-        """Keep all of `batch` or nothing; returns why nothing."""
+        """Commit all of `batch` or none of it; return the error, or None after a commit."""
         if self.is_full:
             return DiskFull("database or disk is full")
         self.connection.execute("BEGIN")
@@ -42,7 +42,7 @@ class Disk:
 
     @asynccontextmanager
     async def open_store(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", StoredState]]:
-        """Stands for `opened_store`."""
+        """Replace auth's `opened_store`."""
         del path, fsync
         store = DiskStore(self)
         yield store, sql.read(self.connection)
@@ -51,7 +51,7 @@ class Disk:
 
 @dataclass(eq=False)
 class DiskStore:
-    """One process's way to its disk: a commit takes its time, and takes along all that piled up meanwhile."""
+    """The store of one process: a commit takes time, and changes written meanwhile form the next batch."""
 
     disk: Disk
     pending: int = 0
@@ -66,9 +66,9 @@ class DiskStore:
             self._schedule_commit(self.disk.rng.uniform(*COMMIT_DELAY_S))
 
     async def flush(self) -> None:
-        kept = asyncio.Event()
-        self.write(Barrier(), lambda _: kept.set())
-        await kept.wait()
+        persisted = asyncio.Event()
+        self.write(Barrier(), lambda _: persisted.set())
+        await persisted.wait()
 
     def _schedule_commit(self, seconds: float) -> None:
         self._is_committing = True
@@ -77,19 +77,18 @@ class DiskStore:
     def _commit(self) -> None:
         batch, self._entries = self._entries, []
         error = self.disk.commit(batch)
-        owed = [entry for entry in batch if error and isinstance(entry[0], Charged)]
-        self._entries = owed
+        retried = [entry for entry in batch if error and isinstance(entry[0], Charged)]
+        self._entries = retried
         self._is_committing = False
-        # The process may die here, between what is kept and who is told.
-        self._loop.call_later(
-            self.disk.rng.uniform(*COMMIT_DELAY_S), self._finish, [e for e in batch if e not in owed], error
-        )
-        if owed:
+        # The process may die here, between the commit and the callbacks.
+        finished = [entry for entry in batch if entry not in retried]
+        self._loop.call_later(self.disk.rng.uniform(*COMMIT_DELAY_S), self._finish, finished, error)
+        if retried:
             self._schedule_commit(RETRY_INTERVAL_S)
 
     def _finish(self, batch: list[PendingWrite], error: Exception | None) -> None:
         self.pending -= len(batch)
-        for _, then in batch:
-            then(error)
+        for _, on_persisted in batch:
+            on_persisted(error)
         if self._entries and not self._is_committing:
             self._schedule_commit(self.disk.rng.uniform(*COMMIT_DELAY_S))

@@ -1,4 +1,4 @@
-"""Engines of such a mesh: the real batch over a step-time law, as a process of its own behind a pipe."""
+"""Simulated engines: the real batch with modelled step times, each in a process of its own behind a pipe."""
 
 import asyncio
 import math
@@ -18,14 +18,14 @@ from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.simulated.engine import SimulatedEngine
 
-LOAD_TIME_S = 0.05  # s until an engine is ready
-PIPE_DELAY_S = 0.00005  # s
+LOAD_TIME_S = 0.05  # s from the start of an engine until it is ready
+PIPE_DELAY_S = 0.00005  # s each way
 KILLED_EXIT_CODE = -9
 
 
 @dataclass(eq=False)
 class EngineInbox:
-    """What an engine has been told and not yet taken."""
+    """Messages that an engine has received and not yet read."""
 
     messages: deque[object] = field(default_factory=deque)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -36,7 +36,7 @@ class EngineInbox:
 
 
 class FakeEngineHost:
-    """The worker's end of the pipe, and of the process behind it: stands for EnginePipe and EngineProcess."""
+    """The worker's end of the pipe to an engine process; replaces `EnginePipe` and `EngineProcess`."""
 
     def __init__(
         self, network: Network, worker_loop: ProcessLoop, on_message: Callable[[object], None], pid: int
@@ -53,7 +53,7 @@ class FakeEngineHost:
 
     @property
     def has_crashed(self) -> bool:
-        """Whether the engine died of itself, not by a signal."""
+        """Whether the engine crashed by itself, and was not killed by a signal."""
         return self._has_crashed
 
     def attach(self, engine: Process) -> None:
@@ -63,7 +63,7 @@ class FakeEngineHost:
         self._deliver_later(lambda: self._engine.loop if self._engine else None, self._put, message)
 
     def receive(self, message: object) -> None:
-        """Called by the engine."""
+        """Deliver a message of the engine to the worker."""
         self._deliver_later(lambda: self._worker_loop, self._deliver, message)
 
     def on_engine_started(self, inbox: EngineInbox) -> None:
@@ -88,11 +88,11 @@ class FakeEngineHost:
     def _deliver_later(
         self, target_loop: Callable[[], ProcessLoop | None], callback: Callable[..., None], *args: object
     ) -> None:
-        def arrive() -> None:
+        def deliver() -> None:
             if loop := target_loop():
                 run_on(loop, callback, *args)
 
-        self._network.world.schedule(self._network.world.now + PIPE_DELAY_S, arrive)
+        self._network.world.schedule(self._network.world.now + PIPE_DELAY_S, deliver)
 
     def _put(self, message: object) -> None:
         if self._inbox:
@@ -108,7 +108,7 @@ class FakeEngineHost:
 
 
 class FakeEngineProcess(Process):
-    """One engine. Tells its front when it dies, however it does."""
+    """The process of one engine; reports its death to its host, whether it was killed or crashed."""
 
     host: FakeEngineHost | None = None
 
@@ -116,7 +116,7 @@ class FakeEngineProcess(Process):
         self._die(crashed=False)
 
     def crash(self) -> None:
-        """Die of itself, as by a fault in a kernel."""
+        """Crash, as by a fault in a kernel."""
         self._die(crashed=True)
 
     def _die(self, *, crashed: bool) -> None:
@@ -128,39 +128,37 @@ class FakeEngineProcess(Process):
 
 @dataclass
 class EnginePool:
-    """Where workers find their engines: `made` counts tokens by the length of the prompt they were made for."""
+    """Starts the engines of all workers, and counts the tokens that they generate."""
 
     network: Network
     engines: dict[str, FakeEngineProcess] = field(default_factory=dict)  # by worker
-    tokens_made: dict[int, int] = field(default_factory=dict)
-    last_token_at: dict[int, float] = field(default_factory=dict)  # s; the last of them
-    crash_token_indexes: Mapping[int, int] = field(
-        default_factory=dict
-    )  # tokens that crash engines, by the length of their prompts
-    crashed_workers: dict[int, list[str]] = field(
-        default_factory=dict
-    )  # workers whose engines crashed, by such lengths
+    tokens_made: dict[int, int] = field(default_factory=dict)  # by prompt length
+    last_token_at: dict[int, float] = field(default_factory=dict)  # s; time of the last of them, by prompt length
+    # The output token whose computation crashes an engine, by prompt length.
+    crash_token_indexes: Mapping[int, int] = field(default_factory=dict)
+    # Workers whose engines crashed, by the length of the prompt that crashed them.
+    crashed_workers: dict[int, list[str]] = field(default_factory=dict)
     last_pid: int = 0
 
     def start(self, options: EngineOptions, on_message: Callable[[object], None]) -> FakeEngineHost:
-        """Start the engine of the worker whose turn it is."""
-        front = asyncio.get_running_loop()
-        assert isinstance(front, ProcessLoop)
+        """Start the engine of the worker that is running."""
+        worker_loop = asyncio.get_running_loop()
+        assert isinstance(worker_loop, ProcessLoop)
         self.last_pid += 1
-        end = FakeEngineHost(self.network, front, on_message, self.last_pid)
-        engine = self.engines[front.name]
-        engine.host = end
-        engine.main = lambda _: self._run_engine(options, end, engine, front.name)
-        end.attach(engine)
+        host = FakeEngineHost(self.network, worker_loop, on_message, self.last_pid)
+        engine = self.engines[worker_loop.name]
+        engine.host = host
+        engine.main = lambda _: self._run_engine(options, host, engine, worker_loop.name)
+        host.attach(engine)
         engine.start()
-        return end
+        return host
 
     async def _run_engine(
         self, options: EngineOptions, host: FakeEngineHost, process: FakeEngineProcess, worker: str
     ) -> None:
-        """As the engine's own process: hear, step, tell."""
-        inlet = EngineInbox()
-        host.on_engine_started(inlet)
+        """Run the engine's process: read messages, compute a step, send its result."""
+        inbox = EngineInbox()
+        host.on_engine_started(inbox)
         card = oracle.model_card()
         engine = SimulatedEngine(
             build_batch(options, card, options.kv_blocks), options.step_time, range(oracle.VOCABULARY_SIZE)
@@ -169,16 +167,16 @@ class EnginePool:
         host.receive(EngineReady(card, engine.capacity()))
         lengths: dict[int, int] = {}
         while True:
-            self._read_messages(inlet, engine, host, lengths)
+            self._read_messages(inbox, engine, host, lengths)
             while not engine.has_work:
-                inlet.arrived.clear()
-                await inlet.arrived.wait()
-                self._read_messages(inlet, engine, host, lengths)
+                inbox.arrived.clear()
+                await inbox.arrived.wait()
+                self._read_messages(inbox, engine, host, lengths)
             result = engine.step()
-            if crashers := self._crashing_prompts(result, lengths):
-                self.crashed_workers.setdefault(crashers[0], []).append(worker)
+            if crashing_prompts := self._crashing_prompts(result, lengths):
+                self.crashed_workers.setdefault(crashing_prompts[0], []).append(worker)
                 process.crash()
-                await asyncio.Event().wait()  # nothing of it runs any more
+                await asyncio.Event().wait()  # the loop of this process has been halted
             for seq_id in result.seq_ids:
                 self.tokens_made[lengths[seq_id]] = self.tokens_made.get(lengths[seq_id], 0) + 1
                 self.last_token_at[lengths[seq_id]] = self.network.world.now
@@ -186,13 +184,17 @@ class EnginePool:
             host.receive(StepCompleted(result, engine.capacity(), result.duration_s, time.time()))
 
     def _crashing_prompts(self, result: StepResult, lengths: Mapping[int, int]) -> list[int]:
-        """Lengths of the prompts of which this step could compute no more and live."""
+        """Return the lengths of the prompts whose computation in this step crashes the engine."""
         if not self.crash_token_indexes:
             return []
-        begun = [(lengths[seq_id], 0) for seq_id, _ in result.prefilled]
-        # A prompt of which all but the last token is another's too counts as decoded.
-        made = [(lengths[seq_id], index) for seq_id, index in zip(result.seq_ids, result.indexes, strict=True)]
-        return [length for length, index in (*begun, *made) if index >= self.crash_token_indexes.get(length, math.inf)]
+        prefilled = [(lengths[seq_id], 0) for seq_id, _ in result.prefilled]
+        # A prompt whose tokens are all cached except the last counts as decoded.
+        decoded = [(lengths[seq_id], index) for seq_id, index in zip(result.seq_ids, result.indexes, strict=True)]
+        return [
+            length
+            for length, index in (*prefilled, *decoded)
+            if index >= self.crash_token_indexes.get(length, math.inf)
+        ]
 
     def _read_messages(
         self, inbox: EngineInbox, engine: SimulatedEngine, host: FakeEngineHost, lengths: dict[int, int]

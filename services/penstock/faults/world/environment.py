@@ -1,4 +1,4 @@
-"""What the tiers' processes take for the world: clocks, randomness, channels, servers, disk and engines from here."""
+"""Patches of a world's processes: clocks, randomness, channels, servers, disk and engines are replaced here."""
 
 import asyncio
 import gc
@@ -28,11 +28,10 @@ from penstock.faults.world.slow_readers import CLIENT_READ_TIMEOUT_S
 from penstock.faults.world.world import EPOCH_UNIX_S
 from penstock.worker.engine_host.supervisor import EngineSupervisor
 
-UNREPORTED_RUN_TIMEOUT_S = (
-    5.0  # s; after which a shard ends what runs by nobody's word. A world would have to wait for a minute
-)
+# A shard ends a run without reports after this time in s. The shipped value, a minute, would slow down every world.
+UNREPORTED_RUN_TIMEOUT_S = 5.0
 
-# Modules that draw from what all threads of a process share.
+# Modules that use the `random` module, whose state all threads of a process share.
 MODULES_WITH_RANDOM = (
     "penstock.chassis.streams.link",
     "penstock.client.response",
@@ -44,9 +43,9 @@ MODULES_WITH_RANDOM = (
 
 @contextmanager
 def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, seed: int) -> Iterator[None]:
-    """Have the block's processes run on this network, disk and stand, and nothing else decide than the seed."""
-    world, drawn = network.world, random.Random(f"{seed} processes")
-    draw_bytes = _for_this_thread(drawn.randbytes, os.urandom)
+    """Run the processes of the block on this network, disk and engine pool, with all randomness from `seed`."""
+    world, rng = network.world, random.Random(f"{seed} processes")
+    random_bytes = _for_this_thread(rng.randbytes, os.urandom)
 
     def open_channel(address: str, **_: Any) -> FakeChannel:
         return FakeChannel(network, _running_process_loop(), address)
@@ -54,9 +53,9 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
     def open_server(*, interceptors: Any = (), **_: Any) -> FakeServer:
         return FakeServer(network, _running_process_loop(), interceptors)
 
-    async def start_engine(link: Any) -> tuple[FakeEngineHost, FakeEngineHost]:
-        end = engine_pool.start(link._options, link._on_message)  # noqa: SLF001  # stands for its `_start`
-        return end, end
+    async def start_engine(supervisor: Any) -> tuple[FakeEngineHost, FakeEngineHost]:
+        host = engine_pool.start(supervisor._options, supervisor._on_message)  # noqa: SLF001  # replaces its `_start`
+        return host, host
 
     changes: tuple[AbstractContextManager[Any], ...] = (
         patch.object(grpc.aio, "insecure_channel", open_channel),
@@ -64,21 +63,20 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch.object(time, "time", lambda: EPOCH_UNIX_S + world.now),
         patch.object(time, "monotonic", lambda: world.now),
         patch.object(time, "perf_counter", lambda: world.now),
-        patch.object(os, "urandom", draw_bytes),
-        patch.object(random, "_urandom", draw_bytes),
-        *(patch(f"{module}.random", drawn) for module in MODULES_WITH_RANDOM),
-        patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
-        patch("penstock.chassis.observability.deferred._by_loop", {}),  # likewise
+        patch.object(os, "urandom", random_bytes),
+        patch.object(random, "_urandom", random_bytes),
+        *(patch(f"{module}.random", rng) for module in MODULES_WITH_RANDOM),
+        patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the original would keep the loops of all worlds
+        patch("penstock.chassis.observability.deferred._by_loop", {}),  # as above
         patch("penstock.queue.accounting.REPORT_TIMEOUT_S", UNREPORTED_RUN_TIMEOUT_S),
         patch("penstock.chassis.server.write_timeout.CLIENT_READ_TIMEOUT_S", CLIENT_READ_TIMEOUT_S),
-        # The services took their clocks as defaults, at import.
+        # The services bind their clocks as default arguments, at import.
         patch.dict(_keyword_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH_UNIX_S + world.now),
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
         patch("penstock.auth.__main__.opened_store", disk.open_store),
-        patch(
-            "penstock.chassis.observability.telemetry.tracer", NoOpTracer
-        ),  # the other draws its ids from what all threads share
-        # The other keeps what it is given: whole worlds.
+        # The original tracer takes its ids from the shared `random` module.
+        patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),
+        # The original meter keeps its callbacks, and with them whole worlds.
         patch("penstock.worker.telemetry.meter", lambda: NoOpMeter("faults")),
         patch("penstock.edge.admission.filter.meter", lambda: NoOpMeter("faults")),
         patch.object(EngineSupervisor, "_start", start_engine),
@@ -91,29 +89,29 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
 
 
 def _keyword_defaults(service: str) -> dict[str, Any]:
-    found: dict[str, Any] = pkgutil.resolve_name(service).__init__.__kwdefaults__
-    return found
+    defaults: dict[str, Any] = pkgutil.resolve_name(service).__init__.__kwdefaults__
+    return defaults
 
 
 def _running_process_loop() -> ProcessLoop:
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, ProcessLoop), "only processes of the world open anything"
+    assert isinstance(loop, ProcessLoop), "only processes of a world open channels and servers"
     return loop
 
 
 def _for_this_thread(seeded: Callable[[int], bytes], original: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    """`drawn` for this thread; an exporter's that goes on beside the world takes nothing of the seed's."""
-    here = threading.get_ident()
+    """Return a function that calls `seeded` in this thread and `original` in all others, such as exporters' threads."""
+    world_thread = threading.get_ident()
 
-    def draw(count: int) -> bytes:
-        return seeded(count) if threading.get_ident() == here else original(count)
+    def random_bytes(count: int) -> bytes:
+        return seeded(count) if threading.get_ident() == world_thread else original(count)
 
-    return draw
+    return random_bytes
 
 
 @contextmanager
 def logs_silenced() -> Iterator[None]:
-    """Nothing of the block's processes is logged; to be left only after they are gone for good."""
+    """Discard the log lines of the block's processes; leave the block only after their objects have been freed."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -124,7 +122,7 @@ def logs_silenced() -> Iterator[None]:
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """A collection would close what nobody refers to at a moment that the seed does not decide."""
+    """Disable the garbage collector, which would close generators at times that the seed does not decide."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""One process's event loop, turned from outside: a callback at a time, by a clock that only moves when told to."""
+"""The event loop of one process, which a driver runs one callback at a time, on virtual time."""
 
 import asyncio
 import heapq
@@ -9,15 +9,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-MAX_THREAD_DELAY_S = 0.004  # s; what is done in a thread takes that long at most
-MIN_STALE_TIMERS = 64  # cancelled ones that may stay in the heap, beside as many as there are live ones
+MAX_THREAD_DELAY_S = 0.004  # s; upper limit of the time that a call in a thread takes
+MIN_STALE_TIMERS = 64  # cancelled timers above this number are removed once they outnumber the others
 
 Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 
 class LoopDriver(Protocol):
-    """Who turns loops: knows the time, and wants to hear which loop has something to do."""
+    """The driver of all loops: has the clock, and is notified of loops with ready callbacks or new timers."""
 
     now: float  # s
     rng: random.Random
@@ -28,7 +28,7 @@ class LoopDriver(Protocol):
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task whose place in a set follows from the order of making, so that the same seed cancels in the same order."""
+    """A task whose hash is its number of creation, so that equal seeds cancel a set of tasks in the same order."""
 
     _numbers = itertools.count()
 
@@ -48,14 +48,14 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
-    """Has no I/O. Callbacks of one loop run in the order they were asked for, as asyncio promises."""
+    """An event loop without I/O. Its callbacks run in the order in which they were scheduled, as in asyncio."""
 
     def __init__(self, name: str, driver: LoopDriver) -> None:
         self.name = name
         self.ready: deque[asyncio.Handle] = deque()
-        self.is_queued = False  # among those that the turner knows to have something to do
-        self.is_halted = False  # frozen or dead: nothing runs, whatever is ready
-        self.failures: list[dict[str, Any]] = []  # what nobody caught
+        self.is_queued = False  # in the driver's list of ready loops
+        self.is_halted = False  # frozen or dead: no callback runs
+        self.failures: list[dict[str, Any]] = []  # uncaught exceptions, as asyncio reports them
         self._driver = driver
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = itertools.count()
@@ -64,7 +64,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def __repr__(self) -> str:
         return f"<ProcessLoop {self.name}: {len(self.ready)} ready, {len(self._timers)} timers>"
 
-    # What the turner does.
+    # Called by the driver.
 
     @property
     def next_timer(self) -> float | None:
@@ -75,7 +75,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return timers[0][0] if timers else None
 
     def fire_due_timers(self) -> None:
-        """Make ready what is due."""
+        """Make the callbacks of expired timers ready."""
         while (when := self.next_timer) is not None and when <= self._driver.now:
             self._enqueue(heapq.heappop(self._timers)[2])
 
@@ -83,13 +83,13 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         """Run the oldest callback."""
         handle = self.ready.popleft()
         if not handle.cancelled():
-            handle._run()  # noqa: SLF001  # what a loop does
+            handle._run()  # noqa: SLF001  # as every event loop does
 
     def close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """What asyncio does with a generator that is dropped half-way: close it, in its own loop."""
+        """Close an abandoned async generator in its own loop, as asyncio's hook does."""
         self.call_soon(lambda: self.create_task(generator.aclose()))
 
-    # What asyncio asks of a loop.
+    # The interface of asyncio.
 
     def time(self) -> float:
         return self._driver.now

@@ -1,4 +1,4 @@
-"""A process of the mesh: started, killed, frozen, asked to stop; each start is a loop of its own."""
+"""A simulated process of the mesh, which can be started, killed, frozen and stopped; each start has its own loop."""
 
 import math
 from collections.abc import Callable, Coroutine
@@ -10,12 +10,12 @@ from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.grpc.network import Network
 from penstock.faults.world.event_loop import ProcessLoop
 
-Main = Callable[[str], Coroutine[Any, Any, None]]  # takes the instance id
+Main = Callable[[str], Coroutine[Any, Any, None]]  # instance id -> main coroutine
 
 
 @dataclass(eq=False)
 class Process:
-    """`main` is what the process runs, from its configuration to its end."""
+    """One process; `main` is its composition root, which takes the instance id."""
 
     name: str
     tier: str
@@ -24,13 +24,13 @@ class Process:
     network: Network
     start_count: int = 0
     started_at: float = 0.0  # s
-    loop: ProcessLoop | None = None  # None: it does not run
-    children: "list[Process]" = field(default_factory=list)  # that die with it
+    loop: ProcessLoop | None = None  # None: the process is down
+    children: "list[Process]" = field(default_factory=list)  # killed with this process
     is_frozen: bool = False
     crashes: list[BaseException] = field(default_factory=list)
-    past_loops: list[ProcessLoop] = field(default_factory=list)  # loops of starts before this one
-    down_since: float = math.inf  # s; infinite: it runs
-    downtimes: list[Interval] = field(default_factory=list)  # that are over
+    past_loops: list[ProcessLoop] = field(default_factory=list)  # loops of earlier starts
+    down_since: float = math.inf  # s; infinite: the process is up
+    downtimes: list[Interval] = field(default_factory=list)  # ended ones
 
     def __repr__(self) -> str:
         return f"<Process {self.name}, {self.start_count} starts, {'up' if self.loop else 'down'}>"
@@ -47,11 +47,11 @@ class Process:
         self.started_at = self.network.world.now
         loop = self.loop = self.network.world.add_loop(self.name)
         with self.network.world.running_as(loop):
-            whole = loop.create_task(self.main(f"{self.name}-{self.start_count}"), name=self.name)
-        whole.add_done_callback(lambda _: self._on_main_ended(loop, whole))
+            main_task = loop.create_task(self.main(f"{self.name}-{self.start_count}"), name=self.name)
+        main_task.add_done_callback(lambda _: self._on_main_ended(loop, main_task))
 
     def kill(self) -> None:
-        """As SIGKILL: nothing of it runs any more, and what it had open is closed."""
+        """Stop the process at once, as SIGKILL does; its connections are closed."""
         loop, self.loop, self.is_frozen = self.loop, None, False
         if loop is None:
             return
@@ -65,13 +65,13 @@ class Process:
             child.kill()
 
     def stop(self) -> None:
-        """As SIGTERM."""
+        """Ask the process to stop, as SIGTERM does."""
         if self.loop is not None:
             with self.network.world.running_as(self.loop):
                 request_stop("SIGTERM")
 
     def freeze(self, duration_s: float) -> None:
-        """As SIGSTOP, and SIGCONT after `seconds`."""
+        """Suspend the process for `duration_s` seconds, as SIGSTOP and SIGCONT do."""
         loop = self.loop
         if loop is None or self.is_frozen:
             return
@@ -88,9 +88,9 @@ class Process:
             self.network.world.resume(loop)
 
     def downtimes_until(self, now: float) -> list[Interval]:
-        """Return when it, or what it cannot do without, was dead or stood still."""
+        """Return when the process or one of its children was dead or frozen."""
         own = [*self.downtimes, *([Interval(self.down_since, now)] if self.down_since < now else ())]
-        return [*own, *(span for child in self.children for span in child.downtimes_until(now))]
+        return [*own, *(interval for child in self.children for interval in child.downtimes_until(now))]
 
     def _mark_down(self) -> None:
         self.down_since = min(self.down_since, self.network.world.now)
@@ -100,9 +100,9 @@ class Process:
             self.downtimes.append(Interval(self.down_since, self.network.world.now))
         self.down_since = math.inf
 
-    def _on_main_ended(self, loop: ProcessLoop, whole: Any) -> None:
+    def _on_main_ended(self, loop: ProcessLoop, main_task: Any) -> None:
         if self.loop is not loop:
             return
-        if not whole.cancelled() and whole.exception():
-            self.crashes.append(whole.exception())
+        if not main_task.cancelled() and main_task.exception():
+            self.crashes.append(main_task.exception())
         self.kill()

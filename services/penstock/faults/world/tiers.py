@@ -1,4 +1,4 @@
-"""The processes of one mesh, each with the configuration that `python -m penstock.TIER` would get."""
+"""The processes of one mesh; each runs the composition root of its tier with a complete configuration."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ BASE_PORT = 7000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """How many of each tier, and how large its engines are."""
+    """The number of processes of each tier, and the size of the engines."""
 
     edges: int = 2
     queues: int = 2
@@ -35,8 +35,8 @@ class MeshShape:
     slots: int = 3
     kv_blocks: int = 24
     block_size: int = 8  # tokens
-    token_budget: int = 24
-    response_buffer_bytes: int = 65_536  # bytes
+    token_budget: int = 24  # tokens per step
+    response_buffer_bytes: int = 65_536
 
     def addresses(self, tier: str) -> tuple[str, ...]:
         count = {"edge": self.edges, "auth": 1, "queue": self.queues, "scheduler": self.schedulers}
@@ -49,7 +49,7 @@ TIERS = ("edge", "auth", "queue", "scheduler", "worker")
 
 @dataclass
 class Tiers:
-    """All processes by name, engines among them."""
+    """All processes of the mesh by name, engines included."""
 
     network: Network
     shape: MeshShape

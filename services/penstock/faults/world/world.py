@@ -1,4 +1,4 @@
-"""The one clock, and whose turn it is. A seed decides both."""
+"""The clock and the scheduler of one world: a seed decides which event loop runs its next callback."""
 
 import asyncio
 import heapq
@@ -11,29 +11,29 @@ from typing import Any
 
 from penstock.faults.world.event_loop import NumberedTask, ProcessLoop
 
-EPOCH_UNIX_S = 1_700_000_000.0  # unix s at which every world begins
-CALLBACK_S = 1e-6  # s that a callback takes; a clock that stood still would let timers ring for ever
-MAX_CALLBACKS = 100_000  # a world takes a few thousand, and one in which something hangs a few ten thousand
+EPOCH_UNIX_S = 1_700_000_000.0  # Unix time in s at which every world starts
+CALLBACK_S = 1e-6  # s that a callback takes; without it, a timer that is rounded down would fire again for ever
+MAX_CALLBACKS = 100_000  # a world needs a few thousand, and a world with a hanging request a few ten thousand
 
 
 class Livelock(Exception):
-    """A process goes on and on, and nothing comes of it."""
+    """A world reached its limit of callbacks: some process runs without end."""
 
 
 class World:
-    """Turns loops, one callback at a time, in an order that asyncio leaves open; jumps to the next event when all wait.
+    """Runs the event loops of all processes, one callback at a time; jumps to the next event if no loop is ready.
 
-    Within a loop the order is asyncio's own; which loop goes next is drawn.
+    Callbacks of one loop run in asyncio's order. The next loop is chosen at random, as the seed decides.
     """
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"{seed} turns")
-        self.now = 0.0  # s since the beginning
+        self.now = 0.0  # s since the start
         self.callbacks = 0
         self.loops: list[ProcessLoop] = []
         self._ready_loops: list[ProcessLoop] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._timers: list[tuple[float, int, ProcessLoop]] = []  # when which loop has one, or had
+        self._timers: list[tuple[float, int, ProcessLoop]] = []  # may hold timers that have been cancelled
         self._numbers = itertools.count()
         self._running_loop: ProcessLoop | None = None
         NumberedTask.reset_numbers()
@@ -42,12 +42,12 @@ class World:
         return f"<World at {self.now:.6f} s, {len(self.loops)} loops, {len(self._events)} events>"
 
     def add_loop(self, name: str) -> ProcessLoop:
-        loop = ProcessLoop(name, self)  # type: ignore[abstract]  # what it leaves out is input and output
+        loop = ProcessLoop(name, self)  # type: ignore[abstract]  # it has no I/O methods
         self.loops.append(loop)
         return loop
 
     def schedule(self, when: float, callback: Callable[..., None], *args: Any) -> None:
-        """Have `act` called at `when`, outside of every process."""
+        """Call `callback` at the time `when`, outside of every process."""
         heapq.heappush(self._events, (when, next(self._numbers), callback, args))
 
     def on_ready(self, loop: ProcessLoop) -> None:
@@ -61,14 +61,14 @@ class World:
         loop.is_halted = True
 
     def resume(self, loop: ProcessLoop) -> None:
-        """Let a halted loop go on; timers that fell due meanwhile ring at once."""
+        """Resume a halted loop; timers that expired meanwhile fire at once."""
         loop.is_halted = False
         loop.fire_due_timers()
         if loop.ready and not loop.is_queued:
             self.on_ready(loop)
 
     def run(self, until: Callable[[], bool], *, limit: float) -> bool:
-        """Go on until `until` says so, asked after each jump of the clock; False when `limit` comes first."""
+        """Run until `until()` is true, as checked after each clock jump; False if `limit` is reached first."""
         while not until():
             self.settle()
             if not self._advance_clock(limit):
@@ -76,13 +76,13 @@ class World:
         return True
 
     def settle(self) -> None:
-        """Run all that is ready."""
+        """Run all callbacks that are ready."""
         while self._ready_loops:
             self._run_callback()
 
     @contextmanager
     def running_as(self, loop: ProcessLoop) -> Iterator[None]:
-        """Have the block run as if `loop` ran it."""
+        """Run the block with `loop` as the running event loop."""
         before = self._running_loop
         self._set_running_loop(loop)
         try:
@@ -102,7 +102,7 @@ class World:
         if loop is not self._running_loop:
             self._set_running_loop(loop)
         if self.callbacks >= MAX_CALLBACKS:
-            message = f"{self.callbacks} turns were taken, and {loop.name} goes on"
+            message = f"{self.callbacks} callbacks were run, and {loop.name} has more"
             raise Livelock(message)
         loop.run_callback()
         self.callbacks += 1
@@ -111,7 +111,7 @@ class World:
             self._run_event()
 
     def _advance_clock(self, limit: float) -> bool:
-        """Go to the next moment at which anything happens; False when there is none before `limit`."""
+        """Advance the clock to the next event or timer; False if there is none before `limit`."""
         loop = self._next_timer_loop()
         when = min(self._timers[0][0] if loop else limit, self._events[0][0] if self._events else limit)
         if when >= limit:
@@ -125,7 +125,7 @@ class World:
         return True
 
     def _next_timer_loop(self) -> ProcessLoop | None:
-        """Whose timer is the next; those of halted loops ring when they go on."""
+        """Return the loop with the next timer; timers of halted loops fire after they are resumed."""
         timers = self._timers
         while timers:
             when, _, loop = timers[0]
@@ -135,10 +135,10 @@ class World:
         return None
 
     def _run_event(self) -> None:
-        _, _, act, args = heapq.heappop(self._events)
-        act(*args)
+        _, _, callback, args = heapq.heappop(self._events)
+        callback(*args)
 
     def _set_running_loop(self, loop: ProcessLoop | None) -> None:
         self._running_loop = loop
-        asyncio._set_running_loop(loop)  # noqa: SLF001  # what a loop does when it runs
+        asyncio._set_running_loop(loop)  # noqa: SLF001  # as a running loop does
         sys.set_asyncgen_hooks(None, loop.close_generator if loop else None)

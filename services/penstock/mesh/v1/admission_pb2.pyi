@@ -41,15 +41,15 @@ class AdmitRequest(_message.Message):
 
     @_builtins.property
     def identify(self) -> Global___Identify:
-        """Asks who a caller is, spending nothing."""
+        """Asks for the identity of a caller, without a reservation."""
 
     @_builtins.property
     def reserve(self) -> Global___Reserve:
-        """Asks for the right to spend."""
+        """Asks for a reservation of tokens."""
 
     @_builtins.property
     def settle(self) -> Global___Settle:
-        """Ends a reservation with what was spent."""
+        """Ends a reservation with the tokens used."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -57,7 +57,7 @@ class AdmitRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The edge is done."""
+        """The edge closes the stream."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitRequest]:
@@ -86,14 +86,14 @@ Global___AdmitRequest: _TypeAlias = AdmitRequest  # noqa: Y015
 
 @_typing.final
 class Credential(_message.Message):
-    """Credential is what a caller showed."""
+    """Credential is the credential that a caller presented."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BEARER_FIELD_NUMBER: _builtins.int
     LOOPBACK_FIELD_NUMBER: _builtins.int
     bearer: _builtins.str
-    """The bearer token as it came, at most 4 KiB; empty: none was shown."""
+    """The bearer token as received, at most 4 KiB. Empty: none was presented."""
     loopback: _builtins.bool
     """Whether the caller reached the edge over loopback and not through a proxy."""
     def __init__(
@@ -112,17 +112,17 @@ Global___Credential: _TypeAlias = Credential  # noqa: Y015
 
 @_typing.final
 class Identify(_message.Message):
-    """Identify asks who a caller is."""
+    """Identify asks for the identity of a caller."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Chosen by the edge; names the ask in the answer."""
+    """Chosen by the edge; correlates the response."""
     @_builtins.property
     def credential(self) -> Global___Credential:
-        """What the caller showed."""
+        """The caller's credential."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ Global___Identify: _TypeAlias = Identify  # noqa: Y015
 
 @_typing.final
 class Reserve(_message.Message):
-    """Reserve asks for prompt plus output tokens. Idempotent on request_id for as long as the reservation lives."""
+    """Reserve asks for prompt plus output tokens. Idempotent on request_id while the reservation exists."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,29 +162,29 @@ class Reserve(_message.Message):
     prompt_tokens: _builtins.int
     """Size of the prompt."""
     max_output_tokens: _builtins.int
-    """Most that may be generated."""
+    """Most tokens to generate."""
     priority: _inference_pb2.Priority.ValueType
-    """Class asked for; unspecified: the tenant's own."""
+    """Requested class. Unspecified: the tenant's own."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
     answer_id: _builtins.str
-    """The answer that this request continues, as the client's `resume` names it; empty: it begins one, which goes by its
-    request_id from then on. Auth charges an answer's prompt once and no token twice, over all the requests it took.
+    """Id of the answer that this request resumes. Empty: the request begins an answer, whose id is its request_id. Over
+    all requests of an answer, auth charges its prompt once and each token once.
     """
     emitted_tokens: _builtins.int
-    """Tokens of the answer that came before this request, by the client's own word. Where `answer_id` is set they are
-    charged, except for those that another request of the answer is or was charged for.
+    """Tokens of the answer before this request, as the client reports them. If `answer_id` is set they are charged, except
+    those that another request of the answer is or was charged for.
     """
     answer_fingerprint: _builtins.bytes
-    """Digest of all that the answer is a function of, 16 bytes: requests that differ in it are not of one answer."""
+    """Digest of every input that determines the answer, 16 bytes. Requests that differ in it are not of one answer."""
     @_builtins.property
     def credential(self) -> Global___Credential:
-        """What the caller showed."""
+        """The caller's credential."""
 
     @_builtins.property
     def fallback_admission(self) -> Global___FallbackAdmission:
-        """Set: the edge has let the request in while auth was away, out of what auth had granted. Auth books it whatever the
-        limits say by now, and looks at no credential.
+        """Set if the edge admitted the request while auth was unreachable, within the granted tokens. Auth records it
+        regardless of limits and without a credential.
         """
 
     def __init__(
@@ -212,13 +212,13 @@ Global___Reserve: _TypeAlias = Reserve  # noqa: Y015
 
 @_typing.final
 class FallbackAdmission(_message.Message):
-    """Vouch says on whose account the edge let a request in by itself."""
+    """FallbackAdmission identifies the key for which the edge admitted a request while auth was unreachable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_ID_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """Public part of the caller's key, as auth named it."""
+    """Public part of the caller's key, as auth returned it."""
     def __init__(
         self,
         *,
@@ -245,11 +245,11 @@ class Settle(_message.Message):
     reservation_id: _builtins.str
     """As granted."""
     prompt_tokens: _builtins.int
-    """To be charged; 0 when nothing ran."""
+    """Tokens to charge; 0 if nothing ran."""
     output_tokens: _builtins.int
-    """To be charged."""
+    """Tokens to charge."""
     outcome: _builtins.str
-    """For the ledger: stop, length, cancelled, shed or failed."""
+    """Outcome for the ledger: stop, length, cancelled, shed or failed."""
     def __init__(
         self,
         *,
@@ -290,15 +290,15 @@ class AdmitResponse(_message.Message):
 
     @_builtins.property
     def admitted(self) -> Global___Admitted:
-        """Answers `reserve` with yes."""
+        """Grants `reserve`."""
 
     @_builtins.property
     def rejected(self) -> Global___Rejected:
-        """Answers `identify` or `reserve` with no."""
+        """Rejects `identify` or `reserve`."""
 
     @_builtins.property
     def settled(self) -> Global___Settled:
-        """Answers `settle`."""
+        """Confirms `settle`."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -306,7 +306,7 @@ class AdmitResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """Auth drains: ask another replica."""
+        """Auth drains; the edge uses another replica."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitResponse]:
@@ -336,7 +336,7 @@ Global___AdmitResponse: _TypeAlias = AdmitResponse  # noqa: Y015
 
 @_typing.final
 class Identity(_message.Message):
-    """Identity is who a caller is, as far as other tiers need it."""
+    """Identity holds the attributes of a caller that other tiers need."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -346,9 +346,9 @@ class Identity(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
-    """Who pays."""
+    """Billed tenant."""
     priority: _inference_pb2.Priority.ValueType
-    """Class granted: the lower of the tenant's and the one asked for. Never unspecified."""
+    """Granted class: the lower of the tenant's and the requested one. Never unspecified."""
     weight: _builtins.float
     """Share within the class, above 0."""
     cache_salt: _builtins.bytes
@@ -381,10 +381,10 @@ class Identified(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """As asked."""
+    """As requested."""
     @_builtins.property
     def identity(self) -> Global___Identity:
-        """Who it is."""
+        """The caller's identity."""
 
     def __init__(
         self,
@@ -412,20 +412,20 @@ class Admitted(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     FALLBACK_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """As asked."""
+    """As requested."""
     reservation_id: _builtins.str
-    """Names the reservation in `settle`."""
+    """Id of the reservation for `settle`."""
     fallback_tokens: _builtins.int
-    """Tokens, prompt and output, that this edge may let in for the tenant by itself while auth is away; takes the place
-    of what was granted before. 0: none, as for a tenant that has used up its limits.
+    """Tokens, prompt and output, that this edge may admit for the tenant while auth is unreachable. Replaces earlier
+    grants. 0: none, for example for a tenant that has used up its limits.
     """
     @_builtins.property
     def identity(self) -> Global___Identity:
-        """Who it is."""
+        """The caller's identity."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the reservation lapses unless it is settled."""
+        """When the reservation expires unless it is settled."""
 
     def __init__(
         self,
@@ -446,7 +446,7 @@ Global___Admitted: _TypeAlias = Admitted  # noqa: Y015
 
 @_typing.final
 class Rejected(_message.Message):
-    """Refused answers `identify` or `reserve`."""
+    """Rejected answers `identify` or `reserve`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -455,15 +455,15 @@ class Rejected(_message.Message):
     TENANT_ID_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """As asked."""
+    """As requested."""
     tenant_id: _builtins.str
-    """Tenant of the key whose secret was shown, usable or not, for logs. Empty: unknown, or the answer to `identify`."""
+    """Tenant of the presented key, valid or not, for logs. Empty if unknown, or in response to `identify`."""
     key_id: _builtins.str
     """Public part of that key, for logs."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED; PERMISSION_DENIED / LOOPBACK_ONLY;
-        RESOURCE_EXHAUSTED / QUOTA_EXCEEDED with the limit and when to retry; UNAVAILABLE / STORE_UNAVAILABLE.
+        RESOURCE_EXHAUSTED / QUOTA_EXCEEDED with the limit and the time to retry; UNAVAILABLE / STORE_UNAVAILABLE.
         """
 
     def __init__(
@@ -484,7 +484,7 @@ Global___Rejected: _TypeAlias = Rejected  # noqa: Y015
 
 @_typing.final
 class Settled(_message.Message):
-    """Settled answers `settle`; from then on the edge may forget the reservation."""
+    """Settled confirms `settle`. The edge may then discard the reservation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdmissionServiceStub:
-    """AdmissionService answers who a caller is and what it may spend, and keeps the books.
+    """AdmissionService authenticates callers, reserves tokens and records charges.
     """
 
     def __init__(self, channel):
@@ -43,13 +43,13 @@ class AdmissionServiceStub:
 
 
 class AdmissionServiceServicer:
-    """AdmissionService answers who a caller is and what it may spend, and keeps the books.
+    """AdmissionService authenticates callers, reserves tokens and records charges.
     """
 
     def Admit(self, request_iterator, context):
-        """Admit is one edge's session with auth: the edge reserves before it queues and settles when the request ends,
-        however it ends. Reservations of an edge whose stream stays away for the grace are settled as lost.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request come as `refused`.
+        """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+        Auth settles reservations as lost if their edge stays disconnected for the grace.
+        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,7 +72,7 @@ def add_AdmissionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdmissionService:
-    """AdmissionService answers who a caller is and what it may spend, and keeps the books.
+    """AdmissionService authenticates callers, reserves tokens and records charges.
     """
 
     @staticmethod

@@ -27,31 +27,31 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdmissionServiceStub:
-    """AdmissionService answers who a caller is and what it may spend, and keeps the books."""
+    """AdmissionService authenticates callers, reserves tokens and records charges."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdmissionServiceAsyncStub: ...
     Admit: _grpc.StreamStreamMultiCallable[_admission_pb2.AdmitRequest, _admission_pb2.AdmitResponse]
-    """Admit is one edge's session with auth: the edge reserves before it queues and settles when the request ends,
-    however it ends. Reservations of an edge whose stream stays away for the grace are settled as lost.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request come as `refused`.
+    """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+    Auth settles reservations as lost if their edge stays disconnected for the grace.
+    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
     """
 
 @_typing.type_check_only
 class AdmissionServiceAsyncStub(AdmissionServiceStub):
-    """AdmissionService answers who a caller is and what it may spend, and keeps the books."""
+    """AdmissionService authenticates callers, reserves tokens and records charges."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.StreamStreamMultiCallable[_admission_pb2.AdmitRequest, _admission_pb2.AdmitResponse]  # type: ignore[assignment]
-    """Admit is one edge's session with auth: the edge reserves before it queues and settles when the request ends,
-    however it ends. Reservations of an edge whose stream stays away for the grace are settled as lost.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request come as `refused`.
+    """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+    Auth settles reservations as lost if their edge stays disconnected for the grace.
+    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
     """
 
 class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AdmissionService answers who a caller is and what it may spend, and keeps the books."""
+    """AdmissionService authenticates callers, reserves tokens and records charges."""
 
     @_abc_1.abstractmethod
     def Admit(
@@ -59,9 +59,9 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_admission_pb2.AdmitRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admission_pb2.AdmitResponse], _abc.AsyncIterator[_admission_pb2.AdmitResponse]]:
-        """Admit is one edge's session with auth: the edge reserves before it queues and settles when the request ends,
-        however it ends. Reservations of an edge whose stream stays away for the grace are settled as lost.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request come as `refused`.
+        """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+        Auth settles reservations as lost if their edge stays disconnected for the grace.
+        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
         """
 
 def add_AdmissionServiceServicer_to_server(servicer: AdmissionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

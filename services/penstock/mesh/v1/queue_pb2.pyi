@@ -38,7 +38,7 @@ class SubmitRequest(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
-        """Once, first."""
+        """Sent once, first."""
 
     @_builtins.property
     def enqueue(self) -> Global___Enqueue:
@@ -46,7 +46,7 @@ class SubmitRequest(_message.Message):
 
     @_builtins.property
     def withdraw(self) -> Global___Withdraw:
-        """Takes tickets back, waiting or leased."""
+        """Withdraws tickets, waiting or leased."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -54,15 +54,15 @@ class SubmitRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The edge is done."""
+        """The edge ends the session."""
 
     @_builtins.property
     def probe(self) -> Global___Probe:
-        """Asks whether a ticket would be taken."""
+        """Asks whether a ticket would be admitted."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitRequest]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 
 @_typing.final
 class Enqueue(_message.Message):
-    """Enqueue adds tickets. Idempotent on ticket_id and attempt. Each is answered by `queued` or `shed`."""
+    """Enqueue adds tickets. Idempotent on ticket_id and attempt. Each ticket is answered by `queued` or `shed`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -111,8 +111,9 @@ Global___Enqueue: _TypeAlias = Enqueue  # noqa: Y015
 
 @_typing.final
 class Probe(_message.Message):
-    """Knock asks whether a ticket would be taken, and adds nothing, so that a request is refused before a quota is touched.
-    Answered by `welcome`, or by `shed` as the ticket itself would be. An older shard does not answer.
+    """Probe asks whether a ticket would be admitted, without adding it. The edge sends it before it reserves tokens, so
+    that a rejected request does not use its tenant's quota. It is answered by `would_admit`, or by `shed` with the error
+    of the ticket. A shard of an older release does not answer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -120,7 +121,7 @@ class Probe(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ticket(self) -> _ticket_pb2.Ticket:
-        """As it would be enqueued, with an id of its own, and the least that it can come to where its sizes are not known yet."""
+        """The ticket that would be enqueued, with an id of its own. Unknown sizes have their lower bounds."""
 
     def __init__(
         self,
@@ -137,17 +138,17 @@ Global___Probe: _TypeAlias = Probe  # noqa: Y015
 
 @_typing.final
 class Withdraw(_message.Message):
-    """Withdraw takes tickets back. Idempotent; each is answered by `withdrawn`, known or not."""
+    """Withdraw removes tickets. Idempotent; each ticket is answered by `withdrawn`, known or not."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_IDS_FIELD_NUMBER: _builtins.int
     WITHDRAW_UNIX_NANO_FIELD_NUMBER: _builtins.int
     withdraw_unix_nano: _builtins.int
-    """When the edge withdrew them, Unix time; their waits end then in traces. 0: unknown."""
+    """Unix time of the withdrawal at the edge, at which the spans of the waits end. 0: unknown."""
     @_builtins.property
     def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which."""
+        """Ids of the tickets."""
 
     def __init__(
         self,
@@ -181,27 +182,27 @@ class SubmitResponse(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
-        """Once, first."""
+        """Sent once, first."""
 
     @_builtins.property
     def queued(self) -> Global___Queued:
-        """A ticket waits."""
+        """A ticket was admitted."""
 
     @_builtins.property
     def leased(self) -> Global___Leased:
-        """A ticket has a worker; the shard forgets it."""
+        """A ticket was leased and has left the shard."""
 
     @_builtins.property
     def shed(self) -> Global___Shed:
-        """A ticket was refused, evicted or ran out of time."""
+        """A ticket was rejected, evicted or has expired."""
 
     @_builtins.property
     def withdrawn(self) -> Global___Withdrawn:
-        """Tickets are out of the queue as asked."""
+        """Tickets were withdrawn."""
 
     @_builtins.property
     def catalog(self) -> Global___Catalog:
-        """The models that schedulers of this shard can place, all of them; sent at the start and on change."""
+        """All models that the schedulers of this shard serve; sent at the start and on change."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -209,15 +210,15 @@ class SubmitResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The shard drains: enqueue elsewhere what still waits."""
+        """The shard drains: the edge enqueues its waiting tickets at other shards."""
 
     @_builtins.property
     def would_admit(self) -> Global___WouldAdmit:
-        """A ticket would be taken now."""
+        """A probed ticket would be admitted now."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitResponse]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
     def __init__(
         self,
@@ -245,7 +246,7 @@ Global___SubmitResponse: _TypeAlias = SubmitResponse  # noqa: Y015
 
 @_typing.final
 class Queued(_message.Message):
-    """Queued says that a ticket waits."""
+    """Queued reports that a ticket was admitted and waits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -254,16 +255,16 @@ class Queued(_message.Message):
     PREDICTED_WAIT_FIELD_NUMBER: _builtins.int
     REJECTION_WINDOWS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
-    """Which."""
+    """Id of the ticket."""
     ahead_hint: _builtins.int
-    """Tickets ahead of it; may be stale."""
+    """Tickets that are dispatched before it; may be stale."""
     @_builtins.property
     def predicted_wait(self) -> _duration_pb2.Duration:
-        """Predicted time to its lease; unset when there is no measured service rate yet."""
+        """Predicted time to its lease; unset if no service rate is measured yet."""
 
     @_builtins.property
     def rejection_windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionWindow]:
-        """For whom and how long there is no room behind it, so that the edge may refuse them by itself. Empty: for nobody."""
+        """Similar tickets that would be rejected behind it, so that the edge can reject them itself. Empty: none."""
 
     def __init__(
         self,
@@ -283,13 +284,13 @@ Global___Queued: _TypeAlias = Queued  # noqa: Y015
 
 @_typing.final
 class WouldAdmit(_message.Message):
-    """Welcome answers `knock`. It promises nothing: another may come first."""
+    """WouldAdmit answers `probe`. It is no promise: other tickets may arrive before the ticket is enqueued."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_ID_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
-    """Which."""
+    """Id of the ticket."""
     def __init__(
         self,
         *,
@@ -312,7 +313,7 @@ class Leased(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease(self) -> _ticket_pb2.Lease:
-        """Start it within its ttl."""
+        """The lease, to be started within its ttl."""
 
     def __init__(
         self,
@@ -329,7 +330,7 @@ Global___Leased: _TypeAlias = Leased  # noqa: Y015
 
 @_typing.final
 class Shed(_message.Message):
-    """Shed says that a ticket will not be served."""
+    """Shed reports that a ticket will not be served."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -337,17 +338,18 @@ class Shed(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     REJECTION_WINDOWS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
-    """Which."""
+    """Id of the ticket."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
-        """RESOURCE_EXHAUSTED / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED or OVERLOADED with retry_after; DEADLINE_EXCEEDED / DEADLINE;
-        NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / NO_WORKER or DRAINING with retry_after; INVALID_ARGUMENT / TICKET_INVALID.
-        UNAVAILABLE / SUSPECT with retry_after while a worker finds out whether it crashes engines; INTERNAL / ENGINE_CRASHED: it does.
+        """RESOURCE_EXHAUSTED / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED or OVERLOADED with retry_after; DEADLINE_EXCEEDED /
+        DEADLINE; NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / NO_WORKER or DRAINING with retry_after; INVALID_ARGUMENT /
+        TICKET_INVALID. UNAVAILABLE / SUSPECT with retry_after while a worker tests whether the request crashes engines;
+        INTERNAL / ENGINE_CRASHED if it does.
         """
 
     @_builtins.property
     def rejection_windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionWindow]:
-        """For whom and how long the edge may say the same to others by itself. Empty: it may not."""
+        """Similar tickets that the edge can reject itself with the same error. Empty: none."""
 
     def __init__(
         self,
@@ -366,8 +368,8 @@ Global___Shed: _TypeAlias = Shed  # noqa: Y015
 
 @_typing.final
 class RejectionWindow(_message.Message):
-    """Closed says that, by the figures a ticket was refused with, nothing else of its kind is taken either: of the same tenant,
-    model and class, of these sizes, not due earlier than the ticket, and no resumed work.
+    """RejectionWindow describes tickets that are rejected for the same reason as a ticket: tickets of the same tenant,
+    model and class, with these sizes, with a deadline not later than that of the ticket, and not resumed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -378,16 +380,16 @@ class RejectionWindow(_message.Message):
     MIN_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     is_deadline_bound: _builtins.bool
-    """The ticket's own deadline was the bound, so that one with more time may be taken."""
+    """The deadline of the ticket was the limit, so that a ticket with a later deadline may be admitted."""
     min_prompt_tokens: _builtins.int
-    """Least prompt for which it holds; at least 1."""
+    """Smallest prompt for which it holds; at least 1."""
     min_output_tokens: _builtins.int
-    """Least bound of the output for which it holds; at least 1."""
+    """Smallest output limit for which it holds; at least 1."""
     max_prompt_tokens: _builtins.int
-    """Longest prompt for which it holds, as what passes others is refused for their sake; 0: however long."""
+    """Largest prompt for which it holds, because only shorter prompts pass other tickets; 0: no limit."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From when the ticket came to its edge: what is before such a ticket is served no faster than time passes."""
+        """Period from the arrival of the ticket at its edge. The work ahead is not served faster than time passes."""
 
     def __init__(
         self,
@@ -415,7 +417,7 @@ class Withdrawn(_message.Message):
     TICKET_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which."""
+        """Ids of the tickets."""
 
     def __init__(
         self,
@@ -440,11 +442,11 @@ class Catalog(_message.Message):
     POISON_REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.CatalogEntry]:
-        """All of them, replacing what was sent before."""
+        """All models, replacing the former list."""
 
     @_builtins.property
     def poison_reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
-        """From schedulers: requests that nobody is to run, replacing what was sent before."""
+        """From schedulers: all reported poison requests, replacing the former list."""
 
     def __init__(
         self,
@@ -479,11 +481,11 @@ class DispatchRequest(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
-        """Once, first."""
+        """Sent once, first."""
 
     @_builtins.property
     def catalog(self) -> Global___Catalog:
-        """The models this scheduler can place, all of them; sent after hello and on change."""
+        """All models that this scheduler serves; sent after hello and on change."""
 
     @_builtins.property
     def credit(self) -> Global___Credit:
@@ -495,7 +497,7 @@ class DispatchRequest(_message.Message):
 
     @_builtins.property
     def decline(self) -> Global___Decline:
-        """Gives an offer back."""
+        """Declines an offer."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -503,23 +505,23 @@ class DispatchRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The scheduler is done."""
+        """The scheduler ends the session."""
 
     @_builtins.property
     def pool_stats(self) -> Global___PoolStats:
-        """How fast work gets done."""
+        """Statistics of the workers of a model."""
 
     @_builtins.property
     def service_report(self) -> Global___ServiceReport:
-        """What placed tickets have had."""
+        """Service that placed tickets have received."""
 
     @_builtins.property
     def virtual_times(self) -> Global___VirtualTimes:
-        """How far other shards have come."""
+        """Virtual time of other shards."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___DispatchRequest]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
     def __init__(
         self,
@@ -548,7 +550,7 @@ Global___DispatchRequest: _TypeAlias = DispatchRequest  # noqa: Y015
 
 @_typing.final
 class Credit(_message.Message):
-    """Credit lets the queue offer tickets of one model, each offer using up one."""
+    """Credit lets the queue offer tickets of one model. Each offer uses up one ticket of credit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -560,25 +562,25 @@ class Credit(_message.Message):
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
     EXPRESS_TICKETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """For which model."""
+    """Name of the model."""
     tickets: _builtins.int
-    """Adds to what the scheduler gave before on this stream."""
+    """Tickets, in addition to earlier credit on this stream."""
     max_ticket_tokens: _builtins.int
-    """Largest ticket, prompt plus output tokens, that can be placed now; larger ones wait. 0: no bound known."""
+    """Largest ticket, in prompt plus output tokens, that can be placed now; larger tickets wait. 0: no limit known."""
     return_unused: _builtins.bool
-    """All credit of the model that finds no ticket at once, earlier credit included, must come back: the queue answers
-    with `returned`, be it of 0. False: the queue may keep it for later arrivals.
+    """All credit of the model that no ticket uses at once must be returned, including earlier credit: the queue answers
+    with `credit_returned`, possibly of 0 tickets. False: the queue keeps the credit for later arrivals.
     """
     tokens_per_second: _builtins.float
-    """Tokens per second the scheduler's workers of this model get done, measured; 0: unknown. Feeds the predicted wait."""
+    """Measured rate of the scheduler's workers of this model, for predictions of the wait; 0: unknown."""
     total_tokens: _builtins.int
-    """Adds to what the scheduler gave before on this stream: prompt plus output tokens over all tickets that its credit is
-    used for, so that what is offered fits together; each offer uses up its own. Void, and handed back, together with
-    `tickets`. No bound is known before a credit that has this.
+    """Prompt plus output tokens over all tickets that use the credit, in addition to earlier credit on this stream, so
+    that offered tickets fit together. Each offer uses up its own tokens. They are voided and returned together with
+    `tickets`. Until a credit has this field, no limit is known.
     """
     express_tickets: _builtins.int
-    """Adds to what the scheduler gave before on this stream: offers of urgent tickets alone, of at most `max_tokens` each
-    and whatever `total_tokens` are left. The queue keeps them even where `once` has the other credit come back.
+    """Express or resumed tickets of at most `max_ticket_tokens` each, in addition to earlier credit on this stream. They
+    do not use up `total_tokens`, and the queue keeps them if `return_unused` is set.
     """
     def __init__(
         self,
@@ -601,8 +603,9 @@ Global___Credit: _TypeAlias = Credit  # noqa: Y015
 
 @_typing.final
 class PoolStats(_message.Message):
-    """Pace is how fast one scheduler's workers of one model get work done, measured; sent on change, at most ten times a
-    second, and once a second in any case while there are workers. It feeds predictions and nothing else: without it, or with an old one, the queue orders and bounds as before.
+    """PoolStats are measured statistics of one scheduler's workers of one model. They are sent on change, at most ten times
+    a second, and at least once a second while there are workers. They are used for predictions only: without recent
+    ones, the queue orders tickets and enforces its limits as before.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -625,44 +628,44 @@ class PoolStats(_message.Message):
     LEASED_TOKENS_FIELD_NUMBER: _builtins.int
     FREE_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Which model."""
+    """Name of the model."""
     tokens_per_second: _builtins.float
     """Prompt and output tokens per second while busy, over all its workers; 0: not measured yet."""
     prefill_tokens_per_second: _builtins.float
-    """Prompt tokens per second that one worker prefills beside its decodes; 0: not measured yet."""
+    """Prompt tokens per second that one worker prefills in addition to its decodes; 0: not measured yet."""
     next_worker_backlog_tokens: _builtins.int
     """Prompt tokens accepted and not prefilled, on the worker that the next ticket would be placed on."""
     running: _builtins.int
-    """Sequences that run, over all workers of the model."""
+    """Running sequences, over all workers of the model."""
     slots: _builtins.int
-    """Sequences that could run, over all workers of the model."""
+    """Sequences that can run at once, over all workers of the model."""
     leases: _builtins.int
-    """Leases that these workers hold, not started ones among them."""
+    """Leases of these workers, including leases that were not started."""
     available_leases: _builtins.int
-    """Leases that they could be given now, those that would wait at a worker for its next free slot among them."""
+    """Leases that these workers can take now, including leases that would wait at a worker for its next free slot."""
     workers: _builtins.int
     """Workers of the model."""
     pending_prefill_tokens: _builtins.int
     """Prompt tokens accepted and not prefilled, over all workers of the model."""
     seconds_per_prefill_token: _builtins.float
-    """Seconds by which a prompt token makes a step of its worker longer, mean of the workers; 0: not measured yet."""
+    """Seconds that each prompt token adds to a step of its worker, mean of the workers; 0: not measured yet."""
     max_step_tokens: _builtins.int
-    """Most tokens, prompt and decoded together, that a step of one worker has had; 0: not measured yet."""
+    """Largest number of tokens, prompt and decoded together, in a step of one worker; 0: not measured yet."""
     leased_tokens: _builtins.int
     """Prompt plus output tokens promised to leases, over all workers of the model."""
     free_tokens: _builtins.int
-    """Those that could still be promised, be there a slot or not."""
+    """Tokens that can still be promised, regardless of slots."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
-        """Length of an engine step there; with the prefill it is the time from lease to first token."""
+        """Duration of an engine step there. Together with the prefill it is the time from lease to first token."""
 
     @_builtins.property
     def decode_step_time(self) -> _duration_pb2.Duration:
-        """Length of a step that prefills nothing, mean of the workers; unset: not measured yet."""
+        """Duration of a step without prefill, mean of the workers; unset: not measured yet."""
 
     @_builtins.property
     def slot_releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRelease]:
-        """When leases are likely to end, soonest first. Empty where nothing runs, or nothing is measured."""
+        """Slot release curve: expected ends of leases, earliest first. Empty if nothing runs or nothing is measured."""
 
     def __init__(
         self,
@@ -695,17 +698,17 @@ Global___PoolStats: _TypeAlias = PoolStats  # noqa: Y015
 
 @_typing.final
 class SlotRelease(_message.Message):
-    """Release is one point of the curve by which leases that are held now are likely to end."""
+    """SlotRelease is one point of the slot release curve, the expected ends of the present leases."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_FIELD_NUMBER: _builtins.int
     ENDED_LEASES_FIELD_NUMBER: _builtins.int
     ended_leases: _builtins.int
-    """Leases ended by then, all earlier points included."""
+    """Leases that have ended by then, including those of all earlier points."""
     @_builtins.property
     def after(self) -> _duration_pb2.Duration:
-        """Time from this frame, if no worker prefilled anything: steps that prefill come on top."""
+        """Time from this frame without prefills. The time of prefills is added to it."""
 
     def __init__(
         self,
@@ -723,9 +726,9 @@ Global___SlotRelease: _TypeAlias = SlotRelease  # noqa: Y015
 
 @_typing.final
 class VirtualTimes(_message.Message):
-    """VirtualTimes says how far other shards have come in serving their tenants, so that none whose tenants were idle, or that
-    has just started, has more to claim than they. Sent after hello and before all else, and on change at most ten times a
-    second; a shard without it is ordered by its heads alone.
+    """VirtualTimes synchronizes virtual time between shards, so that tenants of a shard that was idle or has just started
+    get no more service than those of other shards. Sent after hello before all other frames, and on change, at most ten
+    times a second. Without it, shards are ordered by their heads only.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -733,7 +736,7 @@ class VirtualTimes(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualTime]:
-        """Those that are news."""
+        """Virtual times that have changed."""
 
     def __init__(
         self,
@@ -750,7 +753,7 @@ Global___VirtualTimes: _TypeAlias = VirtualTimes  # noqa: Y015
 
 @_typing.final
 class VirtualTime(_message.Message):
-    """VirtualTime is the service of a tenant that has neither credit nor debt, for one model and class."""
+    """VirtualTime is the virtual token counter of a tenant with neither credit nor debt, for one model and class."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -758,11 +761,13 @@ class VirtualTime(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Which model."""
+    """Name of the model."""
     priority: _inference_pb2.Priority.ValueType
-    """Which class."""
+    """Priority class."""
     virtual_tokens: _builtins.float
-    """As in a head: the larger of what was served last elsewhere and of the least that waits elsewhere. It never goes back."""
+    """Virtual tokens as in a head: the larger of the last ones served and the least ones waiting at other shards. It
+    never decreases.
+    """
     def __init__(
         self,
         *,
@@ -780,8 +785,9 @@ Global___VirtualTime: _TypeAlias = VirtualTime  # noqa: Y015
 
 @_typing.final
 class ServiceReport(_message.Message):
-    """Served says what tickets of this shard were served so far: fairness is charged by it. Sent at most ten times a second, and
-    before credit for what a lease freed; a ticket that runs is in it at most four times a second.
+    """ServiceReport reports the tokens that tickets of this shard have been served; fairness is charged by it. Sent at most
+    ten times a second, and before credit for the capacity that a lease has freed. A running ticket is reported at most
+    four times a second.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -790,12 +796,12 @@ class ServiceReport(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tickets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedTicket]:
-        """An attempt of a ticket at most once; a ticket that the queue does not know is ignored."""
+        """Each attempt of a ticket at most once. Unknown tickets are ignored."""
 
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerSteps]:
-        """How far workers are by now, where leases ended: by that it is known what all else there has had. For the one shard that
-        chooses what is next there, and not while several wait.
+        """Engine steps of workers at which leases have ended, from which the service of the other tickets there follows. Sent
+        to the only shard with waiting tickets; empty if several shards have waiting tickets.
         """
 
     def __init__(
@@ -814,16 +820,16 @@ Global___ServiceReport: _TypeAlias = ServiceReport  # noqa: Y015
 
 @_typing.final
 class WorkerSteps(_message.Message):
-    """WorkerSteps is how far one worker is."""
+    """WorkerSteps is the number of engine steps that one worker has done."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Which, as in leases."""
+    """Instance id of the worker, as in leases."""
     steps: _builtins.int
-    """As in its `Report`; what decodes has had a token in each since it was told of."""
+    """Steps as in its `LoadReport`. A decoding ticket has got one token per step since its last report."""
     def __init__(
         self,
         *,
@@ -840,7 +846,7 @@ Global___WorkerSteps: _TypeAlias = WorkerSteps  # noqa: Y015
 
 @_typing.final
 class ServedTicket(_message.Message):
-    """ServedTicket is what one ticket was served."""
+    """ServedTicket is the service that one ticket has received."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -852,22 +858,22 @@ class ServedTicket(_message.Message):
     FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
     WORKER_STEPS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
-    """Which."""
+    """Id of the ticket."""
     prompt_tokens: _builtins.int
-    """Prompt tokens computed so far, those found in a prefix cache not among them."""
+    """Prompt tokens computed so far, without those from a prefix cache."""
     output_tokens: _builtins.int
     """Tokens generated so far, by this attempt."""
     ended: _builtins.bool
-    """It has ended, and nothing more will come. A scheduler that loses a worker says so of all that ran there; a later
-    frame takes it back, from the scheduler that the worker attached to with what it runs.
+    """The ticket has ended. A scheduler that loses a worker reports so for all tickets that ran there. The scheduler to
+    which the worker attaches with its running leases revokes this by a later report.
     """
     attempt: _builtins.int
-    """Of the lease it ran under. The end of an older attempt than the queue knows is not the end of the ticket."""
+    """Attempt of the lease. The end of an attempt that is older than the one that the queue knows is ignored."""
     worker_steps: _builtins.int
-    """Steps that its worker had done by then; 0: unknown."""
+    """Steps that the worker had done by then; 0: unknown."""
     @_builtins.property
     def first_token_after(self) -> _duration_pb2.Duration:
-        """Time from its START to its first token, both as its worker saw them; unset before it."""
+        """Time from START to the first token, measured by the worker; unset before the first token."""
 
     def __init__(
         self,
@@ -897,7 +903,7 @@ class Place(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease(self) -> _ticket_pb2.Lease:
-        """For the edge. The queue sets `queue_wait`."""
+        """Lease for the edge. The queue sets `queue_wait`."""
 
     def __init__(
         self,
@@ -914,17 +920,18 @@ Global___Place: _TypeAlias = Place  # noqa: Y015
 
 @_typing.final
 class Decline(_message.Message):
-    """Decline gives an offered ticket back to its place in the order."""
+    """Decline returns an offered ticket to its place in the queue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
-    """Which."""
+    """Id of the ticket."""
     reason: _builtins.str
-    """NO_CAPACITY: offer it again against new credit; all credit of its model that this stream gave before is void.
-    NO_WORKER: no worker here can ever run it; it is not offered here again before a new `catalog`.
+    """NO_CAPACITY: the queue offers the ticket again against new credit; all earlier credit of its model on this stream
+    is void. NO_WORKER: no worker of this scheduler can ever run it; it is not offered here again before a new
+    `catalog`.
     """
     def __init__(
         self,
@@ -956,23 +963,23 @@ class DispatchResponse(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
-        """Once, first."""
+        """Sent once, first."""
 
     @_builtins.property
     def offer(self) -> Global___Offer:
-        """A ticket to be placed; uses up one credit of its model."""
+        """A ticket to place; uses up one ticket of credit of its model."""
 
     @_builtins.property
     def offer_withdrawn(self) -> Global___OfferWithdrawn:
-        """Tickets whose client left, or that nobody is to run for now: offers are void, unstarted leases to be freed."""
+        """Tickets that are withdrawn or blocked: their offers are void, and their unstarted leases end."""
 
     @_builtins.property
     def head(self) -> Global___Head:
-        """What waits most urgently here, sent when it changes."""
+        """The best waiting ticket of a model; sent on change."""
 
     @_builtins.property
     def credit_returned(self) -> Global___CreditReturned:
-        """Credit that found no ticket, for credit given with `once`."""
+        """Unused credit, after credit with `return_unused`."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -984,7 +991,7 @@ class DispatchResponse(_message.Message):
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___DispatchResponse]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
     def __init__(
         self,
@@ -1010,8 +1017,8 @@ Global___DispatchResponse: _TypeAlias = DispatchResponse  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
-    """Offer asks for a place for one ticket. Each is answered once by `place` or `decline`, in the order of the offers of
-    one ticket, also where it was recalled meanwhile.
+    """Offer asks a scheduler to place one ticket. Each offer is answered once by `place` or `decline`, in the order of the
+    offers of a ticket, also if it was withdrawn meanwhile.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1019,10 +1026,10 @@ class Offer(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     USES_EXPRESS_CREDIT_FIELD_NUMBER: _builtins.int
     uses_express_credit: _builtins.bool
-    """It uses up one of `urgent_tickets`, and not one of `tickets`."""
+    """The offer uses up one of `express_tickets` instead of one of `tickets`."""
     @_builtins.property
     def ticket(self) -> _ticket_pb2.Ticket:
-        """What is to be placed."""
+        """The ticket to place."""
 
     def __init__(
         self,
@@ -1040,14 +1047,14 @@ Global___Offer: _TypeAlias = Offer  # noqa: Y015
 
 @_typing.final
 class OfferWithdrawn(_message.Message):
-    """Recalled voids tickets."""
+    """OfferWithdrawn voids the offers and unstarted leases of tickets."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which."""
+        """Ids of the tickets."""
 
     def __init__(
         self,
@@ -1064,8 +1071,8 @@ Global___OfferWithdrawn: _TypeAlias = OfferWithdrawn  # noqa: Y015
 
 @_typing.final
 class Head(_message.Message):
-    """Head is the best waiting key of one model on this shard, so that schedulers can serve in order over all shards:
-    compare priority, then virtual_tokens, then enqueue_unix_nano, lower first.
+    """Head is the sort key of the best waiting ticket of one model on this shard. Schedulers use it to serve tickets in one
+    order over all shards: by priority, then virtual_tokens, then enqueue_unix_nano, lower first.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1081,25 +1088,27 @@ class Head(_message.Message):
     RESUMES_FIELD_NUMBER: _builtins.int
     EXPRESS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Which model."""
+    """Name of the model."""
     waiting: _builtins.int
-    """Tickets waiting for it; 0: none, and the fields below are unset."""
+    """Waiting tickets of the model; 0: none, and the fields below are unset."""
     priority: _inference_pb2.Priority.ValueType
-    """Class of the best ticket."""
+    """Priority class of the best ticket."""
     virtual_tokens: _builtins.float
-    """Weighted service counter of its tenant; 0 where the policy keeps none."""
+    """Virtual token counter of its tenant; 0 if the policy keeps none."""
     enqueue_unix_nano: _builtins.int
-    """Its first enqueue."""
+    """Unix time of its first enqueue."""
     waiting_tokens: _builtins.int
     """Prompt plus output tokens over all waiting tickets."""
     tokens: _builtins.int
-    """Prompt plus output tokens of the best ticket, so that a scheduler knows whether it could ever be run. 0: unknown."""
+    """Prompt plus output tokens of the best ticket, by which a scheduler decides whether it can ever run. 0: unknown."""
     lifted_tokens: _builtins.float
-    """By how much the shard has lifted `virtual_tokens` of this class, since it started, to keep up with other shards."""
+    """Part of `virtual_tokens` that the shard has added for this class since its start, to follow other shards."""
     resumes: _builtins.bool
-    """The best ticket resumes running work: it goes first in its class, and `virtual_tokens` is not a tenant's."""
+    """The best ticket is resumed: it is dispatched first in its class, and `virtual_tokens` is unset."""
     express: _builtins.bool
-    """The best ticket is urgent: it goes first in its class after those that resume, and `virtual_tokens` is not a tenant's."""
+    """The best ticket is express: it is dispatched first in its class after resumed tickets, and `virtual_tokens` is
+    unset.
+    """
     def __init__(
         self,
         *,
@@ -1124,16 +1133,16 @@ Global___Head: _TypeAlias = Head  # noqa: Y015
 
 @_typing.final
 class CreditReturned(_message.Message):
-    """Returned hands unused credit back."""
+    """CreditReturned returns unused credit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     TICKETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """For which model."""
+    """Name of the model."""
     tickets: _builtins.int
-    """How much."""
+    """Tickets of unused credit."""
     def __init__(
         self,
         *,

@@ -52,17 +52,17 @@ class QueueServiceServicer:
     """
 
     def Submit(self, request_iterator, context):
-        """Submit is one edge's session with a shard. When the stream is lost the shard drops the edge's tickets: the edge
-        owns them and enqueues what it still waits for again, with the first enqueue time.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket come as `shed`.
+        """Submit is the session of one edge with a shard. When the stream breaks, the shard drops the tickets of the edge.
+        The edge owns its tickets: it enqueues those that it still waits for again, with their first enqueue time.
+        Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket are sent as `shed`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Dispatch(self, request_iterator, context):
-        """Dispatch is one scheduler's session with a shard: tickets are offered only against credit. When the stream is
-        lost, offered tickets are back in their place. Statuses as in Submit.
+        """Dispatch is the session of one scheduler with a shard. Tickets are offered only against credit. When the stream
+        breaks, offered tickets return to their places. Statuses as in Submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

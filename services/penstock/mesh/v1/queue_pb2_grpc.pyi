@@ -34,13 +34,13 @@ class QueueServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueServiceAsyncStub: ...
     Submit: _grpc.StreamStreamMultiCallable[_queue_pb2.SubmitRequest, _queue_pb2.SubmitResponse]
-    """Submit is one edge's session with a shard. When the stream is lost the shard drops the edge's tickets: the edge
-    owns them and enqueues what it still waits for again, with the first enqueue time.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket come as `shed`.
+    """Submit is the session of one edge with a shard. When the stream breaks, the shard drops the tickets of the edge.
+    The edge owns its tickets: it enqueues those that it still waits for again, with their first enqueue time.
+    Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket are sent as `shed`.
     """
     Dispatch: _grpc.StreamStreamMultiCallable[_queue_pb2.DispatchRequest, _queue_pb2.DispatchResponse]
-    """Dispatch is one scheduler's session with a shard: tickets are offered only against credit. When the stream is
-    lost, offered tickets are back in their place. Statuses as in Submit.
+    """Dispatch is the session of one scheduler with a shard. Tickets are offered only against credit. When the stream
+    breaks, offered tickets return to their places. Statuses as in Submit.
     """
 
 @_typing.type_check_only
@@ -49,13 +49,13 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Submit: _aio.StreamStreamMultiCallable[_queue_pb2.SubmitRequest, _queue_pb2.SubmitResponse]  # type: ignore[assignment]
-    """Submit is one edge's session with a shard. When the stream is lost the shard drops the edge's tickets: the edge
-    owns them and enqueues what it still waits for again, with the first enqueue time.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket come as `shed`.
+    """Submit is the session of one edge with a shard. When the stream breaks, the shard drops the tickets of the edge.
+    The edge owns its tickets: it enqueues those that it still waits for again, with their first enqueue time.
+    Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket are sent as `shed`.
     """
     Dispatch: _aio.StreamStreamMultiCallable[_queue_pb2.DispatchRequest, _queue_pb2.DispatchResponse]  # type: ignore[assignment]
-    """Dispatch is one scheduler's session with a shard: tickets are offered only against credit. When the stream is
-    lost, offered tickets are back in their place. Statuses as in Submit.
+    """Dispatch is the session of one scheduler with a shard. Tickets are offered only against credit. When the stream
+    breaks, offered tickets return to their places. Statuses as in Submit.
     """
 
 class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -67,9 +67,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_queue_pb2.SubmitRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.SubmitResponse], _abc.AsyncIterator[_queue_pb2.SubmitResponse]]:
-        """Submit is one edge's session with a shard. When the stream is lost the shard drops the edge's tickets: the edge
-        owns them and enqueues what it still waits for again, with the first enqueue time.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket come as `shed`.
+        """Submit is the session of one edge with a shard. When the stream breaks, the shard drops the tickets of the edge.
+        The edge owns its tickets: it enqueues those that it still waits for again, with their first enqueue time.
+        Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one ticket are sent as `shed`.
         """
 
     @_abc_1.abstractmethod
@@ -78,8 +78,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_queue_pb2.DispatchRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.DispatchResponse], _abc.AsyncIterator[_queue_pb2.DispatchResponse]]:
-        """Dispatch is one scheduler's session with a shard: tickets are offered only against credit. When the stream is
-        lost, offered tickets are back in their place. Statuses as in Submit.
+        """Dispatch is the session of one scheduler with a shard. Tickets are offered only against credit. When the stream
+        breaks, offered tickets return to their places. Statuses as in Submit.
         """
 
 def add_QueueServiceServicer_to_server(servicer: QueueServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

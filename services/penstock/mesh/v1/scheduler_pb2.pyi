@@ -40,23 +40,23 @@ class AttachRequest(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
-        """Once, first."""
+        """Sent once, first."""
 
     @_builtins.property
     def profile(self) -> Global___Profile:
-        """Once, second: what the worker is."""
+        """Sent once, second: the capabilities of the worker."""
 
     @_builtins.property
     def load_report(self) -> Global___LoadReport:
-        """How full it is; sent on change, at most once per engine step."""
+        """Load of the worker; sent on change, at most once per engine step."""
 
     @_builtins.property
     def started(self) -> Global___Started:
-        """A lease was started by its edge: it no longer lapses."""
+        """An edge has started a lease, which does not expire any more."""
 
     @_builtins.property
     def released(self) -> Global___Released:
-        """Runs that ended; their capacity is free."""
+        """Leases that have ended; their capacity is free."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -64,23 +64,23 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The worker is done."""
+        """The worker ends the session."""
 
     @_builtins.property
     def progress(self) -> Global___Progress:
-        """What running leases have had."""
+        """Service that running leases have received."""
 
     @_builtins.property
     def prefix_cache_update(self) -> Global___PrefixCacheUpdate:
-        """What has changed in its prefix cache."""
+        """Changes of its prefix cache."""
 
     @_builtins.property
     def poison_update(self) -> Global___PoisonUpdate:
-        """Whom the worker blames, on a stream on which nothing else is said: the one that it is attached by may be silent."""
+        """Poison reports, on a stream without other frames, because the stream of the attachment may be blocked."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttachRequest]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 
 @_typing.final
 class Profile(_message.Message):
-    """Profile is what a worker is; it does not change while it is attached. One that has nothing but `blames` says that the
-    worker takes nothing at present: nothing but another profile may follow it.
+    """Profile describes a worker. It does not change while the worker is attached. A profile with `poison_reports` only
+    means that the worker takes no tickets at present; only another profile may follow it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -124,24 +124,24 @@ class Profile(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     POISON_REPORTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model it serves."""
+    """Name of the model that it serves."""
     card_digest: _builtins.str
     """Digest of its model card."""
     slots: _builtins.int
-    """Sequences it can run at once."""
+    """Sequences that it can run at once."""
     kv_blocks: _builtins.int
     """KV blocks in its pool."""
     block_size: _builtins.int
     """Tokens per KV block."""
     context_length: _builtins.int
-    """Most tokens of one sequence."""
+    """Largest number of tokens of one sequence."""
     @_builtins.property
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningLease]:
-        """Leases it already runs, when it comes from another scheduler."""
+        """Leases that it already runs, granted by another scheduler or on a former stream."""
 
     @_builtins.property
     def poison_reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
-        """Whom it blames for its crashed engines: all of them, replacing what it said before."""
+        """All requests that crashed its engines or may have, replacing its former reports."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ Global___Profile: _TypeAlias = Profile  # noqa: Y015
 
 @_typing.final
 class RunningLease(_message.Message):
-    """RunningLease is work a worker brings along."""
+    """RunningLease is a lease that runs on a worker that attaches."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -175,11 +175,11 @@ class RunningLease(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """Named by the scheduler that granted it."""
+    """Id from the scheduler that granted it."""
     kv_blocks: _builtins.int
-    """KV blocks it may grow to."""
+    """KV blocks that the sequence may grow to."""
     ticket_id: _builtins.str
-    """As in the lease, so that what it is served still reaches the shard that it came from."""
+    """As in the lease, so that its service is reported to the shard of its ticket."""
     attempt: _builtins.int
     """As in the lease."""
     queue_id: _builtins.str
@@ -203,7 +203,7 @@ Global___RunningLease: _TypeAlias = RunningLease  # noqa: Y015
 
 @_typing.final
 class LoadReport(_message.Message):
-    """Report is how full a worker is now, as its engine sees it."""
+    """LoadReport is the present load of a worker, as measured by its engine."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -220,26 +220,26 @@ class LoadReport(_message.Message):
     running: _builtins.int
     """Sequences in the engine, waiting or running."""
     free_kv_blocks: _builtins.int
-    """KV blocks neither used nor promised."""
+    """KV blocks that are neither used nor promised."""
     prefill_backlog_tokens: _builtins.int
-    """Prompt tokens not yet prefilled."""
+    """Prompt tokens that were not prefilled yet."""
     tokens_per_second: _builtins.float
-    """Prompt and output tokens done per second while busy, smoothed; 0 before the first step."""
+    """Prompt and output tokens per second while busy, smoothed; 0 before the first step."""
     prefill_tokens_per_second: _builtins.float
-    """Prompt tokens prefilled per second of steps that prefill, smoothed; 0 before the first."""
+    """Prompt tokens per second of steps with prefill, smoothed; 0 before the first such step."""
     steps: _builtins.int
-    """Engine steps that computed anything since the worker started; a sequence that decodes gets one token in each."""
+    """Engine steps with any computation since the start of the worker. A decoding sequence gets one token per step."""
     seconds_per_prefill_token: _builtins.float
-    """Seconds by which a prompt token makes a step longer, fitted over recent steps; 0: not known yet."""
+    """Seconds that each prompt token adds to a step, fitted over recent steps; 0: not known yet."""
     max_step_tokens: _builtins.int
-    """Most tokens, prompt and decoded together, that any step has had so far: what its budget is taken to be."""
+    """Largest number of tokens, prompt and decoded together, in a step so far. It is the assumed step budget."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
-        """Length of recent engine steps, smoothed; unset before the first."""
+        """Duration of recent engine steps, smoothed; unset before the first step."""
 
     @_builtins.property
     def decode_step_time(self) -> _duration_pb2.Duration:
-        """Length of a step that prefills nothing, at the batch as it was of late; unset before the first step."""
+        """Duration of a step without prefill, at the recent batch size; unset before the first step."""
 
     def __init__(
         self,
@@ -265,13 +265,13 @@ Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
-    """Started says that an edge has started a lease."""
+    """Started reports that an edge has started a lease."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """Which."""
+    """Id of the lease."""
     def __init__(
         self,
         *,
@@ -287,14 +287,14 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """Progress says what running leases were served so far, where that is news, at most four times a second."""
+    """Progress reports the service of running leases that has changed, at most four times a second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
-        """A lease at most once."""
+        """Each lease at most once."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class ServedLease(_message.Message):
-    """ServedLease is what one lease was served."""
+    """ServedLease is the service that one lease has received."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -320,14 +320,14 @@ class ServedLease(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """Which."""
+    """Id of the lease."""
     prompt_tokens: _builtins.int
-    """Prompt tokens computed so far, those found in a prefix cache not among them."""
+    """Prompt tokens computed so far, without those from the prefix cache."""
     output_tokens: _builtins.int
     """Tokens generated so far."""
     @_builtins.property
     def first_token_after(self) -> _duration_pb2.Duration:
-        """Time from the worker's seeing START to the first token; unset before it."""
+        """Time from START at the worker to the first token; unset before the first token."""
 
     def __init__(
         self,
@@ -347,8 +347,9 @@ Global___ServedLease: _TypeAlias = ServedLease  # noqa: Y015
 
 @_typing.final
 class PrefixCacheUpdate(_message.Message):
-    """CacheNews names full KV blocks as `Ticket.prefix_hashes` does; sent at most four times a second. A block of a chain is
-    of no use without those before it, so a scheduler may look for the last one that is here.
+    """PrefixCacheUpdate names full KV blocks by their hashes, as `Ticket.prefix_hashes` does. Sent at most four times a
+    second. A block is of no use without the blocks before it in its chain, so that a scheduler searches for the last
+    cached one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -357,14 +358,14 @@ class PrefixCacheUpdate(_message.Message):
     REMOVED_FIELD_NUMBER: _builtins.int
     IS_SNAPSHOT_FIELD_NUMBER: _builtins.int
     is_snapshot: _builtins.bool
-    """All that was told before on this stream is void: `added` is all there is."""
+    """`added` is the whole content of the cache, replacing all earlier updates."""
     @_builtins.property
     def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Findable since."""
+        """Blocks that were added to the cache."""
 
     @_builtins.property
     def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Given up since; none of `added`."""
+        """Blocks that were evicted; none of `added`."""
 
     def __init__(
         self,
@@ -392,15 +393,15 @@ class Released(_message.Message):
     POISON_REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which."""
+        """Ids of the leases."""
 
     @_builtins.property
     def served(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
-        """What those among them were served in all that were served anything."""
+        """Total service of those that were served at all."""
 
     @_builtins.property
     def poison_reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
-        """Whom the worker blames for its crashed engines, as in its profile. Empty: nothing has changed."""
+        """Poison reports as in the profile. Empty: unchanged."""
 
     def __init__(
         self,
@@ -419,8 +420,8 @@ Global___Released: _TypeAlias = Released  # noqa: Y015
 
 @_typing.final
 class PoisonUpdate(_message.Message):
-    """Blamed is what a worker that lost its engine tells every scheduler, while it finds out whom to blame and once at the
-    end. Its stream has no profile and no effect but that.
+    """PoisonUpdate is sent to every scheduler by a worker that has lost its engine, while it tests the suspected requests
+    and once at the end. The stream has no profile and no other effect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -428,7 +429,7 @@ class PoisonUpdate(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
-        """All of them, replacing what it said before."""
+        """All reports of the worker, replacing its former ones."""
 
     def __init__(
         self,
@@ -458,7 +459,7 @@ class AttachResponse(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
-        """Once, first."""
+        """Sent once, first."""
 
     @_builtins.property
     def expect(self) -> Global___Expect:
@@ -466,11 +467,11 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def revoke(self) -> Global___Revoke:
-        """A lease lapsed or its client left before it started: refuse it with LEASE_LOST."""
+        """A lease has expired or was withdrawn before its start: the worker refuses it with LEASE_LOST."""
 
     @_builtins.property
     def drain(self) -> Global___DrainWorker:
-        """Finish what runs and stop."""
+        """The worker finishes its running leases and stops."""
 
     @_builtins.property
     def heartbeat(self) -> _stream_pb2.Heartbeat:
@@ -478,11 +479,11 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The scheduler drains: attach to another."""
+        """The scheduler drains: the worker attaches to another one."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttachResponse]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
     def __init__(
         self,
@@ -531,13 +532,13 @@ Global___Expect: _TypeAlias = Expect  # noqa: Y015
 
 @_typing.final
 class Revoke(_message.Message):
-    """Revoke withdraws a lease that was not started."""
+    """Revoke voids a lease that was not started."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """Which."""
+    """Id of the lease."""
     def __init__(
         self,
         *,
@@ -553,14 +554,14 @@ Global___Revoke: _TypeAlias = Revoke  # noqa: Y015
 
 @_typing.final
 class DrainWorker(_message.Message):
-    """DrainWorker asks the worker to finish."""
+    """DrainWorker asks the worker to finish its running leases and to stop."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """Longest time for running work. Unset: the worker's configured grace."""
+        """Longest time for running leases. Unset: the drain grace of the worker's settings."""
 
     def __init__(
         self,

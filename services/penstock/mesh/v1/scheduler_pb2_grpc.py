@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """SchedulerService decides which worker runs which ticket.
+    """SchedulerService accepts the workers that the scheduler places tickets on.
     """
 
     def __init__(self, channel):
@@ -43,13 +43,14 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """SchedulerService decides which worker runs which ticket.
+    """SchedulerService accepts the workers that the scheduler places tickets on.
     """
 
     def Attach(self, request_iterator, context):
-        """Attach is one worker's session with the one scheduler that places on it. When the stream is lost the scheduler
-        forgets the worker and its leases; running work goes on, and the worker attaches elsewhere with it.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID.
+        """Attach is the session of a worker with the one scheduler that places tickets on it. When the stream breaks, the
+        scheduler removes the worker and its leases. Running leases continue, and the worker attaches to another scheduler.
+        Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID;
+        UNAVAILABLE / DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,7 +73,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """SchedulerService decides which worker runs which ticket.
+    """SchedulerService accepts the workers that the scheduler places tickets on.
     """
 
     @staticmethod

@@ -27,31 +27,33 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerServiceStub:
-    """SchedulerService decides which worker runs which ticket."""
+    """SchedulerService accepts the workers that the scheduler places tickets on."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_scheduler_pb2.AttachRequest, _scheduler_pb2.AttachResponse]
-    """Attach is one worker's session with the one scheduler that places on it. When the stream is lost the scheduler
-    forgets the worker and its leases; running work goes on, and the worker attaches elsewhere with it.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID.
+    """Attach is the session of a worker with the one scheduler that places tickets on it. When the stream breaks, the
+    scheduler removes the worker and its leases. Running leases continue, and the worker attaches to another scheduler.
+    Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID;
+    UNAVAILABLE / DRAINING.
     """
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
-    """SchedulerService decides which worker runs which ticket."""
+    """SchedulerService accepts the workers that the scheduler places tickets on."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_scheduler_pb2.AttachRequest, _scheduler_pb2.AttachResponse]  # type: ignore[assignment]
-    """Attach is one worker's session with the one scheduler that places on it. When the stream is lost the scheduler
-    forgets the worker and its leases; running work goes on, and the worker attaches elsewhere with it.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID.
+    """Attach is the session of a worker with the one scheduler that places tickets on it. When the stream breaks, the
+    scheduler removes the worker and its leases. Running leases continue, and the worker attaches to another scheduler.
+    Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID;
+    UNAVAILABLE / DRAINING.
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """SchedulerService decides which worker runs which ticket."""
+    """SchedulerService accepts the workers that the scheduler places tickets on."""
 
     @_abc_1.abstractmethod
     def Attach(
@@ -59,9 +61,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.AttachResponse], _abc.AsyncIterator[_scheduler_pb2.AttachResponse]]:
-        """Attach is one worker's session with the one scheduler that places on it. When the stream is lost the scheduler
-        forgets the worker and its leases; running work goes on, and the worker attaches elsewhere with it.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID.
+        """Attach is the session of a worker with the one scheduler that places tickets on it. When the stream breaks, the
+        scheduler removes the worker and its leases. Running leases continue, and the worker attaches to another scheduler.
+        Fails with FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED; INVALID_ARGUMENT / PROFILE_INVALID;
+        UNAVAILABLE / DRAINING.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

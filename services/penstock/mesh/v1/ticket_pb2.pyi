@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Ticket(_message.Message):
-    """Ticket is one admitted request as queue and scheduler see it: sizes and rights, never a prompt or a token."""
+    """Ticket is one admitted request as queue and scheduler see it: sizes, class and deadline, never a prompt or a token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -45,44 +45,45 @@ class Ticket(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAY_HAVE_RUN_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
-    """Chosen by the edge, unique per attempt chain: the same over all attempts of one request."""
+    """Chosen by the edge; unique per request and the same over all of its attempts."""
     tenant_id: _builtins.str
-    """Whose; decides the shard together with the model."""
+    """Tenant of the request. Together with the model it determines the shard."""
     priority: _inference_pb2.Priority.ValueType
-    """Class granted by auth, never unspecified."""
+    """Priority class granted by auth; never unspecified."""
     weight: _builtins.float
-    """Share of the tenant within its class, above 0."""
+    """Weight of the tenant within its class; above 0."""
     model: _builtins.str
     """Name of the model."""
     prompt_tokens: _builtins.int
-    """Tokens to prefill, those already emitted by earlier attempts included."""
+    """Tokens to prefill, including those that earlier attempts have emitted."""
     max_output_tokens: _builtins.int
-    """Most tokens still to generate."""
+    """Largest number of tokens still to generate."""
     deadline_unix_nano: _builtins.int
-    """Unix time after which the answer is of no use. 0: none."""
+    """Unix time after which the answer is of no use. 0: no deadline."""
     enqueue_unix_nano: _builtins.int
-    """Unix time of the first enqueue, kept over attempts and shards; orders tickets of one class."""
+    """Unix time of the first enqueue, kept over attempts and shards. Orders the tickets of one class."""
     attempt: _builtins.int
-    """From 1. Above 1 the ticket resumes running work and goes to the head of its class."""
+    """From 1. Above 1 the ticket is resumed: it is dispatched first in its class."""
     traceparent: _builtins.str
-    """W3C trace context of the request; gRPC metadata is per stream, this is per ticket."""
+    """W3C trace context of the request, because gRPC metadata belongs to a stream and not to a ticket."""
     predicted_output_tokens: _builtins.int
-    """Tokens it is likely to generate, predicted by the queue from earlier answers; from 1 to max_output_tokens. 0: nobody has
-    predicted any. Feeds predictions and nothing else.
+    """Output tokens that the queue predicts from earlier answers; from 1 to max_output_tokens. 0: not predicted. Used for
+    predictions only.
     """
     zone: _builtins.str
-    """Zone of its edge; a worker of the same zone is preferred among equals. Empty: unknown. Set by the queue."""
+    """Zone of its edge. Among similar workers, one of the same zone is chosen. Empty: unknown. Set by the queue."""
     express: _builtins.bool
-    """Its tenant gets less than its share, as the queue judged when it came: it goes first in its class, may take slots that
-    are held free for such tickets, and its prompt is computed before others. Set by the queue.
+    """Its tenant uses less than its share, as decided by the queue at arrival. The ticket is dispatched first in its
+    class, may use express slots, and its prompt is prefilled before others. Set by the queue.
     """
     fingerprint: _builtins.int
-    """The same for all requests of a tenant with this prompt and sampling, whatever their seed and whoever sends them again:
-    who crashed an engine, or may have, is known by it. 0: unknown.
+    """The same for all requests of a tenant with this prompt and sampling, regardless of their seed. Poison reports name
+    a request by it. 0: unknown.
     """
     may_have_run: _builtins.bool
-    """It goes on with an answer that another edge began, or this one before it started again: a run of it may have been lost
-    with that edge. Like one that avoids workers it waits while some worker that may blame it has nobody to tell.
+    """The ticket continues an answer that another edge began, or this edge before it restarted, so that a run of it may
+    have been lost with that edge. Like a ticket with `avoid_workers`, it waits while poison reports of workers are
+    missing.
     """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -90,7 +91,7 @@ class Ticket(_message.Message):
 
     @_builtins.property
     def avoid_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Workers that failed under this request and must not get it again; at most 16 instance ids."""
+        """Instance ids of workers that failed under this request and must not get it again; at most 16."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ Global___Ticket: _TypeAlias = Ticket  # noqa: Y015
 
 @_typing.final
 class PoisonReport(_message.Message):
-    """Blame says of requests that one of them crashed an engine, or may have, as news travelling from worker to queue."""
+    """PoisonReport names a request that crashed an engine or may have. Workers send it to schedulers, and these to queues."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -132,12 +133,12 @@ class PoisonReport(_message.Message):
     IS_CONFIRMED_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.int
-    """As in the ticket."""
+    """Fingerprint as in the ticket."""
     is_confirmed: _builtins.bool
-    """It did. False: it is being found out, and nobody else is to run it meanwhile."""
+    """The request crashes engines. False: a worker tests the request, and no other worker may run it meanwhile."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """For how long this holds unless something else is said before."""
+        """Period for which the report holds unless another report replaces it."""
 
     def __init__(
         self,
@@ -173,20 +174,20 @@ class Lease(_message.Message):
     lease_id: _builtins.str
     """Chosen by the scheduler; fences every later frame about this run."""
     ticket_id: _builtins.str
-    """What may run."""
+    """Id of the ticket."""
     worker_id: _builtins.str
     """Instance id of the worker."""
     worker_address: _builtins.str
     """host:port of the worker's gRPC front."""
     attempt: _builtins.int
-    """As in the ticket."""
+    """Attempt as in the ticket."""
     queue_id: _builtins.str
     """Instance id of the shard that offered the ticket, set by the scheduler."""
     express: _builtins.bool
-    """As in the ticket; the worker takes it from `expect`."""
+    """As in the ticket. The worker reads it from `expect`."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Granted time from issue to the worker's seeing START; then the lease holds until the run ends."""
+        """Granted time from issue until the worker receives START; then the lease holds until the run ends."""
 
     @_builtins.property
     def queue_wait(self) -> _duration_pb2.Duration:
@@ -220,7 +221,7 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class CatalogEntry(_message.Message):
-    """CatalogEntry is one model that workers serve, as news travelling from worker to edge."""
+    """CatalogEntry is one model that workers serve, sent from schedulers to queues and on to edges."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -229,13 +230,13 @@ class CatalogEntry(_message.Message):
     WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
     WORKERS_HINT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """What requests name."""
+    """Name of the model in requests."""
     card_digest: _builtins.str
-    """Digest of the model card: a new digest is a new card to fetch."""
+    """Digest of the model card; a new digest means a new card to fetch."""
     worker_address: _builtins.str
     """host:port of one worker that serves the card."""
     workers_hint: _builtins.int
-    """Workers that serve it; may be stale."""
+    """Number of workers that serve it; may be stale."""
     def __init__(
         self,
         *,

@@ -62,7 +62,7 @@ async def _sample_figures(testbed: Testbed) -> dict[str, float]:
         sample |= {f"{child.spec.name} {name}": figures[name] for name in PROCESS_FIGURES}
     held, granted = await testbed.sum_figure("scheduler", "credits"), await testbed.sum_figure("queue", "credits")
     sample["credits that queues and schedulers count differently"] = abs(held - granted)
-    sample["slots taken by no request"] = -await testbed.sum_figure("scheduler", "room")
+    sample["slots taken by no request"] = -await testbed.sum_figure("scheduler", "available_leases")
     return sample
 
 

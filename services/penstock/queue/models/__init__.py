@@ -1,1 +1,1 @@
-"""What a shard keeps per model: the queue of waiting tickets with its forecast, and whether the model is available."""
+"""State of a shard per model: the queue of waiting tickets with its forecast, and the availability of the model."""

@@ -1,4 +1,4 @@
-"""Which models can be placed, and for how long tickets wait for one that cannot. Knows no ticket."""
+"""Availability of models: the models that schedulers serve, and how long tickets wait for a model that is lost."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -8,26 +8,26 @@ from penstock.chassis.clocks import StallFreeClock
 
 
 class Availability(Enum):
-    """What becomes of a ticket for a model."""
+    """Availability of a model. Tickets are admitted if it is served or awaited."""
 
     SERVED = "served"
-    AWAITED = "awaited"  # gone for a moment, or not here yet: it may wait
-    UNAVAILABLE = "gone"  # nothing has been served for too long
-    UNKNOWN = "unknown"  # others are served, this one is not
+    AWAITED = "awaited"  # lost a moment ago or not reported yet: tickets may wait for it
+    UNAVAILABLE = "gone"  # not served for longer than the timeout
+    UNKNOWN = "unknown"  # other models are served, this one is not
 
 
 @dataclass(slots=True)
 class ModelAvailability:
-    """Right after the start of a shard, and right after a scheduler or a last worker is lost, a model may be back at
-    any moment: `warm_up` and `patience` say for how long that is believed. By the shard's `own_time`: one that stood
-    still heard of nobody's return.
+    """Models that are served, and models that are awaited after the start of the shard or after a loss.
+
+    Times exclude stalls of this process, during which it receives no catalog.
     """
 
-    timeout: float  # s
-    warm_up: float  # s
+    timeout: float  # s for which a lost model is awaited
+    warm_up: float  # s after the start for which every model is awaited
     started_at: float
     served_models: AbstractSet[str] = frozenset()
-    awaited_since: dict[str, float] = field(default_factory=dict)  # model waited for: since when
+    awaited_since: dict[str, float] = field(default_factory=dict)  # s of the stall-free clock, by model
     clock: StallFreeClock = field(default_factory=StallFreeClock)
     _last_model_lost_at: float | None = None
 
@@ -42,7 +42,7 @@ class ModelAvailability:
         self.served_models = frozenset(served)
 
     def availability_of(self, model: str, now: float) -> Availability:
-        """Tell what becomes of a ticket that comes now; a model that is awaited is awaited from now at the latest."""
+        """Return the availability of a model for a ticket that arrives now. An awaited model is awaited from now on."""
         if model in self.served_models:
             return Availability.SERVED
         ran = self.clock.at(now)
@@ -56,12 +56,12 @@ class ModelAvailability:
         return Availability.UNKNOWN if self.served_models else Availability.UNAVAILABLE
 
     def await_model(self, model: str, now: float) -> None:
-        """Note that a ticket is back which had been on its way to a worker."""
+        """Await the model of a ticket whose offer was returned."""
         if model not in self.served_models:
             self.awaited_since.setdefault(model, self.clock.at(now))
 
     def pop_timed_out(self, now: float) -> list[str]:
-        """Return, once, the models that were waited for in vain; to be asked several times a second."""
+        """Return, once each, the awaited models whose timeout has passed. Called several times a second."""
         ran = self.clock.at(now)
         lost = [model for model, since in self.awaited_since.items() if ran >= since + self.timeout]
         for model in lost:

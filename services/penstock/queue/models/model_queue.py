@@ -1,4 +1,4 @@
-"""All that a shard keeps about one model."""
+"""The queue of each model: waiting tickets in the order of their policy, with forecast and totals."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from penstock.queue.ticket import QueuedTicket
 
 @dataclass(slots=True)
 class ModelQueue:
+    """Waiting tickets of one model, with their totals, forecast and head."""
+
     model: str
     policy: SchedulingPolicy
     throughput: Throughput = field(default_factory=Throughput)
     forecast: Forecast = field(default_factory=Forecast)
-    _prompt_tokens: int = 0  # tokens of what waits, like the next
+    _prompt_tokens: int = 0  # of the waiting tickets, as the next two
     _work: int = 0
     _tokens: int = 0
-    _last_sent_head: Head | None = (
-        None  # as schedulers know it, addressed to none of them; None: they know of no ticket
-    )
-    _is_head_dirty: bool = False  # whether they are to be told even where nothing has changed
+    _last_sent_head: Head | None = None  # without an address; None: none was sent
+    _is_head_dirty: bool = False  # send the head again, even if it is unchanged
 
     def adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
         self._prompt_tokens += sign * ticket.prompt_tokens
@@ -38,7 +38,7 @@ class ModelQueue:
         return head is not None and head[0].is_expedited
 
     def work_ahead(self, position: QueuePosition) -> WorkAhead:
-        """Say what of the work ahead is prompts, and what it is promised, as it is over all that waits."""
+        """Return the work ahead. Its prompt and reserved tokens are estimated by its share of all waiting work."""
         share = position.work / self._work if self._work else 0.0
         return WorkAhead(position.tickets, position.work, share * self._prompt_tokens, share * self._tokens)
 
@@ -46,39 +46,34 @@ class ModelQueue:
         self._is_head_dirty = self._last_sent_head is not None and self._last_sent_head.waiting > 0
 
     def head_update(self) -> Head | None:
-        """Return the head where schedulers are to hear of it; they are then taken to know it."""
-        found, load = self.policy.head(), self.policy.totals
-        if found:
-            ticket, key = found
-            of_it = ticket.tokens, ticket.is_resumed, ticket.is_express
-            head = Head("", self.model, load.tickets, load.tokens, key, *of_it)
-        else:
-            head = Head("", self.model, load.tickets, load.tokens, None)
-        if not self._is_head_dirty and (head == self._last_sent_head or (self._last_sent_head is None and not found)):
+        """Return the head if it has to be sent, and record it as sent; None if it is unchanged."""
+        best, totals = self.policy.head(), self.policy.totals
+        head = Head("", self.model, totals.tickets, totals.tokens, None)
+        if best:
+            ticket, head.key = best
+            head.tokens, head.is_resumed, head.is_express = ticket.tokens, ticket.is_resumed, ticket.is_express
+        if not self._is_head_dirty and (head == self._last_sent_head or (self._last_sent_head is None and not best)):
             return None
         self._last_sent_head, self._is_head_dirty = head, False
         return head
 
 
-DEFAULT_RETRY_AFTER_S = 1.0  # s; what a refused client is told before anything was measured
+DEFAULT_RETRY_AFTER_S = 1.0  # s; used until a rate is measured
 RETRY_AFTER_BOUNDS_S = (0.05, 60.0)  # s
-MAX_POOL_STATS_AGE_S = (
-    5.0  # s; a scheduler sends ten reports a second while anything changes, and what is older says nothing
-)
+MAX_POOL_STATS_AGE_S = 5.0  # s; schedulers send statistics at least once a second, so that older ones are stale
 
 
 class ModelQueues:
-    """Counts what waits, and lists it for offers; a ticket that pauses counts and is not listed."""
+    """All model queues. Paused tickets count as waiting, but are not listed for offers."""
 
     def __init__(self, schedulers: SchedulerSessions, new_policy: Callable[[], SchedulingPolicy]) -> None:
         self.tickets_by_class: dict[int, int] = {}  # tickets waiting, by priority
-        self.totals_by_tenant: dict[
-            tuple[str, int, str], TicketTotals
-        ] = {}  # by model, priority and tenant, where any wait
+        # By model, priority and tenant; only entries with waiting tickets.
+        self.totals_by_tenant: dict[tuple[str, int, str], TicketTotals] = {}
         self._schedulers = schedulers
         self._new_policy = new_policy
         self._queues: dict[str, ModelQueue] = {}
-        self._changed_models: set[str] = set()  # models whose head may have to be told
+        self._changed_models: set[str] = set()  # models whose head may have to be sent
         self._tickets = self._tokens = 0  # waiting
 
     def __getitem__(self, model: str) -> ModelQueue:
@@ -111,33 +106,36 @@ class ModelQueues:
         self._changed_models.add(ticket.model)
 
     def remove(self, ticket: QueuedTicket) -> None:
-        """Take out what waits, listed or not."""
+        """Remove a waiting ticket, listed or paused."""
         self[ticket.model].policy.remove(ticket)
         self._changed_models.add(ticket.model)
         self.adjust_totals(ticket, -1)
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
-        """Put right what a ticket that left its order has cost."""
+        """Set the cost of a ticket that was taken from its policy; 0.0 refunds it."""
         self[ticket.model].policy.charge(ticket, cost)
         self._changed_models.add(ticket.model)
 
     def dispatch(self, model: str, now: float, hold_if_blocked: Callable[[QueuedTicket], bool]) -> list[Effect]:
-        """Offer tickets for as long as credit is found that fits one; what `is_held` then is its caller's to list."""
-        shelf = self[model]
-        regular = self._offers(shelf, hold_if_blocked, express=False)
-        effects: list[Effect] = [*regular, *self._offers(shelf, hold_if_blocked, express=True)]
-        shelf.forecast.record_unserved(shelf.policy.totals.tickets, now)
+        """Offer tickets while credit fits them. `hold_if_blocked` keeps a ticket back; its caller lists it again."""
+        queue = self[model]
+        regular = self._offers(queue, hold_if_blocked, express=False)
+        effects: list[Effect] = [*regular, *self._offers(queue, hold_if_blocked, express=True)]
+        queue.forecast.record_unserved(queue.policy.totals.tickets, now)
         return effects
 
     def _offers(
         self, queue: ModelQueue, hold_if_blocked: Callable[[QueuedTicket], bool], *, express: bool
     ) -> Iterator[Offer]:
-        """Use up credit; `urgent`: what is for tickets that go first alone. They wait for a class above their own."""
-        seats, unfit = self._schedulers, set[str]()
+        """Yield offers for the present credit; with `express`, for credit that only expedited tickets may use.
+
+        Expedited tickets wait while a ticket of a higher class is at the head.
+        """
+        schedulers, unfit = self._schedulers, set[str]()
         find, offer = (
-            (seats.scheduler_with_express_credit, seats.offer_on_express_credit)
+            (schedulers.scheduler_with_express_credit, schedulers.offer_on_express_credit)
             if express
-            else (seats.scheduler_with_credit, seats.offer)
+            else (schedulers.scheduler_with_credit, schedulers.offer)
         )
         while (
             (found := find(queue.model, unfit))
@@ -157,22 +155,22 @@ class ModelQueues:
             if hold_if_blocked(ticket):
                 continue
             yield self._record_offered(ticket, offer(ticket, scheduler))
-            unfit.clear()  # it may be this very ticket, too large for the others, that was not to be passed by
+            unfit.clear()  # the offered ticket may be the one that blocked the credit of other schedulers
 
     def _record_offered(self, ticket: QueuedTicket, offer: Offer) -> Offer:
         self.adjust_totals(ticket, -1)
-        self.mark_head_dirty(ticket.model)  # the scheduler counts on it to know what is next
+        self.mark_head_dirty(ticket.model)  # the scheduler waits for the head after each offer
         return offer
 
     # Heads.
 
     def mark_head_dirty(self, model: str) -> None:
-        """Have the schedulers of a model told what waits, even where nothing has changed."""
+        """Send the head of a model to its schedulers, even if it is unchanged."""
         self[model].mark_head_dirty()
         self._changed_models.add(model)
 
     def head_updates(self) -> Iterator[Head]:
-        """Yield what schedulers have not heard yet of the models' heads."""
+        """Yield the heads that have changed since they were sent, for every scheduler of the model."""
         changed, self._changed_models = self._changed_models, set()
         for model in sorted(changed):
             if head := self[model].head_update():
@@ -180,22 +178,22 @@ class ModelQueues:
                     yield head.addressed_to(scheduler)
 
     def advance_virtual_time(self, model: str, priority: int, virtual_tokens: float) -> None:
-        """Hear how far other shards have come with one class of a model."""
+        """Apply the virtual time of other shards for one class of a model."""
         self[model].policy.advance_virtual_time(priority, virtual_tokens)
         self._changed_models.add(model)
 
     # Predictions.
 
     def predict(self, ticket: QueuedTicket, now: float) -> Prediction:
-        """Say what a ticket that comes now may expect; where no scheduler has measured, from what leaves here."""
-        shelf = self[ticket.model]
-        ahead, speeds = (
-            shelf.policy.position_of(ticket),
+        """Predict wait and TTFT of a ticket that arrives now. Without statistics, use the throughput of this shard."""
+        queue = self[ticket.model]
+        ahead, pool_stats = (
+            queue.policy.position_of(ticket),
             self._schedulers.pool_stats(ticket.model, now - MAX_POOL_STATS_AGE_S),
         )
         credit = self._schedulers.credit_for(ticket.model)
-        found = shelf.forecast.predict(ticket, shelf.work_ahead(ahead), speeds, credit, now)
-        if found.wait is None and (rate := self._service_rate(shelf, now)):
+        found = queue.forecast.predict(ticket, queue.work_ahead(ahead), pool_stats, credit, now)
+        if found.wait is None and (rate := self._service_rate(queue, now)):
             return found._replace(wait=ahead.work / rate)
         return found
 
@@ -206,36 +204,36 @@ class ModelQueues:
         )
 
     def record_lease(self, ticket: QueuedTicket, now: float) -> None:
-        shelf = self[ticket.model]
-        shelf.throughput.record(ticket.work, now)
-        shelf.forecast.record_lease(ticket, now)
+        queue = self[ticket.model]
+        queue.throughput.record(ticket.work, now)
+        queue.forecast.record_lease(ticket, now)
         ticket.waited = max(0.0, now - ticket.arrived)
         if ticket.raw_wait or ticket.raw_ttft:
-            shelf.forecast.record_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)
+            queue.forecast.record_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)
 
     def record_first_token(self, ticket: QueuedTicket, after_lease: float) -> None:
         self[ticket.model].forecast.record_first_token(ticket, ticket.waited + after_lease)
 
     def retry_after(self, ticket: QueuedTicket, now: float) -> float:
-        """Return the time in which all that goes before such a ticket is served."""
+        """Return the predicted wait of a ticket within RETRY_AFTER_BOUNDS_S."""
         wait = self.predict(ticket, now).wait
         return DEFAULT_RETRY_AFTER_S if wait is None else clamp_retry_after(wait)
 
     def _service_rate(self, queue: ModelQueue, now: float) -> float:
-        """Tokens per second; 0: unknown."""
+        """Return tokens per second; 0.0 if no rate is known."""
         return self._schedulers.tokens_per_second(queue.model) or queue.throughput.tokens_per_second(now)
 
     # Eviction.
 
     def evictable(self, priority: int) -> TicketTotals:
-        """Return what could make way for a ticket of this class."""
-        loads = [shelf.policy.evictable(priority) for shelf in self._queues.values()]
-        return TicketTotals(sum(load.tickets for load in loads), sum(load.tokens for load in loads))
+        """Return the totals of the tickets that a ticket of this class can evict."""
+        totals = [queue.policy.evictable(priority) for queue in self._queues.values()]
+        return TicketTotals(sum(each.tickets for each in totals), sum(each.tokens for each in totals))
 
     def next_victim(self, priority: int) -> QueuedTicket:
-        """Return, of all models' lowest class, the newest; there must be one."""
-        found = [found for shelf in self._queues.values() if (found := shelf.policy.next_victim(priority))]
-        return max(found, key=lambda pair: pair[1])[0]
+        """Return the newest ticket of the lowest class over all models. There must be one."""
+        victims = [found for queue in self._queues.values() if (found := queue.policy.next_victim(priority))]
+        return max(victims, key=lambda pair: pair[1])[0]
 
 
 def clamp_retry_after(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Which order a shard keeps, put together from its settings."""
+"""Scheduling policy of a shard, built from its settings."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,21 +10,21 @@ from penstock.queue.policies.ticket_order import EarliestDeadline, Rank, TicketO
 
 
 class TenantPolicy(StrEnum):
-    """What decides between tenants of one class."""
+    """Order between tenants of one class, for settings."""
 
-    FAIR = "fair"  # virtual token counters
-    NONE = "none"  # one line for all
+    FAIR = "fair"  # weighted virtual token counters
+    NONE = "none"  # one queue for all tenants
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """Makes the order of each model."""
+    """Settings of the policy. A call creates the policy of one model."""
 
     tenant_policy: TenantPolicy = TenantPolicy.FAIR
     ticket_order: TicketOrder = TicketOrder.FIFO
-    min_class_share: float = 0.05  # of the tokens served while a lower class waits that are its own
-    burst_tokens: float = 0.0  # weighted tokens; tenants come apart by as much, and a quiet one waits little less
-    ageing_rate: float = 200.0  # tokens per s, for token_aware
+    min_class_share: float = 0.05  # share of the dispatched tokens that a lower class gets while it waits
+    burst_tokens: float = 0.0  # weighted tokens that a returning tenant may catch up
+    ageing_rate: float = 200.0  # tokens/s, for token_aware
     ageing_bound: float = 10.0  # s, for token_aware
     default_deadline: float = 30.0  # s, for deadline
 

@@ -1,8 +1,8 @@
-"""Tenants of one class, the one with the least weighted service first: a virtual token counter for each.
+"""Weighted VTC: fair share between the tenants of one class, by a virtual token counter per tenant.
 
-Source: Sheng et al. 2024, Fairness in Serving Large Language Models (OSDI), algorithms 2 and 3: a tenant that returns
-is lifted to the least counter of those that wait, a little of the output is charged before it comes, and what has not
-come by the end is put right.
+The tenant with the least weighted service is served first. Source: Sheng et al. 2024, Fairness in Serving Large
+Language Models (OSDI), algorithms 2 and 3: a returning tenant is lifted to the least counter of the waiting tenants, a
+part of the output is charged in advance, and the charge is corrected at the end.
 """
 
 import math
@@ -18,27 +18,25 @@ from penstock.queue.policies.ticket_order import Rank, fifo
 from penstock.queue.ticket import QueuedTicket
 
 MAX_TICKETS_SCANNED_PER_TENANT = (
-    8  # tickets of one tenant that are looked at for one that fits, so that others are looked at as well
+    8  # tickets scanned per tenant for one that fits, so that other tenants are scanned too
 )
-MAX_LEAD_COST_SHARE = (
-    0.2  # of what a ticket costs that does not fit yet, by which others may come to be ahead of its tenant
-)
-TENANT_SAMPLE_SIZE = 32  # tenants that are looked at to tell how much goes before a ticket
-MIN_SWEEP_ACCOUNTS = 1_024  # accounts not worth sweeping
+MAX_LEAD_COST_SHARE = 0.2  # share of the cost of a ticket that does not fit, by which others may lead its tenant
+TENANT_SAMPLE_SIZE = 32  # tenants sampled to estimate the work before a ticket
+MIN_SWEEP_ACCOUNTS = 1_024  # accounts below which no sweep is made
 NOTHING_AHEAD = QueuePosition(0, 0)
 
-TurnEntry = tuple[float, int, int, "TenantAccount"]  # counter, arrival of the ticket that is first, turn, whose
+TurnEntry = tuple[float, int, int, "TenantAccount"]  # counter, arrival number of the first ticket, turn number, account
 
 
 @dataclass(slots=True, eq=False)
 class TenantAccount:
-    """One tenant. Its lane is gone while nothing of it waits."""
+    """The account of one tenant. It has a queue while tickets of the tenant wait."""
 
-    counter: float  # weighted tokens it was served, divided by its weight
-    served_tokens: float = 0.0  # the same by the clock of credit
-    turn_number: int = 0  # outdates the entries that heaps still have of it
+    counter: float  # virtual tokens: weighted tokens served, divided by the weight
+    served_tokens: float = 0.0  # the same on the virtual clock of burst credit
+    turn_number: int = 0  # older heap entries of the account are stale
     queue: RankedQueue | None = None
-    queued_cost: float = 0.0  # what its waiting tickets will add to the counter
+    queued_cost: float = 0.0  # virtual tokens of the waiting tickets
 
     @property
     def is_waiting(self) -> bool:
@@ -46,8 +44,10 @@ class TenantAccount:
 
 
 class WeightedVtc:
-    """`burst`: weighted tokens by which a tenant that was served less than its share may stand below the others when it
-    returns, so that one inside its share does not queue behind those that exceed theirs; it adds to the bound.
+    """Tickets of one class; the tenant with the least counter has its turn.
+
+    `burst_tokens`: weighted tokens by which the counter of a returning tenant may be below those of the others. A
+    tenant within its share then does not wait behind tenants that exceed theirs. It adds to the fairness bound.
     """
 
     def __init__(self, rank: Rank = fifo, burst_tokens: float = 0.0) -> None:
@@ -57,12 +57,12 @@ class WeightedVtc:
         self._waiting: LazyHeap[TurnEntry] = LazyHeap(_is_current)
         self.tickets = 0
         self.work = 0
-        self._waiting_tenants = 0  # that wait
+        self._waiting_tenants = 0
         self._turn_count = 0
-        self._last_served = TenantAccount(0.0)  # whose last ticket went most recently
+        self._last_served = TenantAccount(0.0)  # account whose last ticket was taken most recently
         self._virtual_time = 0.0
-        self._remote_virtual_time: float | None = None  # how far other shards have come; None: nobody has said
-        self.lifted_tokens = 0.0  # tokens that counters are taken to stand higher when shards are compared
+        self._remote_virtual_time: float | None = None  # virtual time of other shards; None: not received
+        self.lifted_tokens = 0.0  # added to counters when shards are compared
         self._sweep_at = MIN_SWEEP_ACCOUNTS
         self._clock = VirtualClock()
 
@@ -70,38 +70,38 @@ class WeightedVtc:
         return (ticket for account in self._accounts.values() if account.queue for ticket in account.queue)
 
     def __len__(self) -> int:
-        """Count the tenants whose service is remembered."""
+        """Return the number of tenants with an account."""
         return len(self._accounts)
 
     @property
     def virtual_tokens(self) -> float:
         turn = self._waiting.first()
-        assert turn, "the turn is a waiting tenant's"
+        assert turn, "a turn belongs to a waiting tenant"
         return turn[0] + self.lifted_tokens
 
     @property
     def virtual_time(self) -> float:
-        """Virtual time: counter of a tenant that comes now for the first time, the least of those that wait.
+        """Counter of a tenant that arrives for the first time: the least counter of the waiting tenants.
 
-        It never goes back, or whoever catches up would take others down with him.
+        It never decreases. Otherwise a tenant that catches up would lower the counters of tenants that arrive later.
         """
         turn = self._waiting.first()
         self._virtual_time = max(self._virtual_time, turn[0] if turn else self._last_served.counter)
         return self._virtual_time
 
     def counter(self, tenant_id: str) -> float:
-        found = self._accounts.get(tenant_id)
-        return found.counter if found else self.virtual_time
+        account = self._accounts.get(tenant_id)
+        return account.counter if account else self.virtual_time
 
     def advance_virtual_time(self, virtual_tokens: float) -> None:
-        """As `Order.keep_up`. Those that wait are owed what they lag behind, unless they came before the first word."""
+        """See `SchedulingPolicy`. Waiting tenants keep their lag behind other shards, except at the first update."""
         is_first = self._remote_virtual_time is None
         self._remote_virtual_time = max(self._remote_virtual_time or 0.0, virtual_tokens)
         if is_first:
             self._lift_to_remote()
 
     def _lift_to_remote(self) -> None:
-        """Take whoever comes now to have come to other shards: with neither credit nor debt."""
+        """Lift tenants that arrive now to the virtual time of other shards, with neither credit nor debt."""
         if self._remote_virtual_time is not None:
             self.lifted_tokens = max(self.lifted_tokens, self._remote_virtual_time - self.virtual_time)
 
@@ -110,7 +110,7 @@ class WeightedVtc:
             self._lift_to_remote()
         account = self._account(ticket.tenant_id)
         if account.queue is None:
-            if not ticket.charged_cost:  # else it is given back, and its tenant had not left
+            if not ticket.charged_cost:  # a charged ticket is returned; its tenant had not left
                 self._lift_to_virtual_time(account)
             account.queue = RankedQueue(self._rank)
             self._waiting_tenants += 1
@@ -128,7 +128,7 @@ class WeightedVtc:
 
     def remove(self, ticket: QueuedTicket) -> None:
         account = self._accounts[ticket.tenant_id]
-        assert account.queue, "a listed ticket has a lane"
+        assert account.queue, "a listed ticket is in the queue of its tenant"
         account.queue.remove(ticket)
         self._on_ticket_removed(account, ticket)
 
@@ -137,37 +137,39 @@ class WeightedVtc:
         return turn[-1].queue.first() if turn and turn[-1].queue else None
 
     def pop_fitting(self, fit: FitFn) -> TakeResult:
-        """Look past tenants whose tickets do not fit: a slot that others can use is not theirs to hold.
+        """Take the first ticket that fits, in the order of tenants. Tenants whose tickets do not fit are passed over.
 
-        But those behind could keep it small for ever, so one that does not fit yet bars others as soon as they are
-        ahead of its tenant by `LEAD` of what it costs; and its own tenant once it was passed too often.
+        Tickets behind one that does not fit yet could occupy the capacity for ever. Such a ticket therefore blocks
+        tenants that lead its tenant by MAX_LEAD_COST_SHARE of its cost, and its own tenant once it was passed over too
+        often.
         """
-        found = TakeResult()
+        result = TakeResult()
         put_back: list[TurnEntry] = []
         barrier = math.inf
-        while found.scanned < MAX_TICKETS_SCANNED and (turn := self._waiting.first()) and turn[0] <= barrier:
+        while result.scanned < MAX_TICKETS_SCANNED and (turn := self._waiting.first()) and turn[0] <= barrier:
             account = turn[-1]
-            assert account.queue, "a turn is a waiting tenant's"
+            assert account.queue, "a turn belongs to a waiting tenant"
             taken = account.queue.pop_fitting(
-                fit, min(MAX_TICKETS_SCANNED_PER_TENANT, MAX_TICKETS_SCANNED - found.scanned)
+                fit, min(MAX_TICKETS_SCANNED_PER_TENANT, MAX_TICKETS_SCANNED - result.scanned)
             )
-            found.passed_over += taken.passed_over
-            found.scanned += taken.scanned
+            result.passed_over += taken.passed_over
+            result.scanned += taken.scanned
             if taken.ticket:
-                found.ticket = taken.ticket
+                result.ticket = taken.ticket
                 break
             if taken.passed_over:
-                barring = taken.passed_over[0]
-                barrier = min(barrier, account.counter + MAX_LEAD_COST_SHARE * predicted_cost(barring) / barring.weight)
-            found.is_blocked = found.is_blocked or taken.is_blocked
+                blocking = taken.passed_over[0]
+                lead = MAX_LEAD_COST_SHARE * predicted_cost(blocking) / blocking.weight
+                barrier = min(barrier, account.counter + lead)
+            result.is_blocked = result.is_blocked or taken.is_blocked
             put_back.append(self._waiting.pop())
         for turn in put_back:
             self._waiting.push(turn)
-        found.is_blocked = found.is_blocked and not found.ticket
-        if found.ticket:
-            self._on_ticket_removed(account, found.ticket)
-            self.charge(found.ticket, running_cost(found.ticket, 0))
-        return found
+        result.is_blocked = result.is_blocked and not result.ticket
+        if result.ticket:
+            self._on_ticket_removed(account, result.ticket)
+            self.charge(result.ticket, running_cost(result.ticket, 0))
+        return result
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
         account = self._account(ticket.tenant_id)
@@ -178,7 +180,7 @@ class WeightedVtc:
             self._enqueue_turn(account)
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        """Say what goes until the ticket's tenant has come to it and no other is owed more; many, by a sample."""
+        """Return the work served before a ticket that arrives now, estimated by a sample of the waiting tenants."""
         own = self._accounts.get(ticket.tenant_id, self._last_served)
         before = own.queue.position_of(ticket) if own.queue else NOTHING_AHEAD
         counter = own.counter if own.is_waiting else max(own.counter, self.virtual_time - self._burst_tokens)
@@ -228,7 +230,7 @@ class WeightedVtc:
         return found
 
     def _sweep(self) -> None:
-        """Forget those that would be lifted anyway."""
+        """Delete accounts that would be lifted to the virtual time anyway."""
         floor = self.virtual_time
         self._accounts = {
             name: each for name, each in self._accounts.items() if each.is_waiting or each.counter > floor
@@ -236,8 +238,8 @@ class WeightedVtc:
         self._sweep_at = max(MIN_SWEEP_ACCOUNTS, 2 * len(self._accounts))
 
     def _on_ticket_removed(self, account: TenantAccount, ticket: QueuedTicket) -> None:
-        """Note that a ticket is out of its account's lane."""
-        assert account.queue, "it has just been there"
+        """Update totals and account after a ticket has left the queue of its tenant."""
+        assert account.queue, "the ticket was in this queue"
         self.tickets -= 1
         self.work -= ticket.work
         account.queued_cost -= predicted_cost(ticket) / ticket.weight

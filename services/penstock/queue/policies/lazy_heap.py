@@ -1,4 +1,4 @@
-"""A heap that lets go of any of its entries in no time: the dead stay until they surface or are swept."""
+"""Heap with O(1) lazy deletion; deleted entries are removed when they reach the top or at a sweep."""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar
 
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
-MIN_SWEEP_ENTRIES = 64  # entries not worth sweeping
+MIN_SWEEP_ENTRIES = 64  # entries below which no sweep is made
 
 
 class LazyHeap(Generic[Entry]):
-    """Lowest entry first. Swept when it has doubled since the last time, which costs each push O(1) on average."""
+    """Lowest entry first. `is_alive` tells deleted entries. A sweep at each doubling costs a push O(1) on average."""
 
     __slots__ = ("_entries", "_is_alive", "_sweep_at")
 
@@ -20,15 +20,15 @@ class LazyHeap(Generic[Entry]):
         self._sweep_at = MIN_SWEEP_ENTRIES
 
     def __len__(self) -> int:
-        """Count the entries, the dead ones that are still there included."""
+        """Return the number of entries, including deleted ones that were not removed yet."""
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the living in no particular order."""
+        """Yield the entries that are alive, in no particular order."""
         return filter(self._is_alive, self._entries)
 
     def sample(self, max_entries: int) -> Iterator[Entry]:
-        """Yield some of the living, evenly from the whole heap: all where these are `most` or fewer."""
+        """Yield about `max_entries` entries that are alive, evenly from the heap; all if there are fewer."""
         step = max(1, len(self._entries) // max_entries)
         return filter(self._is_alive, self._entries[::step])
 
@@ -48,5 +48,5 @@ class LazyHeap(Generic[Entry]):
         return None
 
     def pop(self) -> Entry:
-        """Remove and return what `first` has just named."""
+        """Remove and return the entry that `first` has just returned."""
         return heappop(self._entries)

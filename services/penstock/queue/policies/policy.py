@@ -1,4 +1,4 @@
-"""What the book asks of an order."""
+"""Interface of scheduling policies, and the value types that it uses."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -8,16 +8,16 @@ from penstock.queue.ticket import QueuedTicket
 
 
 class SortKey(NamedTuple):
-    """How urgent a ticket is, lower first; comparable over shards."""
+    """Sort key of a ticket, lower first. Keys can be compared over shards."""
 
     priority: int
-    virtual_tokens: float  # weighted service of its tenant so far; 0 where an order keeps none
+    virtual_tokens: float  # virtual tokens of its tenant; 0 if the policy keeps none
     enqueued: float  # s
-    lifted_tokens: float = 0.0  # of the virtual tokens, what only serves to keep up with other shards
+    lifted_tokens: float = 0.0  # part of the virtual tokens that was added to follow other shards
 
 
 class TicketTotals(NamedTuple):
-    """How much waits."""
+    """Totals of waiting tickets."""
 
     tickets: int
     tokens: int
@@ -27,61 +27,61 @@ NO_TICKETS = TicketTotals(0, 0)
 
 
 class QueuePosition(NamedTuple):
-    """What is served before a ticket; may be an estimate."""
+    """Work that is served before a ticket. It may be an estimate."""
 
     tickets: float
-    work: float  # tokens, output as predicted
+    work: float  # tokens: prompt and predicted output
 
 
 class Fit(Enum):
-    """What a scheduler's credit can do for a ticket."""
+    """Whether credit of a scheduler covers a ticket."""
 
     NOW = "now"
-    LATER = "later"  # too large for what is free at present: others may pass it, but not for ever
-    NEVER = "never"  # not by this scheduler: others pass it, and no scheduler is held up for it
+    LATER = "later"  # too large for the present credit: a limited number of other tickets may pass it
+    NEVER = "never"  # not with this scheduler: other tickets pass it without limit
 
 
 FitFn = Callable[[QueuedTicket], Fit]
 
 
 class SchedulingPolicy(Protocol):
-    """The waiting tickets of one model."""
+    """The order of the waiting tickets of one model."""
 
     @property
     def totals(self) -> TicketTotals: ...
 
     def push(self, ticket: QueuedTicket) -> None:
-        """Add a ticket, new or given back; one given back finds its old place."""
+        """Add a new or returned ticket. A returned ticket gets its former place."""
 
     def remove(self, ticket: QueuedTicket) -> None:
-        """Forget a ticket, wherever it stands; it may be gone already."""
+        """Remove a ticket, listed or not."""
 
     def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
-        """Remove and return the first ticket that fits now, its tenant charged; None when none may go."""
+        """Remove and return the first ticket that fits now, and charge its tenant; None if no ticket may be taken."""
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
-        """Make `cost`, in weighted tokens, what a ticket that was taken has cost its tenant; 0 refunds it."""
+        """Set the cost of a taken ticket, in weighted tokens; 0 refunds it."""
 
     def is_express(self, ticket: QueuedTicket) -> bool:
-        """Tell whether a ticket that comes now goes before others of its class, its tenant being inside its share.
+        """Whether a ticket that arrives now is express, because its tenant's burst credit covers it.
 
-        Where it does not, none that differs in asking for more does.
+        If it is not, a larger ticket of the tenant is not either.
         """
 
     def head(self) -> tuple[QueuedTicket, SortKey] | None:
-        """Return the first ticket and how urgent it is."""
+        """Return the first ticket and its sort key; None if no ticket waits."""
 
     def advance_virtual_time(self, priority: int, virtual_tokens: float) -> None:
-        """Hear how far other shards have come: who comes to a class in which nobody waits is lifted to that.
+        """Apply the virtual time of other shards, which never decreases.
 
-        In virtual tokens. They never go back.
+        A tenant that arrives in a class without waiting tickets is lifted to it.
         """
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        """Return what is served before a ticket that arrives now."""
+        """Return the work that is served before a ticket that arrives now."""
 
     def evictable(self, priority: int) -> TicketTotals:
-        """Return what could make way for a ticket of this class."""
+        """Return the totals of the tickets that a ticket of this class can evict."""
 
     def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
-        """Return the first to make way for a ticket of this class: of the lowest class the newest."""
+        """Return the ticket that a ticket of this class evicts first: the newest of the lowest class; None if none."""

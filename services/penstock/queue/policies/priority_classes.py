@@ -1,4 +1,4 @@
-"""Classes, the higher first, each with its own line; a lower one keeps a small share so that nothing starves."""
+"""Priority classes: higher classes are dispatched first, and each lower class keeps a minimum share."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -11,21 +11,23 @@ from penstock.queue.policies.ranked_queue import RankedQueue, TakeResult, is_cur
 from penstock.queue.policies.tenant_queue import SharedQueue, TenantQueue
 from penstock.queue.ticket import QueuedTicket
 
-NewestEntry = tuple[float, int, int, QueuedTicket]  # minus first enqueue, minus arrival, listing, ticket
+NewestEntry = tuple[
+    float, int, int, QueuedTicket
+]  # negated first enqueue, negated arrival number, listing version, ticket
 
 
 class PriorityClass:
-    """One class: work that resumes, then what is urgent, then the others in their line; once asked for, the newest."""
+    """One class: resumed tickets first, then express tickets, then the others in the order of their tenants."""
 
     def __init__(self, priority: int, tenant_queue: TenantQueue) -> None:
         self.priority = priority
         self.tenant_queue = tenant_queue
         self.resumed = RankedQueue()
         self.express = ExpressLane()
-        self.tickets = self.tokens = 0  # all
-        self._evictable_tickets = self._evictable_tokens = 0  # what does not resume
-        self.owed_tokens = 0.0  # tokens of work that its share has come to while others were served
-        self._newest: LazyHeap[NewestEntry] | None = None
+        self.tickets = self.tokens = 0  # totals
+        self._evictable_tickets = self._evictable_tokens = 0  # totals without resumed tickets
+        self.owed_tokens = 0.0  # tokens of its minimum share that it has not been served yet
+        self._newest: LazyHeap[NewestEntry] | None = None  # created at the first eviction
 
     @property
     def evictable(self) -> TicketTotals:
@@ -36,7 +38,7 @@ class PriorityClass:
         return self.resumed.work + self.express.work + self.tenant_queue.work
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        """Return what of the class goes before one of its tickets that comes now."""
+        """Return the work of this class that is served before one of its tickets that arrives now."""
         tickets, work = self.resumed.tickets, self.resumed.work
         if ticket.is_resumed:
             return QueuePosition(tickets, work)
@@ -47,7 +49,7 @@ class PriorityClass:
         return QueuePosition(tickets + ahead.tickets, work + ahead.work) if tickets else ahead
 
     def push(self, ticket: QueuedTicket) -> None:
-        assert not ticket.is_listed, "a ticket stands in one place"
+        assert not ticket.is_listed, "a ticket is listed once"
         self._adjust_totals(ticket, 1)
         if ticket.is_expedited and ticket.charged_cost:
             self.tenant_queue.charge(ticket, 0.0)
@@ -79,23 +81,23 @@ class PriorityClass:
         return None
 
     def pop_fitting(self, fit: FitFn) -> TakeResult:
-        found, late = TakeResult(), list[QueuedTicket]()
-        for place in (self.resumed, self.express, self.tenant_queue):
-            if not place.tickets:
+        result, passed_over = TakeResult(), list[QueuedTicket]()
+        for queue in (self.resumed, self.express, self.tenant_queue):
+            if not queue.tickets:
                 continue
-            found = place.pop_fitting(fit)
-            found.passed_over += late
-            late = found.passed_over
-            if found.ticket or found.is_blocked:
+            result = queue.pop_fitting(fit)
+            result.passed_over += passed_over
+            passed_over = result.passed_over
+            if result.ticket or result.is_blocked:
                 break
-        if found.ticket:
-            if found.ticket.is_expedited:
-                self.tenant_queue.charge(found.ticket, running_cost(found.ticket, 0))
-                self.tenant_queue.on_expedited_taken(found.ticket.tenant_id)
-            self.express.record_size(found.ticket)
-            self._adjust_totals(found.ticket, -1)
-            found.record_passes()
-        return found
+        if result.ticket:
+            if result.ticket.is_expedited:
+                self.tenant_queue.charge(result.ticket, running_cost(result.ticket, 0))
+                self.tenant_queue.on_expedited_taken(result.ticket.tenant_id)
+            self.express.record_size(result.ticket)
+            self._adjust_totals(result.ticket, -1)
+            result.record_passes()
+        return result
 
     def newest(self) -> QueuedTicket | None:
         if self._newest is None:
@@ -122,10 +124,11 @@ class PriorityClass:
 
 
 class PriorityClasses:
-    """One `ClassLine` per priority.
+    """One `PriorityClass` per priority.
 
-    A class is served when those above it are empty, or when `floor` of the tokens that went while it waited come to
-    its first ticket: of any W tokens that go while it waits it gets floor * W, less two tickets.
+    A class is served if all classes above it are empty, or if `min_share` of the tokens dispatched while it waited
+    covers its first ticket. Of any W tokens dispatched while it waits, it gets at least `min_share` * W, less two
+    tickets.
     """
 
     def __init__(self, new_tenant_queue: Callable[[], TenantQueue], min_share: float) -> None:
@@ -158,22 +161,22 @@ class PriorityClasses:
             own.remove(ticket)
 
     def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
-        late: list[QueuedTicket] = []
+        passed_over: list[QueuedTicket] = []
         for each in self._classes_in_turn():
-            found = each.pop_fitting(fit)
-            if found.ticket:
-                record_passes(late)
-                self._record_served(each, found.ticket.work)
-            if found.ticket or found.is_blocked:
-                return found.ticket
-            late += found.passed_over
+            result = each.pop_fitting(fit)
+            if result.ticket:
+                record_passes(passed_over)
+                self._record_served(each, result.ticket.work)
+            if result.ticket or result.is_blocked:
+                return result.ticket
+            passed_over += result.passed_over
         return None
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
         self[ticket.priority].tenant_queue.charge(ticket, cost)
 
     def head(self) -> tuple[QueuedTicket, SortKey] | None:
-        """Return the best by class even while a lower class has its turn: the shard is as urgent as its best ticket."""
+        """Return the head of the highest waiting class, also while a lower class has its turn."""
         return next((found for each in self._classes.values() if (found := each.head())), None)
 
     def is_express(self, ticket: QueuedTicket) -> bool:
@@ -214,7 +217,7 @@ class PriorityClasses:
         return head is not None and each.owed_tokens >= head[0].work
 
     def _record_served(self, served: PriorityClass, work: int) -> None:
-        """Note what went, or with a negative sign came back."""
+        """Record dispatched work; negative work was returned."""
         for each in self._classes.values():
             if each.tickets:
                 each.owed_tokens = max(0.0, each.owed_tokens + work * self._min_share)
@@ -230,5 +233,7 @@ def _newest_entry(ticket: QueuedTicket) -> NewestEntry:
 
 
 class ClassFifo(PriorityClasses):
+    """First come, first served within each class, without fairness between tenants and without minimum shares."""
+
     def __init__(self) -> None:
         super().__init__(SharedQueue, min_share=0.0)

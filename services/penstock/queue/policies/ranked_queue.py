@@ -1,4 +1,4 @@
-"""Tickets in one line, by rank."""
+"""Ranked queue: tickets in the order of their ranks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,29 +9,30 @@ from penstock.queue.policies.policy import Fit, FitFn, QueuePosition
 from penstock.queue.policies.ticket_order import Rank, fifo
 from penstock.queue.ticket import QueuedTicket
 
-MAX_TICKETS_SCANNED = 32  # tickets looked at behind those that do not fit
-MAX_TIMES_PASSED = 32  # times others may go before a ticket that does not fit yet; then all wait for it
-POSITION_SAMPLE_SIZE = 64  # tickets of a line that are looked at to tell how many go before another
+MAX_TICKETS_SCANNED = 32  # tickets scanned for one that fits
+MAX_TIMES_PASSED = 32  # times that others may pass a ticket that does not fit yet; then the queue waits for it
+POSITION_SAMPLE_SIZE = 64  # tickets sampled to estimate the work before a ticket
 
-RankedEntry = tuple[float, int, int, QueuedTicket]  # rank, arrival, listing, ticket
+RankedEntry = tuple[float, int, int, QueuedTicket]  # rank, arrival number, listing version, ticket
 
 
 @dataclass(slots=True)
 class TakeResult:
-    """What came of looking for a ticket that fits."""
+    """Result of a search for a ticket that fits."""
 
     ticket: QueuedTicket | None = None
-    passed_over: list[QueuedTicket] = field(default_factory=list)  # that do not fit yet and were passed
-    is_blocked: bool = False  # by one of them, for all that come after it
-    scanned: int = 0
+    passed_over: list[QueuedTicket] = field(default_factory=list)  # tickets that do not fit yet
+    is_blocked: bool = False  # one of these blocks all tickets behind it
+    scanned: int = 0  # tickets
 
     def record_passes(self) -> None:
         record_passes(self.passed_over)
 
 
 class RankedQueue:
-    """A ticket too large for the credit at hand is passed by others behind it, at most MAX_PASSES times: then it bars
-    the line, workers run empty, and it fits.
+    """Tickets by rank. Others pass a ticket that is too large for the present credit, at most MAX_TIMES_PASSED times.
+
+    Then it blocks the queue until workers have enough free capacity for it.
     """
 
     __slots__ = ("_heap", "_rank", "tickets", "work")
@@ -57,28 +58,28 @@ class RankedQueue:
         return entry[-1] if entry else None
 
     def pop_fitting(self, fit: FitFn, max_scanned: int = MAX_TICKETS_SCANNED) -> TakeResult:
-        """Remove the first that fits now, looking at no more than `most`."""
-        found = TakeResult()
+        """Remove the first ticket that fits now, and scan at most `max_scanned` tickets."""
+        result = TakeResult()
         put_back: list[RankedEntry] = []
-        while found.scanned < max_scanned and not found.is_blocked and (entry := self._heap.first()):
+        while result.scanned < max_scanned and not result.is_blocked and (entry := self._heap.first()):
             ticket, verdict = entry[-1], fit(entry[-1])
-            found.scanned += 1
+            result.scanned += 1
             if verdict is Fit.NOW:
-                found.ticket = ticket
+                result.ticket = ticket
                 break
             put_back.append(self._heap.pop())
             if verdict is Fit.LATER:
-                found.passed_over.append(ticket)
-                found.is_blocked = ticket.times_passed >= MAX_TIMES_PASSED
-        if found.ticket:
+                result.passed_over.append(ticket)
+                result.is_blocked = ticket.times_passed >= MAX_TIMES_PASSED
+        if result.ticket:
             self._heap.pop()
-            self._adjust_totals(found.ticket, -1)
+            self._adjust_totals(result.ticket, -1)
         for entry in put_back:
             self._heap.push(entry)
-        return found
+        return result
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        """Count those of a better rank; in a long line, by a sample."""
+        """Return the work of tickets with a better rank. In a long queue, it is estimated by a sample."""
         if self._rank is fifo or not self.tickets:
             return QueuePosition(self.tickets, self.work)
         rank = self._rank(ticket)
@@ -94,7 +95,7 @@ class RankedQueue:
 
 
 def record_passes(passed_over: Iterable[QueuedTicket]) -> None:
-    """Remember who was passed, now that somebody went."""
+    """Count one pass for each ticket that was passed over, now that another ticket was taken."""
     for ticket in passed_over:
         ticket.times_passed += 1
 

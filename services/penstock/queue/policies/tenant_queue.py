@@ -1,4 +1,4 @@
-"""What a class asks of the order within it, and the simplest answer: one line for all its tenants."""
+"""Interface of the order between tenants of one class, and its simplest form: one queue for all tenants."""
 
 import math
 from collections.abc import Iterator
@@ -10,33 +10,33 @@ from penstock.queue.ticket import QueuedTicket
 
 
 class TenantQueue(Protocol):
-    """The tickets of one class that do not resume."""
+    """Tickets of one class that are not expedited."""
 
     @property
     def tickets(self) -> int: ...
 
     @property
     def work(self) -> int:
-        """Tokens, output as predicted."""
+        """Tokens: prompt and predicted output."""
 
     @property
     def virtual_tokens(self) -> float:
-        """Weighted service of the tenant whose turn it is; something must wait."""
+        """Virtual tokens of the tenant whose turn it is. At least one ticket must wait."""
 
     @property
     def lifted_tokens(self) -> float:
-        """What virtual tokens have of `keep_up`."""
+        """Part of the virtual tokens that was added to follow other shards."""
 
     def advance_virtual_time(self, virtual_tokens: float) -> None:
-        """As `Order.keep_up`."""
+        """See `SchedulingPolicy`."""
 
     def __iter__(self) -> Iterator[QueuedTicket]:
-        """Yield all in no particular order."""
+        """Yield the tickets in no particular order."""
 
     def push(self, ticket: QueuedTicket) -> None: ...
 
     def remove(self, ticket: QueuedTicket) -> None:
-        """Forget a ticket that is listed here."""
+        """Remove a ticket that is listed here."""
 
     def first(self) -> QueuedTicket | None: ...
 
@@ -45,23 +45,24 @@ class TenantQueue(Protocol):
     def position_of(self, ticket: QueuedTicket) -> QueuePosition: ...
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
-        """As `Order.charge`; also for a ticket of the class that resumes or is urgent."""
+        """See `SchedulingPolicy`; also for expedited tickets of the class."""
 
     def burst_credit(self, tenant_id: str, max_credit: float) -> float:
-        """Return the virtual tokens, up to `most`, that a tenant's share came to beyond what it was served.
+        """Return the burst credit of a tenant, at most `max_credit` virtual tokens.
 
-        Below 0 where it was served more; without bound where something of it waits in this line, or nobody counts.
+        It is negative if the tenant was served more than its share, and minus infinity if tickets of the tenant wait
+        in this queue or if no service is counted.
         """
 
     def on_tenant_arrived(self, tenant_id: str) -> None:
-        """Hear that a tenant has come that has nothing waiting: it has neither credit nor debt."""
+        """Lift a tenant without waiting tickets to the virtual time, with neither credit nor debt."""
 
     def on_expedited_taken(self, tenant_id: str) -> None:
-        """Hear that a ticket of the tenant went that was not in this line."""
+        """Record that an expedited ticket of the tenant was taken."""
 
 
 class SharedQueue(RankedQueue):
-    """All tenants in one line: whoever sends most gets most."""
+    """One queue for all tenants: the tenant that sends most is served most."""
 
     __slots__ = ()
 
@@ -74,7 +75,7 @@ class SharedQueue(RankedQueue):
         return 0.0
 
     def advance_virtual_time(self, virtual_tokens: float) -> None:
-        """Keep no counters, so there is nothing to lift."""
+        """Do nothing, because no counters are kept."""
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
         ticket.charged_cost = cost
@@ -83,7 +84,7 @@ class SharedQueue(RankedQueue):
         return -math.inf
 
     def on_tenant_arrived(self, tenant_id: str) -> None:
-        """Keep no counters, as `keep_up`."""
+        """Do nothing, because no counters are kept."""
 
     def on_expedited_taken(self, tenant_id: str) -> None:
-        """Likewise."""
+        """Do nothing, because no counters are kept."""

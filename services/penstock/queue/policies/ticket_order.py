@@ -1,7 +1,7 @@
-"""In which order the tickets of one tenant go. A rank is fixed at arrival and in s of the unix clock, lower first.
+"""Ranks of the tickets of one tenant. A rank is fixed at arrival, in s of the Unix clock; the lowest is served first.
 
-As ranks are times, how long a ticket can be held up has a bound that needs no clock: nothing that arrives later than
-the ticket's rank ever goes before it.
+Because ranks are times, the delay of a ticket has a bound without a clock: a ticket that arrives after this ticket's
+rank never passes it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class TicketOrder(StrEnum):
     """Names of the ranks, for settings."""
 
     FIFO = "fifo"
-    TOKEN_AWARE = "token_aware"  # noqa: S105  # no password
+    TOKEN_AWARE = "token_aware"  # noqa: S105  # not a password
     DEADLINE = "deadline"
 
 
@@ -27,10 +27,11 @@ def fifo(ticket: QueuedTicket) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TokenAware:
-    """Shortest predicted work first, with ageing: each `tokens_per_second` of work count as a second of waiting.
+    """Shortest predicted work first, with ageing: `tokens_per_second` tokens of work count as one second of waiting.
 
-    A ticket waits at most `bound` s for tickets that came after it. Source: shortest job first by predicted length
-    (Fu et al. 2024, Efficient LLM Scheduling by Learning to Rank), its starvation guard replaced by that bound.
+    A ticket waits at most `max_delay_s` for tickets that arrived after it. Source: shortest job first by predicted
+    length (Fu et al. 2024, Efficient LLM Scheduling by Learning to Rank), with this bound instead of its starvation
+    guard.
     """
 
     tokens_per_second: float = 200.0
@@ -42,7 +43,7 @@ class TokenAware:
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadline:
-    """Earliest deadline first (Liu and Layland 1973); a ticket without one counts as due `default` s after it came."""
+    """Earliest deadline first (Liu and Layland 1973). A ticket without a deadline is due after `default_deadline_s`."""
 
     default_deadline_s: float = 30.0  # s
 

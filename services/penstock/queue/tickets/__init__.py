@@ -1,4 +1,4 @@
-"""The tickets of one shard: the ticket book, every transition of a ticket, its due times, recent leases and counters.
+"""The tickets of one shard: the ticket book, all transitions of tickets, their timers, recent leases and counters.
 
-Imports every other folder of the queue; none of them imports it.
+This folder imports every other folder of the queue; none of them imports it.
 """

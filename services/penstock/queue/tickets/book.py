@@ -1,8 +1,9 @@
-"""The ticket book: who waits, who is offered to whom, who must go. Plain calls in, effects out; `now` is unix time.
+"""The ticket book: all waiting and offered tickets of a shard. It takes plain calls and returns effects.
 
-A ticket is waiting, or offered to one scheduler; with a lease, a refusal or a withdrawal the book forgets it, but for
-the few seconds in which a withdrawal still has to find the scheduler that placed it. What waits is listed in the
-order of its model, except for a short pause once every scheduler has declined it.
+A ticket waits or is offered to one scheduler. When it is leased, shed or withdrawn, it leaves the book, except that
+recent leases are kept for some seconds, so that a withdrawal reaches the scheduler that placed the ticket. Waiting
+tickets are listed in the order of their model's policy, except during a short pause after every scheduler has declined.
+`now` is Unix time in s.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -53,7 +54,7 @@ class TicketBook:
         limits: QueueLimits,
         availability: ModelAvailability,
         recent_leases: RecentLeases,
-        ttft_targets: TtftTargets = TtftTargets(),  # noqa: B008  # a value
+        ttft_targets: TtftTargets = TtftTargets(),  # noqa: B008  # immutable
         new_policy: Callable[[], SchedulingPolicy] = DEFAULT_POLICY,
     ) -> None:
         self.schedulers = SchedulerSessions(availability.clock)
@@ -78,68 +79,67 @@ class TicketBook:
     def offered(self) -> int:
         return len(self.tickets) - self.model_queues.waiting.tickets
 
-    # What edges do.
+    # Events of edges.
 
     def on_edge_connected(self, edge: str) -> list[Effect]:
         return [CatalogUpdate(edge, self._models)]
 
     def on_edge_disconnected(self, edge: str) -> list[Effect]:
-        """Forget what the edge waited for: it owns its tickets and enqueues them again, with what it may not have
-        heard a lease was granted for.
+        """Remove the tickets of an edge and withdraw its recent leases. The edge enqueues its tickets again.
 
-        Nothing is recorded of each: there may be very many, and whoever follows them died with the edge.
+        No telemetry is recorded per ticket: an edge may have very many, and the traces of its requests ended with it.
         """
         owned = [ticket.ticket_id for ticket in self.tickets.values() if ticket.edge == edge]
         effects = self._transitions.withdraw([*owned, *self.recent_leases.of_edge(edge)], "EDGE_LOST")
         return [each for each in effects if not isinstance(each, TicketRemoved)]
 
     def enqueue(self, ticket: QueuedTicket, now: float) -> list[Effect]:
-        """Take a ticket in, or refuse it.
+        """Admit or shed a ticket.
 
-        The same attempt again on the same stream changes nothing; on a new stream, which may come before the old
-        one's loss is noticed, it moves over, and a newer attempt replaces an older.
+        The same attempt on the same stream changes nothing. On a new stream of the edge, which may connect before the
+        loss of the old stream is detected, the ticket moves to it. A newer attempt replaces an older one.
         """
         known = self.tickets.get(ticket.ticket_id)
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued_effect(known, self.model_queues.predict(known, now))]
         effects = self._transitions.withdraw([ticket.ticket_id], "REPLACED")
-        refusal = self.schedulers.poison.rejection(ticket.fingerprint, now) or self._admission.rejection(ticket, now)
-        if refusal is None:
+        rejection = self.schedulers.poison.rejection(ticket.fingerprint, now) or self._admission.rejection(ticket, now)
+        if rejection is None:
             prediction = self._predict(ticket, now)
-            refusal = self._admission.check_slo(ticket, prediction, now)
-        if refusal is None:
+            rejection = self._admission.check_slo(ticket, prediction, now)
+        if rejection is None:
             effects += self._evict_for(ticket, now)
             if self._admission.has_room(ticket):
                 return [*effects, *self._admit(ticket, prediction, now)]
-            refusal = self._admission.queue_full(ticket, now)
-        return [*effects, self._shed(ticket, refusal)]
+            rejection = self._admission.queue_full(ticket, now)
+        return [*effects, self._shed(ticket, rejection)]
 
     def probe(self, ticket: QueuedTicket, now: float) -> list[Shed | WouldAdmit]:
-        """Say whether a ticket that is new would be taken in; nothing changes but the count of what was refused."""
-        refusal = self._admission.rejection(ticket, now)
-        if refusal is None:
-            refusal = self._admission.check_slo(ticket, self._predict(ticket, now), now)
-        if refusal is None and not (self._admission.has_room(ticket) or self._admission.can_make_room(ticket)):
-            refusal = self._admission.queue_full(ticket, now)
-        return [self._shed(ticket, refusal) if refusal else WouldAdmit(ticket.edge, ticket.ticket_id)]
+        """Return whether a new ticket would be admitted. Only the counters of sheds change."""
+        rejection = self._admission.rejection(ticket, now)
+        if rejection is None:
+            rejection = self._admission.check_slo(ticket, self._predict(ticket, now), now)
+        if rejection is None and not (self._admission.has_room(ticket) or self._admission.can_make_room(ticket)):
+            rejection = self._admission.queue_full(ticket, now)
+        return [self._shed(ticket, rejection) if rejection else WouldAdmit(ticket.edge, ticket.ticket_id)]
 
     def withdraw(self, edge: str, ticket_ids: Iterable[str]) -> list[Effect]:
-        gone = tuple(ticket_ids)
-        for ticket_id in gone:
+        withdrawn = tuple(ticket_ids)
+        for ticket_id in withdrawn:
             if self.recent_leases.contains(ticket_id) and (run := self.accounting.revoke(ticket_id)):
-                self.model_queues.charge(run.ticket, 0.0)  # its edge stops what was started at the worker, and not here
-        return [*self._transitions.withdraw(gone, "WITHDRAWN"), Withdrawn(edge, gone)]
+                self.model_queues.charge(run.ticket, 0.0)  # a started lease is stopped by its edge at the worker
+        return [*self._transitions.withdraw(withdrawn, "WITHDRAWN"), Withdrawn(edge, withdrawn)]
 
-    # What schedulers do.
+    # Events of schedulers.
 
     def on_scheduler_connected(self, scheduler: str, now: float) -> list[Effect]:
         self.schedulers.on_connected(scheduler, now)
         return []
 
     def on_scheduler_disconnected(self, scheduler: str, now: float) -> list[Effect]:
-        """Put back into its place what it was offered; leases it gave stand or lapse without it."""
-        seat = self.schedulers.on_disconnected(scheduler, now)
-        offered = [self.tickets[ticket_id] for ticket_id in seat.offered]
+        """Return the offers of a scheduler to their places. Its leases stay valid until they expire."""
+        session = self.schedulers.on_disconnected(scheduler, now)
+        offered = [self.tickets[ticket_id] for ticket_id in session.offered]
         for ticket in offered:
             self._transitions.return_offer(ticket, now)
         effects = self._on_catalog_changed(now)
@@ -150,10 +150,10 @@ class TicketBook:
     def on_catalog(
         self, scheduler: str, entries: Iterable[CatalogEntry], now: float, poison_reports: Iterable[PoisonReport] = ()
     ) -> list[Effect]:
-        seat = self.schedulers[scheduler]
+        session = self.schedulers[scheduler]
         effects = self._transitions.quarantine(self.schedulers.poison.apply(scheduler, poison_reports))
-        seat.catalog = {entry.model: entry for entry in entries}
-        for model in seat.catalog:
+        session.catalog = {entry.model: entry for entry in entries}
+        for model in session.catalog:
             self.model_queues.mark_head_dirty(model)
         return [*effects, *self._transitions.retry_refused(scheduler, now), *self._on_catalog_changed(now)]
 
@@ -177,13 +177,13 @@ class TicketBook:
     def on_service_report(
         self, served_tickets: Iterable[ServedTicket], steps: Mapping[str, int] = NO_WORKER_STEPS
     ) -> list[Effect]:
-        """Put right what tickets were charged, and learn how long answers are; `steps`: done by now, by worker."""
-        for service in served_tickets:
-            if run := self.accounting.apply_report(service):
+        """Correct the charges of tickets, and record answer lengths. `steps`: engine steps done, by worker id."""
+        for served in served_tickets:
+            if run := self.accounting.apply_report(served):
                 self.model_queues.charge(run.ticket, run.cost)
-                if service.first_token_after and not run.is_ttft_known:
+                if served.first_token_after and not run.is_ttft_known:
                     run.is_ttft_known = True
-                    self.model_queues.record_first_token(run.ticket, service.first_token_after)
+                    self.model_queues.record_first_token(run.ticket, served.first_token_after)
                 if run.is_complete_answer:
                     ticket = run.ticket
                     self.output_lengths.record(
@@ -198,7 +198,7 @@ class TicketBook:
         if not self.schedulers[scheduler].on_answer(lease.ticket_id):
             return []
         ticket = self.tickets[lease.ticket_id]
-        if self.schedulers.poison.is_blocked(ticket, now):  # since it was offered
+        if self.schedulers.poison.is_blocked(ticket, now):  # reported since the offer
             self._transitions.return_offer(ticket, now)
             return [OfferWithdrawn(scheduler, (ticket.ticket_id,)), *self._transitions.dispatch(ticket.model, now)]
         waited = max(0.0, now - ticket.arrived)
@@ -209,9 +209,9 @@ class TicketBook:
         return [Leased(ticket.edge, lease, waited), self._transitions.discard(ticket, "")]
 
     def on_decline(self, scheduler: str, ticket_id: str, reason: str, now: float) -> list[Effect]:
-        """Give an offer back. Without capacity the scheduler's other credit for the model is void as well."""
-        seat = self.schedulers[scheduler]
-        if not seat.on_answer(ticket_id):
+        """Return an offer to its place. NO_CAPACITY also voids the scheduler's other credit for the model."""
+        session = self.schedulers[scheduler]
+        if not session.on_answer(ticket_id):
             return []
         ticket = self.tickets[ticket_id]
         if reason == "NO_WORKER":
@@ -219,20 +219,20 @@ class TicketBook:
             self._transitions.refused_tickets[ticket_id] = ticket
         else:
             ticket.decline_count += 1
-            seat.credits[ticket.model].void()
+            session.credits[ticket.model].void()
         self._transitions.return_offer(ticket, now)
         return self._transitions.drop_refused([ticket]) or self._transitions.dispatch(ticket.model, now)
 
-    # What time does.
+    # Time.
 
     def tick(self, now: float) -> list[Effect]:
-        """Drop what ran out of time, end pauses; to be called several times a second."""
+        """Shed expired tickets, and end pauses. Called several times a second."""
         effects = self._transitions.tick(now)
         for run in self.accounting.expire(now):
             self.model_queues.charge(run.ticket, run.cost)
         return effects
 
-    # Who is let in.
+    # Admission.
 
     def _predict(self, ticket: QueuedTicket, now: float) -> Prediction:
         ticket.predicted_output = self.output_lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
@@ -247,7 +247,7 @@ class TicketBook:
         return Shed(ticket.edge, ticket.ticket_id, rejection)
 
     def _evict_for(self, ticket: QueuedTicket, now: float) -> list[Effect]:
-        """Evict from lower classes what a ticket needs, and nothing where that would not be enough."""
+        """Evict tickets of lower classes until a ticket fits; none if that would not suffice."""
         effects: list[Effect] = []
         if not self._admission.has_room(ticket) and self._admission.can_make_room(ticket):
             while not self._admission.has_room(ticket):

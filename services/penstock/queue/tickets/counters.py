@@ -1,4 +1,4 @@
-"""What a shard has done since its start, and how well it had predicted it."""
+"""Counters of a shard since its start."""
 
 from dataclasses import dataclass, field
 
@@ -7,6 +7,8 @@ from penstock.chassis.errors import PenstockError
 
 @dataclass(slots=True)
 class ShardCounters:
+    """Leased and shed tickets."""
+
     leased: int = 0
     leased_by_model: dict[str, int] = field(default_factory=dict)
     shed: dict[str, int] = field(default_factory=dict)  # tickets by reason

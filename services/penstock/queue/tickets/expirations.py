@@ -1,4 +1,4 @@
-"""What time does to tickets: those that are due, and those that pause. Knows no clock."""
+"""Timers of tickets: lease deadlines and pauses. Has no clock."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -6,15 +6,15 @@ from typing import TypeAlias
 from penstock.queue.policies.lazy_heap import LazyHeap
 from penstock.queue.ticket import QueuedTicket
 
-DECLINE_PAUSE_S = (
-    0.1  # s after a decline too many; without it a ticket that only its avoided workers have room for would circle
-)
+# Pause in s of a ticket that every scheduler has declined. Without it, a ticket for which only avoided workers have
+# free capacity would be offered and declined in a loop.
+DECLINE_PAUSE_S = 0.1
 
-TimedEntry: TypeAlias = tuple[float, int, QueuedTicket]  # when, arrival, ticket
+TimedEntry: TypeAlias = tuple[float, int, QueuedTicket]  # time in s, arrival number, ticket
 
 
 class TicketExpirations:
-    """Tickets that have left are passed over, as `is_here` tells them."""
+    """Timers of the waiting tickets. Timers of tickets that `contains` rejects are skipped."""
 
     def __init__(self, contains: Callable[[QueuedTicket], bool]) -> None:
         self.lease_deadlines: LazyHeap[TimedEntry] = LazyHeap(lambda entry: contains(entry[-1]))
@@ -28,7 +28,7 @@ class TicketExpirations:
         self.pauses.push((now + DECLINE_PAUSE_S, ticket.arrival_number, ticket))
 
     def overdue(self, now: float) -> Iterator[QueuedTicket]:
-        """Yield tickets past their due times; the caller drops each before it asks for the next."""
+        """Yield tickets past their lease deadlines. The caller drops each before it takes the next."""
         while (entry := self.lease_deadlines.first()) and entry[0] <= now:
             yield entry[-1]
 
@@ -36,6 +36,6 @@ class TicketExpirations:
         return next(self.overdue(now), None) is not None
 
     def pop_unpaused(self, now: float) -> Iterator[QueuedTicket]:
-        """Yield, once, those whose pause is over."""
+        """Yield, once each, the tickets whose pause has ended."""
         while (entry := self.pauses.first()) and entry[0] <= now:
             yield self.pauses.pop()[-1]

@@ -1,4 +1,4 @@
-"""Tickets that got a lease a moment ago, so that a withdrawal still finds the scheduler that placed them."""
+"""Recently leased tickets, so that a withdrawal reaches the scheduler that placed the ticket."""
 
 from collections import OrderedDict
 from collections.abc import Container
@@ -17,9 +17,9 @@ class RecentLease(NamedTuple):
 
 @dataclass(slots=True)
 class RecentLeases:
-    """Forgets each after `memory` seconds: by then its lease was started or has lapsed."""
+    """Recent leases by ticket. Each expires after `ttl` seconds, when it was started or has expired at its worker."""
 
-    ttl: float  # s; above the schedulers' lease ttl
+    ttl: float  # s; above the lease TTL of schedulers
     _leases: OrderedDict[str, RecentLease] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
@@ -33,9 +33,9 @@ class RecentLeases:
         return ticket_id in self._leases
 
     def pop(self, ticket_id: str) -> str:
-        """Forget a ticket and return the scheduler that placed it; empty when none is remembered."""
-        found = self._leases.pop(ticket_id, None)
-        return found.scheduler if found else ""
+        """Remove a ticket and return the scheduler that placed it; empty if the lease is not recent."""
+        lease = self._leases.pop(ticket_id, None)
+        return lease.scheduler if lease else ""
 
     def of_edge(self, edge: str) -> list[str]:
         return [ticket_id for ticket_id, each in self._leases.items() if each.edge == edge]

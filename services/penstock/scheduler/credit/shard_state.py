@@ -1,4 +1,4 @@
-"""What a scheduler knows of one queue shard, for one model."""
+"""State of one queue shard at a scheduler, for one model: its head and the credit that it holds."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,34 +6,32 @@ from typing import NamedTuple
 
 from penstock.mesh.v1.queue_pb2 import Head
 
-PROBE_AFTER_REFUSALS = 2  # ticks or refusals over one and the same head
+PROBE_AFTER_REFUSALS = 2  # ticks or returns of unused credit with an unchanged head
 
 
 class VirtualTimeOffset(NamedTuple):
-    """What is added to a shard's virtual tokens here, until the shard has lifted them itself."""
+    """Virtual tokens that are added to those of a shard, until the shard has lifted them itself."""
 
     tokens: float
-    lifted_by_shard: float  # as its head said at that time
+    lifted_by_shard: float  # lifted tokens in the shard's head at that time
 
 
 @dataclass(slots=True)
 class ShardState:
-    """Its best waiting ticket, and the credit it holds. Frames are under way both ways, so all of it may be stale."""
+    """The head and the credit of one shard. It may be stale, because frames are under way in both directions."""
 
-    held_tickets: int = 0  # credit given and neither used nor handed back
-    held_tokens: int = 0  # that this credit may still be used for
-    held_express_tickets: int = 0  # credit for what goes first alone, likewise
-    sent_max_ticket_tokens: int = 0  # largest ticket that may be offered, as last said
+    held_tickets: int = 0  # tickets of credit that were neither used nor returned
+    held_tokens: int = 0  # tokens of this credit
+    held_express_tickets: int = 0  # tickets of express credit, likewise
+    sent_max_ticket_tokens: int = 0  # latest size limit that was sent
     head: Head = field(default_factory=Head)
-    offsets: dict[int, VirtualTimeOffset] = field(default_factory=dict)  # by class, while it waits
-    served_virtual_tokens: dict[int, float] = field(
-        default_factory=dict
-    )  # virtual tokens of the head that was served last, by class
-    is_return_pending: bool = False  # to hand back what it holds; the answer is on its way
-    is_stale: bool = False  # has offered since its head was heard
-    is_stuck: bool = False  # has tickets waiting, and handed credit back all the same
-    unused_credit_count: int = 0  # of credit, over the present head
-    is_probed: bool = False  # the present head could be offered whatever its size
+    offsets: dict[int, VirtualTimeOffset] = field(default_factory=dict)  # by class, while tickets wait
+    served_virtual_tokens: dict[int, float] = field(default_factory=dict)  # of the head that was served last, by class
+    is_return_pending: bool = False  # a request to return credit was not answered yet
+    is_stale: bool = False  # offers have arrived since the latest head
+    is_stuck: bool = False  # the shard returned credit although tickets wait
+    unused_credit_count: int = 0  # ticks and returns for which credit was unused with the present head
+    is_probed: bool = False  # the present head could be offered without a size limit
 
     @property
     def has_waiting(self) -> bool:
@@ -41,15 +39,15 @@ class ShardState:
 
     @property
     def unserved_tickets(self) -> int:
-        """Waiting tickets that no credit is on its way for."""
+        """Waiting tickets that are not covered by held credit."""
         return max(0, self.head.waiting - self.held_tickets)
 
     def missing_tokens(self, tokens: int) -> int:
-        """Tokens to be added for it to have so many."""
+        """Return the tokens to add so that the shard holds `tokens`."""
         return max(0, tokens - self.held_tokens)
 
     def is_low(self, tickets: int, tokens: int, max_ticket_tokens: int) -> bool:
-        """Whether it holds no more than half of what it could hold, or knows of no more than half of the room."""
+        """Whether the shard holds at most half of the possible credit, or knows at most half of the size limit."""
         return (
             2 * self.held_tickets <= tickets
             or 2 * self.held_tokens <= tokens
@@ -58,19 +56,19 @@ class ShardState:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is under way that would change what it has to say."""
+        """No frame is under way that would change the head."""
         return not (self.held_tickets or self.is_return_pending or self.is_stale)
 
     def is_probe_due(self, max_supported_tokens: int) -> bool:
-        """Its head may be too large for every worker, which only an offer tells it; the largest can run `ever`."""
+        """Whether to lift the size limit once: an offer shows whether the head is too large for every worker."""
         may_be_too_large = self.head.tokens > max_supported_tokens or not self.head.tokens
         return may_be_too_large and self.unused_credit_count >= PROBE_AFTER_REFUSALS and not self.is_probed
 
     def blocks(self, other: "ShardState", lead: float, max_supported_tokens: int) -> bool:
-        """Whether another shard has to wait until this one's head, which found no room, finds some.
+        """Whether another shard has to wait until this shard's head, which did not fit, can be placed.
 
-        Else tickets that fit would keep large ones from ever finding it. What no worker here may ever run bars nobody:
-        with more tokens than the `ever` of the largest worker, or resumed, perhaps because its worker here was lost.
+        Otherwise smaller tickets could occupy the free capacity for ever. A head that possibly no worker here can run
+        blocks no other shard: a head with more than `max_supported_tokens`, or an expedited one.
         """
         head = self.head
         if (
@@ -83,7 +81,7 @@ class ShardState:
 
     @property
     def has_expedited_head(self) -> bool:
-        """Whether its head goes first in its class, and is ahead of any tenant's virtual tokens."""
+        """Whether the head is expedited, and therefore ahead of the virtual tokens of all tenants."""
         return self.head.resumes or self.head.express
 
     @property
@@ -112,7 +110,7 @@ class ShardState:
         self.held_tickets = self.held_tokens = self.held_express_tickets = 0
 
     def on_credit_returned(self, tickets: int) -> None:
-        """Nothing is left to a shard that was asked, as it got nothing since."""
+        """Record returned credit. A shard that was asked to return credit holds none, because it got none since."""
         self.held_tickets = 0 if self.is_return_pending else max(0, self.held_tickets - tickets)
         self.held_tokens = self.held_tokens if self.held_tickets else 0
         self.is_return_pending = False
@@ -121,9 +119,9 @@ class ShardState:
             self.unused_credit_count += 1
 
     def on_head(self, head: Head, virtual_time: float) -> None:
-        """Who waits again, or for the first time, has neither credit nor debt: it is lifted to the class's time."""
+        """Record the head. A shard that begins to wait is lifted to the virtual time of the class."""
         before, self.head = self.sort_key, head
-        # A head is of the most urgent class that waits: those more urgent do not.
+        # The head belongs to the highest waiting class, so no higher class waits.
         self.offsets = {each: lift for each, lift in self.offsets.items() if head.waiting and each >= head.priority}
         if head.waiting and not self.has_expedited_head and head.priority not in self.offsets:
             self.offsets[head.priority] = VirtualTimeOffset(
@@ -134,7 +132,7 @@ class ShardState:
             self.unused_credit_count, self.is_probed = 0, False
 
     def offset_virtual_time(self, virtual_tokens: float) -> None:
-        """Have its head stand no lower than this, while it waits."""
+        """Raise the head to at least these virtual tokens, while tickets wait."""
         lift = self.offsets.get(self.head.priority)
         if lift and self.virtual_tokens < virtual_tokens:
             lifted_since = self.head.lifted_tokens - lift.lifted_by_shard
@@ -142,5 +140,5 @@ class ShardState:
             self.offsets[self.head.priority] = VirtualTimeOffset(lifted + lifted_since, lift.lifted_by_shard)
 
     def on_capacity_changed(self) -> None:
-        """Capacity or time has changed: what did not fit may fit now."""
+        """A head that did not fit may fit now, after a change of capacity or time."""
         self.is_stuck = False

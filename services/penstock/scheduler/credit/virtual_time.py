@@ -1,4 +1,4 @@
-"""How far shards have come in serving their tenants, for the others to keep up with. Knows no clock and no stream."""
+"""Synchronizes virtual time between shards. Has no clock and no streams."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,27 +12,27 @@ VirtualTimeByClass = dict[tuple[str, int], float]  # virtual tokens by model and
 
 @dataclass(slots=True)
 class VirtualTimeSync:
-    """What each shard was told last."""
+    """Virtual time of the other shards, as it was last sent to each shard."""
 
     _last_sent: dict[str, VirtualTimeByClass] = field(default_factory=dict)
 
     def updates(self, queues: Iterable[str], books: Mapping[str, CreditBook]) -> list[SendVirtualTimes]:
-        """Return what is news: virtual time does not go back, and none is told before there is any."""
+        """Return the virtual times that have advanced since they were sent."""
         return [SendVirtualTimes(queue, times) for queue in queues if (times := self._updates_for(queue, books))]
 
     def discard(self, queue: str) -> None:
         self._last_sent.pop(queue, None)
 
     def _updates_for(self, queue: str, books: Mapping[str, CreditBook]) -> tuple[VirtualTime, ...]:
-        told = self._last_sent.setdefault(queue, {})
+        sent = self._last_sent.setdefault(queue, {})
         found = {
             (model, priority): tokens
             for model, credit in books.items()
             for priority, tokens in credit.remote_virtual_time(queue).items()
-            if tokens > told.get((model, priority), 0.0)
+            if tokens > sent.get((model, priority), 0.0)
         }
-        told |= found
+        sent |= found
         return tuple(
-            VirtualTime(model=model, priority=priority, virtual_tokens=tokens)  # type: ignore[arg-type]  # of this enum
+            VirtualTime(model=model, priority=priority, virtual_tokens=tokens)  # type: ignore[arg-type]  # a value of this enum
             for (model, priority), tokens in found.items()
         )

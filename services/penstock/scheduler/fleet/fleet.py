@@ -1,4 +1,4 @@
-"""The workers attached to one scheduler. Knows no clock and no stream."""
+"""The fleet: all workers that are attached to one scheduler."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from penstock.scheduler.fleet.worker import Worker
 
 @dataclass
 class Fleet:
-    """All workers, by stream and by model."""
+    """All workers by stream, by instance id and by model."""
 
     placement: Placement = field(default_factory=LowestTtft)
-    pools: dict[str, Pool] = field(default_factory=dict)  # by model; none is empty
+    pools: dict[str, Pool] = field(default_factory=dict)  # by model; a pool has at least one worker
     _workers: dict[str, Worker] = field(default_factory=dict)  # by stream
     _by_worker_id: dict[str, Worker] = field(default_factory=dict)  # by instance id
 
@@ -47,7 +47,7 @@ class Fleet:
             del self.pools[worker.model]
 
     def by_worker_id(self, worker_id: str) -> Worker | None:
-        """Return the worker of that instance id, on whatever stream."""
+        """Return the worker with this instance id, on any stream; None if it is not attached."""
         return self._by_worker_id.get(worker_id)
 
     def models(self) -> list[str]:

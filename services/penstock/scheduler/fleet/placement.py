@@ -1,4 +1,4 @@
-"""Which worker a ticket goes to. Policies are plain classes; ties go to the lower worker id, so that runs repeat."""
+"""Placement: the choice of the worker for a ticket. Ties go to the lower worker id, so that runs are repeatable."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -6,31 +6,31 @@ from typing import Protocol
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler.fleet.worker import Worker
 
-TYPICAL_PROMPT_TOKENS = 512  # tokens of a prompt, to rank workers by before there is a ticket
-FULL_BATCH_PENALTY_STEPS = 10.0  # steps that a ticket would rather wait than share with a full batch
-CROSS_ZONE_COST_S = 0.002  # s; what a way to another zone and back costs, about a tenth of a step
+TYPICAL_PROMPT_TOKENS = 512  # prompt tokens assumed for the rank of workers without a ticket
+FULL_BATCH_PENALTY_STEPS = 10.0  # steps of delay that a full batch counts as
+CROSS_ZONE_COST_S = 0.002  # s; round trip to another zone, about a tenth of a step
 
-CachedTokensFn = Callable[[Worker], int]  # tokens at the beginning of a ticket's prompt that a worker has in its cache
+CachedTokensFn = Callable[[Worker], int]  # tokens of the ticket's prefix in the cache of a worker
 
 
 class Placement(Protocol):
-    """Chooses among workers that can all take the ticket."""
+    """Chooses one of the workers that can take a ticket."""
 
     def load(self, worker: Worker) -> float:
-        """Rank workers before there is a ticket: those with the lowest are the candidates."""
+        """Return the rank of a worker without a ticket. The workers with the lowest ranks are the candidates."""
 
     def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: CachedTokensFn) -> Worker: ...
 
 
 class LowestTtft:
-    """The worker that gives the first token soonest, and among those about as soon the emptiest. In s:
+    """Chooses the worker with the lowest expected TTFT and, among similar ones, the lowest load. In s:
 
-        (prefill in front + own prompt - what of it is cached there) / prefill rate + step time * (1 + 10 * used share)
+        (prefill backlog + prompt tokens - cached tokens) / prefill rate + step time * (1 + 10 * used share)
 
-    Time to first token is what a client feels, and prefill is what delays it. The used share, of slots or of promised
-    KV blocks, whichever is scarcer, stands for what follows: decodes share their steps, and a full pool has no room
-    for what comes next. Rates are each worker's own, so that unequal ones get unequal shares. A worker of
-    another zone than the ticket's edge has 2 ms more: among equals the near one is taken, and none is crowded for it.
+    Prefill dominates the TTFT. The used share, of slots or of promised KV blocks, whichever is larger, stands for the
+    time after the first token: decodes share the steps of a worker, and a full pool has no capacity for later tickets.
+    Rates are those of each worker, so that faster workers get more tickets. A worker in another zone than the ticket's
+    edge counts 2 ms more: among similar workers the one in the same zone is chosen, but it is not overloaded for it.
     """
 
     def load(self, worker: Worker) -> float:

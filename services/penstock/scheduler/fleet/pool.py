@@ -1,4 +1,4 @@
-"""All workers of one model at one scheduler: their sums, and the few that a ticket may go to."""
+"""The pool of one model: its workers at one scheduler, their totals, and the candidates for a ticket."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -10,22 +10,22 @@ from penstock.scheduler.fleet.tournament_tree import TournamentTree
 from penstock.scheduler.fleet.worker import CapacityTotals, Worker, max_tokens_of
 
 EMPTY_TOTALS = CapacityTotals()
-MAX_CANDIDATES = 4  # least loaded workers that are compared for a ticket, and as many of its own zone
+MAX_CANDIDATES = 4  # least loaded workers compared for a ticket, and as many in its zone and with its prefix
 
 
 class Pool:
-    """Sums and ranks follow what changed at the workers when they are next asked for."""
+    """Workers of one model. Totals and ranks are updated when they are next used after a change."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._workers: dict[str, Worker] = {}  # by stream, newest last
         self._counted_totals: dict[str, CapacityTotals] = {}
         self._tree = TournamentTree()
-        self._zone_trees: dict[str, TournamentTree] = {}  # of workers that say where they are
+        self._zone_trees: dict[str, TournamentTree] = {}  # by zone
         self._changed: list[Worker] = []
         self._totals = CapacityTotals()
         self.prefix_index = PrefixIndex()
-        self.max_supported_tokens = 0  # tokens of the largest ticket that could run on any of them, were it empty
+        self.max_supported_tokens = 0  # tokens of the largest ticket that an empty worker can run
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -59,18 +59,18 @@ class Pool:
 
     @property
     def max_ticket_tokens(self) -> int:
-        """Tokens of the largest ticket that any can take."""
+        """Tokens of the largest ticket that a worker can take now."""
         self._refresh()
         return self._tree.max_free_tokens
 
     def next_worker(self) -> Worker | None:
-        """Return the worker that comes next, be it full at the moment."""
+        """Return the worker that the next ticket would be placed on, full or not; None if the pool is empty."""
         self._refresh()
         found = next(self._tree.search(1), None) or next(self._tree.search(0), None)
         return self._workers[found] if found else None
 
     def choose_worker(self, ticket: Ticket) -> Worker | None:
-        """Return the worker for a ticket; None when none can take it now."""
+        """Return the worker for a ticket; None if no worker can take it now."""
         self._refresh()
         hashes = ticket.prefix_hashes
         found = [*islice(self._with_capacity(ticket, self._tree), MAX_CANDIDATES)]
@@ -85,14 +85,14 @@ class Pool:
         )
 
     def cached_tokens(self, worker: Worker, ticket: Ticket) -> int:
-        """Tokens at the beginning of a ticket's prompt that a worker has in its cache."""
+        """Return the tokens of the ticket's prefix that are in the cache of a worker."""
         return self._cached_tokens(worker, ticket.prefix_hashes) if ticket.prefix_hashes else 0
 
     def _cached_tokens(self, worker: Worker, hashes: Sequence[int]) -> int:
         return self.prefix_index.cached_blocks(worker.key, hashes) * worker.block_size
 
     def _with_capacity(self, ticket: Ticket, tree: TournamentTree) -> Iterator[Worker]:
-        """Yield those that can take it now, least loaded first."""
+        """Yield the workers that can take a ticket now, least loaded first."""
         avoided = ticket.avoid_workers
         for key in tree.search(max_tokens_of(ticket)):
             worker = self._workers[key]
@@ -100,7 +100,7 @@ class Pool:
                 yield worker
 
     def _with_cached_prefix(self, ticket: Ticket) -> Iterator[Worker]:
-        """Yield those that can take it now, of those that have most of its prompt in their caches."""
+        """Yield the workers that can take a ticket now, out of those with its longest cached prefix."""
         tokens = max_tokens_of(ticket)
         for key in self.prefix_index.workers_with_longest_prefix(ticket.prefix_hashes):
             worker = self._workers[key]

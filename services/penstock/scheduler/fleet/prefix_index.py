@@ -1,4 +1,4 @@
-"""Which worker has which beginnings of prompts in its cache: exactly what the workers tell of it."""
+"""Prefix index: the KV blocks in the prefix caches of workers, as the workers report them."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class PrefixIndex:
-    """KV blocks by name. Names are chained: a block is found in a cache only where those before it are.
+    """KV blocks by hash. Hashes are chained: a cache holds a block only together with the blocks before it.
 
-    Caches give up the end of a chain before its beginning, so the longest known beginning is found by bisection.
+    Caches evict the end of a chain before its beginning, so that the longest cached prefix is found by bisection.
     """
 
-    _holders: dict[int, dict[str, None]] = field(default_factory=dict)  # workers in the order they came, by block
-    _held: dict[str, set[int]] = field(default_factory=dict)  # by worker
+    _holders: dict[int, dict[str, None]] = field(default_factory=dict)  # workers in order of arrival, by block
+    _held: dict[str, set[int]] = field(default_factory=dict)  # blocks by worker
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -34,12 +34,12 @@ class PrefixIndex:
             self._drop(name, worker)
 
     def workers_with_longest_prefix(self, hashes: Sequence[int]) -> Collection[str]:
-        """Return the workers that hold the longest beginning that any holds; none where none holds the first block."""
+        """Return the workers with the longest cached prefix; empty if no worker holds the first block."""
         depth = bisect_left(hashes, x=True, key=lambda name: name not in self._holders)
         return self._holders[hashes[depth - 1]] if depth else ()
 
     def cached_blocks(self, worker: str, hashes: Sequence[int]) -> int:
-        """Return how many of the first blocks a worker holds."""
+        """Return the number of leading blocks that a worker holds."""
         held = self._held.get(worker)
         return bisect_left(hashes, x=True, key=lambda name: name not in held) if held else 0
 

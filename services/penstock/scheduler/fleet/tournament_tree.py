@@ -1,28 +1,28 @@
-"""Which of many workers is the least loaded that can take a ticket, without looking at each."""
+"""Tournament tree: finds the least loaded worker with enough free tokens in O(log n)."""
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import inf
 
-MAX_SEARCH_VISITS = 256  # nodes of one search, after which whoever has most room comes next
-RankedLoad = tuple[float, str]  # lower comes first; the name settles ties, so that runs repeat
+MAX_SEARCH_VISITS = 256  # nodes per search; then the worker with the most free tokens is returned
+RankedLoad = tuple[float, str]  # load and name, lower first; the name breaks ties, so that runs are repeatable
 EMPTY_LEAF: RankedLoad = (inf, "")
 
 
 class TournamentTree:
-    """A tournament tree: every node knows the least load and the most room below it.
+    """Each node holds the least load and the most free tokens of the workers below it.
 
-    A change costs O(log n). A search goes best first and skips what has too little room below; it takes O(log n) while
-    the least loaded have room, and `VISITS` at most.
+    A change costs O(log n). A search visits nodes with lower loads first and skips nodes with too few free tokens. It
+    costs O(log n) if the least loaded workers have enough free tokens, and at most MAX_SEARCH_VISITS visits.
     """
 
     def __init__(self) -> None:
         self._leaves = 1
         self._load: list[RankedLoad] = [EMPTY_LEAF] * 2  # node i has the children 2i and 2i+1
-        self._tokens: list[int] = [0] * 2  # tokens
-        self._node_by_name: dict[str, int] = {}  # node, by name
+        self._tokens: list[int] = [0] * 2  # free tokens
+        self._node_by_name: dict[str, int] = {}
         self._name_by_node: dict[int, str] = {}
-        self._free_leaves: list[int] = [1]  # leaves
+        self._free_leaves: list[int] = [1]
 
     def __len__(self) -> int:
         return len(self._node_by_name)
@@ -46,22 +46,22 @@ class TournamentTree:
         self._set(node, EMPTY_LEAF, 0)
 
     def search(self, free_tokens: int) -> Iterator[str]:
-        """Yield those with so much room, least load first as far as the search goes."""
-        loads, rooms, leaves = self._load, self._tokens, self._leaves
-        if rooms[1] < free_tokens or loads[1] == EMPTY_LEAF:
+        """Yield names with at least `free_tokens`, least load first within MAX_SEARCH_VISITS visits."""
+        loads, tokens, leaves = self._load, self._tokens, self._leaves
+        if tokens[1] < free_tokens or loads[1] == EMPTY_LEAF:
             return
-        ahead = [(loads[1], 1)]
+        frontier = [(loads[1], 1)]
         for _ in range(MAX_SEARCH_VISITS):
-            if not ahead:
+            if not frontier:
                 return
-            _, node = heappop(ahead)
+            _, node = heappop(frontier)
             if node >= leaves:
                 yield self._name_by_node[node]
                 continue
             for child in (2 * node, 2 * node + 1):
-                if rooms[child] >= free_tokens and loads[child] != EMPTY_LEAF:
-                    heappush(ahead, (loads[child], child))
-        if rooms[1]:  # as long as anybody has room, it is a worker that has most
+                if tokens[child] >= free_tokens and loads[child] != EMPTY_LEAF:
+                    heappush(frontier, (loads[child], child))
+        if tokens[1]:  # an empty leaf has no free tokens, so the maximum belongs to a worker
             yield self._name_with_most_tokens()
 
     def _name_with_most_tokens(self) -> str:
@@ -71,16 +71,16 @@ class TournamentTree:
         return self._name_by_node[node]
 
     def _set(self, node: int, load: RankedLoad, free_tokens: int) -> None:
-        loads, rooms = self._load, self._tokens
-        loads[node], rooms[node] = load, free_tokens
+        loads, tokens = self._load, self._tokens
+        loads[node], tokens[node] = load, free_tokens
         while node > 1:
             node //= 2
             left, right = 2 * node, 2 * node + 1
             load = min(loads[left], loads[right])
-            free_tokens = max(rooms[left], rooms[right])
-            if loads[node] == load and rooms[node] == free_tokens:
+            free_tokens = max(tokens[left], tokens[right])
+            if loads[node] == load and tokens[node] == free_tokens:
                 return
-            loads[node], rooms[node] = load, free_tokens
+            loads[node], tokens[node] = load, free_tokens
 
     def _grow(self) -> None:
         before = [(name, *self._load_and_tokens(name)) for name in self._node_by_name]
@@ -88,8 +88,8 @@ class TournamentTree:
         self._load, self._tokens = [EMPTY_LEAF] * (2 * self._leaves), [0] * (2 * self._leaves)
         self._node_by_name, self._name_by_node = {}, {}
         self._free_leaves = list(range(2 * self._leaves - 1, self._leaves - 1, -1))
-        for name, load, room in before:
-            self.put(name, load, room)
+        for name, load, free_tokens in before:
+            self.put(name, load, free_tokens)
 
     def _load_and_tokens(self, name: str) -> tuple[float, int]:
         node = self._node_by_name[name]

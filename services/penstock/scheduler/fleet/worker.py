@@ -1,4 +1,4 @@
-"""One worker attached to a scheduler: what it promised, what it has left, how fast it is."""
+"""A worker that is attached to a scheduler: its promised and free capacity, and its measured rates."""
 
 from dataclasses import dataclass, field
 
@@ -6,31 +6,31 @@ from penstock.mesh.v1.queue_pb2 import WorkerSteps
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, Profile
 from penstock.mesh.v1.ticket_pb2 import Ticket
 
-# What is assumed of a worker before its first steps.
-DEFAULT_PREFILL_TOKENS_PER_S = 4_000.0  # tokens per s
+# Assumed until the first load report.
+DEFAULT_PREFILL_TOKENS_PER_S = 4_000.0  # tokens/s
 DEFAULT_STEP_S = 0.02  # s
 
-MIN_REPORTED_STEPS = 16  # more of its steps are worth telling: a shard looks at all that run there then
+MIN_REPORTED_STEPS = 16  # new steps per report to a shard, which updates all tickets at the worker then
 
 
 def max_tokens_of(ticket: Ticket) -> int:
-    """Most tokens a ticket's sequence can get."""
+    """Return the most tokens that the sequence of a ticket can have."""
     return ticket.prompt_tokens + ticket.max_output_tokens
 
 
 @dataclass(slots=True)
 class CapacityTotals:
-    """What a worker adds to the totals of its model; and those totals."""
+    """Capacity of one worker, or totals over the workers of a model."""
 
-    available_leases: int = 0  # leases
-    free_tokens: int = 0  # that fit into what is not promised, where there is room
-    open_workers: int = 0  # whether there is
+    available_leases: int = 0
+    free_tokens: int = 0  # tokens of free KV blocks, if a lease is available
+    open_workers: int = 0  # workers with an available lease
     running: int = 0
     slots: int = 0
-    tokens_per_second: int = 0  # whole, so that sums come back to zero
+    tokens_per_second: int = 0  # an integer, so that totals have no rounding error
 
     def replace(self, before: "CapacityTotals", now: "CapacityTotals") -> None:
-        """Take `before` out of the totals and `now` in."""
+        """Replace the capacity of a worker in the totals."""
         self.available_leases += now.available_leases - before.available_leases
         self.free_tokens += now.free_tokens - before.free_tokens
         self.open_workers += now.open_workers - before.open_workers
@@ -41,32 +41,32 @@ class CapacityTotals:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """Every lease is promised the KV blocks it may grow to, so a placed ticket always runs to its end."""
+    """One worker. Each lease is promised all KV blocks that it may need, so a placed ticket always runs to its end."""
 
-    key: str  # its stream
+    key: str  # stream
     worker_id: str
     address: str
     profile: Profile
-    look_ahead: int  # leases beyond its slots, so that the next step refills a slot that falls free
-    zone: str = ""  # where it runs; empty: unknown
+    look_ahead: int  # leases beyond its slots, so that the next step fills a released slot
+    zone: str = ""  # empty: unknown
     report: LoadReport = field(default_factory=LoadReport)
     promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
-    promised_blocks: int = 0  # their sum
-    unstarted_tokens: int = 0  # prompts of leases that its reports do not know yet
-    reported_steps: dict[str, int] = field(default_factory=dict)  # of its steps, what shards were told last
-    changed_workers: list["Worker"] = field(default_factory=list)  # where it is listed once it has changed
+    promised_blocks: int = 0  # sum of `promised`
+    unstarted_tokens: int = 0  # prompt tokens of leases that its load reports do not include yet
+    reported_steps: dict[str, int] = field(default_factory=dict)  # steps last reported, by shard
+    changed_workers: list["Worker"] = field(default_factory=list)  # list of its pool, to which it is added on a change
     is_marked_changed: bool = False
     _slots: int = field(init=False)
     _kv_blocks: int = field(init=False)
 
-    # What follows from the profile, the promises and the last report. Decisions read it more often than it changes.
+    # Derived from the profile, the promises and the latest report. Decisions read these more often than they change.
     model: str = field(init=False)
     block_size: int = field(init=False)  # tokens
-    max_supported_tokens: int = field(init=False)  # tokens of the largest ticket it could run, were it empty
-    available_leases: int = field(init=False)  # leases it can still take
-    max_ticket_tokens: int = field(init=False)  # tokens of the largest ticket it can take now
-    used_share: float = field(init=False)  # of slots or of promised blocks, whichever is scarcer
-    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S  # tokens per s
+    max_supported_tokens: int = field(init=False)  # tokens of the largest ticket that it can run when empty
+    available_leases: int = field(init=False)  # leases that it can take now
+    max_ticket_tokens: int = field(init=False)  # tokens of the largest ticket that it can take now
+    used_share: float = field(init=False)  # share of slots or of KV blocks that are promised, whichever is larger
+    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     step_s: float = DEFAULT_STEP_S
 
     def __post_init__(self) -> None:
@@ -85,13 +85,13 @@ class Worker:
         self._update_capacity()
 
     def release(self, lease_id: str) -> None:
-        """Idempotent."""
+        """Free the KV blocks of a lease. Idempotent."""
         if lease_id in self.promised:
             self.promised_blocks -= self.promised.pop(lease_id)
             self._update_capacity()
 
     def add_unstarted_tokens(self, prompt_tokens: int) -> None:
-        """Count a prompt that is on its way here; or, below 0, one that its own reports count from now on."""
+        """Add the prompt of a new lease. A negative value removes a prompt that load reports include from now on."""
         self.unstarted_tokens += prompt_tokens
         self.mark_changed()
 
@@ -100,7 +100,7 @@ class Worker:
         self.mark_changed()
 
     def steps_update_for(self, queue: str) -> WorkerSteps | None:
-        """Return how far it is where a shard is to be told of that; it is then taken to know it."""
+        """Return the steps to report to a shard, and record them as reported; None if there are too few new steps."""
         steps = self.report.steps
         if steps < self.reported_steps.get(queue, 0) + MIN_REPORTED_STEPS:
             return None
@@ -108,7 +108,7 @@ class Worker:
         return WorkerSteps(worker_id=self.worker_id, steps=steps)
 
     def refresh_rates(self) -> None:
-        """Work out what the last report comes to: there are more of them than decisions."""
+        """Update the rates from the latest report. It runs per decision, because reports are more frequent."""
         self.is_marked_changed = False
         self.prefill_tokens_per_s = self.report.prefill_tokens_per_second or DEFAULT_PREFILL_TOKENS_PER_S
         step = self.report.step_time
@@ -121,12 +121,12 @@ class Worker:
 
     @property
     def prefill_backlog_tokens(self) -> int:
-        """Prompt tokens that a new ticket would wait for."""
+        """Prompt tokens before that of a new ticket."""
         return self.report.prefill_backlog_tokens + self.unstarted_tokens
 
     @property
     def free_blocks(self) -> int:
-        """Return the KV blocks that are not promised; what runs on a worker that attaches may be promised too many."""
+        """KV blocks that are not promised; 0 if the leases of an attaching worker exceed its pool."""
         return max(0, self._kv_blocks - self.promised_blocks)
 
     @property

@@ -1,4 +1,4 @@
-"""How fast the workers of each model get work done, as the shards' predictions need it."""
+"""Pool statistics: rates, step costs and slot releases of the workers of each model, for the predictions of shards."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,26 +12,24 @@ from penstock.scheduler.fleet.pool import Pool
 from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseEntry
 
-MAX_SAMPLED_WORKERS = 8  # that are looked at; more are taken to be like them
-POINT_GROWTH_FACTOR = 1.3  # from one point's leases to the next one's: fine where the next tickets wait, coarse beyond
-DEFAULT_OUTPUT_TOKENS = 256  # tokens of an answer of which nothing is known
-OVERDUE_OUTPUT_SHARE = (
-    0.5  # of what an answer has, when it has more than was predicted: long answers tend to go on for long
-)
-UNKNOWN_LEASE = LeaseEntry("", "", 0, "", "", "", 0)  # a lease that came along with its worker
+MAX_SAMPLED_WORKERS = 8  # workers sampled for the slot release curve
+POINT_GROWTH_FACTOR = 1.3  # ratio of lease counts between points: fine for the next tickets, coarse for later ones
+DEFAULT_OUTPUT_TOKENS = 256  # output tokens assumed without a prediction
+OVERDUE_OUTPUT_SHARE = 0.5  # further tokens of an answer beyond its prediction, as a share of its present tokens
+UNKNOWN_LEASE = LeaseEntry("", "", 0, "", "", "", 0)  # stands for a lease that the worker brought without a ticket id
 
 
 def steps_left(entry: LeaseEntry, steps: int) -> float:
-    """Return the steps that a lease has to go on, where its worker has done `steps` by now."""
+    """Return the expected remaining steps of a lease, if its worker has done `steps` steps by now."""
     expected = entry.predicted_output_tokens or DEFAULT_OUTPUT_TOKENS
     if not entry.served_output_tokens:
-        return expected + 1.0  # a step at least in which it prefills
+        return expected + 1.0  # at least one step for the prefill
     made = entry.served_output_tokens + (steps - entry.served_at_step if steps > entry.served_at_step else 0)
     return expected - made if expected > made else 1 + OVERDUE_OUTPUT_SHARE * (made - 1)
 
 
 def slot_releases_of(workers: Sequence[Worker], leases: Mapping[str, LeaseEntry], turn: int = 0) -> list[SlotRelease]:
-    """Return the curve without what prefill adds; `turn` says who is looked at where there are many workers."""
+    """Return the slot release curve for steps without prefill. `turn` rotates the sample of many workers."""
     every = max(1, len(workers) // MAX_SAMPLED_WORKERS)
     seen = list(islice(workers, turn % every, None, every))
     ends = sorted(end for worker in seen for end in _lease_ends(worker, leases))
@@ -54,54 +52,53 @@ def _point_counts(max_count: int) -> Iterator[int]:
 
 
 def _lease_ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]:
-    """Return s for each lease."""
+    """Return the s from now to the expected end of each lease; empty if the step time is unknown."""
     step, steps = seconds_of(worker.report.decode_step_time), worker.report.steps
     if not step:
         return []
     return [step * steps_left(leases.get(lease_id, UNKNOWN_LEASE), steps) for lease_id in worker.promised]
 
 
-RESEND_INTERVAL_S = 1.0  # s; an unchanged pace is told again, as an old one is not believed for ever
-SIGNIFICANT_DIGITS = 3  # of a rate; its noise is no news
+RESEND_INTERVAL_S = 1.0  # s; unchanged statistics are sent again, because shards ignore old ones
+SIGNIFICANT_DIGITS = 3  # digits of a rate, so that noise does not cause frames
 
 
 @dataclass(slots=True)
 class PoolStatsReports:
-    """What each shard was told last."""
+    """Statistics to send to each shard, and the ones that were sent last."""
 
-    _last_sent: dict[tuple[str, str], tuple[PoolStats, float]] = field(
-        default_factory=dict
-    )  # by shard and model: what, when
+    # By shard and model: statistics, and s of sending.
+    _last_sent: dict[tuple[str, str], tuple[PoolStats, float]] = field(default_factory=dict)
     _turn: int = 0
 
     def updates(
         self, queues: Iterable[str], pools: Mapping[str, Pool], leases: Mapping[str, LeaseEntry], now: float
     ) -> list[SendPoolStats]:
-        """Return what is news; models without workers are told once to have none."""
+        """Return changed statistics. For a model that has lost its workers, empty statistics are sent once."""
         self._turn += 1
-        gone = {model: PoolStats(model=model) for _, model in self._last_sent if model not in pools}
-        paces = gone | {model: pool_stats_of(model, pool, leases, self._turn) for model, pool in pools.items()}
+        lost = {model: PoolStats(model=model) for _, model in self._last_sent if model not in pools}
+        stats_by_model = lost | {model: pool_stats_of(model, pool, leases, self._turn) for model, pool in pools.items()}
         found = [
-            SendPoolStats(queue, pace)
+            SendPoolStats(queue, stats)
             for queue in queues
-            for pace in paces.values()
-            if self._is_update_due(queue, pace, now)
+            for stats in stats_by_model.values()
+            if self._is_update_due(queue, stats, now)
         ]
         self._last_sent |= {(each.queue, each.stats.model): (each.stats, now) for each in found}
         return found
 
     def discard(self, queue: str) -> None:
-        self._last_sent = {key: told for key, told in self._last_sent.items() if key[0] != queue}
+        self._last_sent = {key: sent for key, sent in self._last_sent.items() if key[0] != queue}
 
     def _is_update_due(self, queue: str, stats: PoolStats, now: float) -> bool:
-        told, at = self._last_sent.get((queue, stats.model), (None, 0.0))
-        return stats != told or (stats.slots > 0 and at + RESEND_INTERVAL_S <= now)
+        sent, sent_at = self._last_sent.get((queue, stats.model), (None, 0.0))
+        return stats != sent or (stats.slots > 0 and sent_at + RESEND_INTERVAL_S <= now)
 
 
 def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int = 0) -> PoolStats:
-    totals, following, workers = pool.totals, pool.next_worker(), list(pool)
+    totals, next_worker, workers = pool.totals, pool.next_worker(), list(pool)
     reports = [each.report for each in workers]
-    pace = PoolStats(
+    stats = PoolStats(
         model=model,
         tokens_per_second=_rounded(totals.tokens_per_second),
         prefill_tokens_per_second=_mean([each.prefill_tokens_per_second for each in reports]),
@@ -118,17 +115,17 @@ def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn
         free_tokens=sum([each.free_blocks * each.block_size for each in workers]),
     )
     if decode_step := _mean([seconds_of(each.decode_step_time) for each in reports]):
-        set_seconds(pace.decode_step_time, decode_step)
-    if following:
-        pace.next_worker_backlog_tokens = following.prefill_backlog_tokens
-        set_seconds(pace.step_time, _rounded(following.step_s))
-    return pace
+        set_seconds(stats.decode_step_time, decode_step)
+    if next_worker:
+        stats.next_worker_backlog_tokens = next_worker.prefill_backlog_tokens
+        set_seconds(stats.step_time, _rounded(next_worker.step_s))
+    return stats
 
 
 def _mean(measured: Sequence[float]) -> float:
-    """Of those that have measured anything."""
-    found = [each for each in measured if each]
-    return _rounded(sum(found) / len(found)) if found else 0.0
+    """Return the mean of the values that are not 0; 0.0 if there are none."""
+    known = [each for each in measured if each]
+    return _rounded(sum(known) / len(known)) if known else 0.0
 
 
 def _rounded(rate: float) -> float:

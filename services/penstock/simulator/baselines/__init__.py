@@ -1,6 +1,6 @@
-"""What others do when more comes than can be served, as orders of the real ticket book.
+"""Published scheduling and overload policies, as policies of the real ticket book, for comparison.
 
-Each module names its source. `POLICIES` is what a scenario may name; `penstock` is the queue as it is shipped.
+Each module names its source. `POLICIES` has the policies that a scenario may name; `penstock` is the shipped one.
 """
 
 from penstock.simulator.baselines.policy import POLICIES, BaselinePolicy

@@ -1,4 +1,4 @@
-"""Newest first while there is a queue: those who have just come still have time left.
+"""Adaptive LIFO: newest first while a queue exists, because the newest requests have the most time left.
 
 Source: Maurer 2015, Fail at Scale (Facebook): FIFO in normal operation, LIFO once a queue forms.
 """
@@ -8,11 +8,12 @@ from penstock.queue.policies.policy import Fit, FitFn, QueuePosition, SortKey, T
 from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.baselines.base import SingleShardPolicy
 
-LifoEntry = tuple[int, float, int, int, QueuedTicket]  # class, time and arrival up or down, listing, ticket
+# Class, enqueue time and arrival number (negated for newest first), listing version, ticket.
+LifoEntry = tuple[int, float, int, int, QueuedTicket]
 
 
 class AdaptiveLifo(SingleShardPolicy):
-    """Strict classes; within one, FIFO up to `short` waiting tickets and LIFO above. A ticket too large bars others."""
+    """Strict classes; FIFO up to `max_fifo_tickets` waiting tickets, LIFO above. A ticket that does not fit blocks."""
 
     def __init__(self, max_fifo_tickets: int) -> None:
         self._max_fifo_tickets = max_fifo_tickets
@@ -30,10 +31,10 @@ class AdaptiveLifo(SingleShardPolicy):
 
     def push(self, ticket: QueuedTicket) -> None:
         self._adjust_totals(ticket, 1)
-        back = -ticket.enqueued, -ticket.arrival_number, ticket.listing_version, ticket
+        newest_first = -ticket.enqueued, -ticket.arrival_number, ticket.listing_version, ticket
         self._oldest.push((ticket.priority, ticket.enqueued, ticket.arrival_number, ticket.listing_version, ticket))
-        self._newest.push((ticket.priority, *back))
-        self._evictable.push((-ticket.priority, *back))
+        self._newest.push((ticket.priority, *newest_first))
+        self._evictable.push((-ticket.priority, *newest_first))
 
     def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
@@ -54,12 +55,12 @@ class AdaptiveLifo(SingleShardPolicy):
         ticket.charged_cost = cost
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        above = [load for priority, load in self._totals_by_class.items() if priority < ticket.priority]
+        above = [totals for priority, totals in self._totals_by_class.items() if priority < ticket.priority]
         own = self._totals_by_class.get(ticket.priority, TicketTotals(0, 0))
         return QueuePosition(*_sum_totals([*above, own] if own.tickets <= self._max_fifo_tickets else above))
 
     def evictable(self, priority: int) -> TicketTotals:
-        return _sum_totals([load for lower, load in self._totals_by_class.items() if lower > priority])
+        return _sum_totals([totals for lower, totals in self._totals_by_class.items() if lower > priority])
 
     def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
         entry = self._evictable.first()
@@ -72,8 +73,10 @@ class AdaptiveLifo(SingleShardPolicy):
 
     def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
         ticket.listing_version += 1
-        load = self._totals_by_class.get(ticket.priority, TicketTotals(0, 0))
-        self._totals_by_class[ticket.priority] = TicketTotals(load.tickets + sign, load.tokens + sign * ticket.tokens)
+        totals = self._totals_by_class.get(ticket.priority, TicketTotals(0, 0))
+        self._totals_by_class[ticket.priority] = TicketTotals(
+            totals.tickets + sign, totals.tokens + sign * ticket.tokens
+        )
 
 
 def _sort_key(ticket: QueuedTicket) -> SortKey:
@@ -81,7 +84,7 @@ def _sort_key(ticket: QueuedTicket) -> SortKey:
 
 
 def _sum_totals(totals: list[TicketTotals]) -> TicketTotals:
-    return TicketTotals(sum(load.tickets for load in totals), sum(load.tokens for load in totals))
+    return TicketTotals(sum(each.tickets for each in totals), sum(each.tokens for each in totals))
 
 
 def _is_current(entry: LifoEntry) -> bool:

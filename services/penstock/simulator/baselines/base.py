@@ -1,4 +1,4 @@
-"""What an order without shards beside it makes of them, and of tenants inside their shares."""
+"""Base classes of baseline policies."""
 
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
@@ -8,8 +8,10 @@ from penstock.simulator.mesh.engine import SimRun
 
 
 class SingleShardPolicy:
+    """A policy without virtual times of other shards and without express tickets."""
+
     def advance_virtual_time(self, priority: int, virtual_tokens: float) -> None:
-        """Other shards are nothing to it."""
+        """Ignore the virtual times of other shards."""
 
     def is_express(self, _: QueuedTicket) -> bool:
         return False
@@ -17,5 +19,7 @@ class SingleShardPolicy:
 
 @runtime_checkable
 class StepObserver(Protocol):
+    """A policy that is notified of every step of every worker."""
+
     def on_step(self, runs: Iterable[SimRun], step: int) -> None:
-        """Hear which runs a worker had in the step that is just over, counted from 0; some may be other shards'."""
+        """Called after step `step`, from 0, of a worker, with its runs, some of which may belong to other shards."""

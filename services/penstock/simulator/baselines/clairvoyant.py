@@ -1,7 +1,7 @@
-"""How even an order can be that knows all: the shipped one, told of every token as it comes, and of how many will.
+"""Clairvoyant policy: the shipped policy with exact knowledge of every token and of the length of every answer.
 
-It is charged step by step, not by reports, and by true lengths, not by the most that was declared. What it cannot do is
-what no order can: stop what runs, or divide a ticket. So its gap is about the floor for the others.
+It charges each token in its step instead of by reports, and true lengths instead of declared limits. Like every policy,
+it can neither stop a run nor divide a ticket. Its service gap is therefore about the lower bound for other policies.
 """
 
 from collections.abc import Iterable
@@ -15,21 +15,19 @@ from penstock.simulator.mesh.engine import NO_STEP, SimRun
 
 
 class ClairvoyantPolicy(PriorityClasses):
-    """`ahead`: tokens of an answer that count before they come, of those that will come."""
+    """Charges the next `lookahead_tokens` of an answer in advance, as far as the answer has them."""
 
     def __init__(self, lookahead_tokens: float) -> None:
         super().__init__(WeightedVtc, min_share=0.0)
         self._lookahead_tokens = lookahead_tokens
-        self._unmatched: dict[
-            tuple[str, int, int], list[QueuedTicket]
-        ] = {}  # not seen at an engine yet, by what it tells
-        self._ticket_by_run: dict[int, QueuedTicket] = {}  # by run
+        self._unmatched: dict[tuple[str, int, int], list[QueuedTicket]] = {}  # not seen in an engine yet
+        self._ticket_by_run: dict[int, QueuedTicket] = {}
 
     def pop_dropped(self) -> list[QueuedTicket]:
         return []
 
     def is_express(self, ticket: QueuedTicket) -> bool:
-        """Let all go by counters: what goes first is another promise, and not a fairer one."""
+        """Return False: the policy is about fairness alone, and express tickets overtake others."""
         return False
 
     def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
@@ -44,7 +42,7 @@ class ClairvoyantPolicy(PriorityClasses):
         super().push(ticket)
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
-        """Take from reports alone that a ticket came to nothing; the rest is known already."""
+        """Ignore reports, except for a ticket that ended without a token."""
         if cost <= cost_of(ticket, ticket.prompt_tokens, 0):
             self._discard(ticket)
             super().charge(ticket, 0.0)
@@ -59,14 +57,14 @@ class ClairvoyantPolicy(PriorityClasses):
 
     def _ticket_of(self, run: SimRun) -> QueuedTicket | None:
         if run.run_id not in self._ticket_by_run and (
-            taken := self._unmatched.get((run.tenant, run.prompt_tokens, run.max_output_tokens))
+            candidates := self._unmatched.get((run.tenant, run.prompt_tokens, run.max_output_tokens))
         ):
-            self._ticket_by_run[run.run_id] = taken.pop(0)
+            self._ticket_by_run[run.run_id] = candidates.pop(0)
         return self._ticket_by_run.get(run.run_id)
 
     def _discard(self, ticket: QueuedTicket) -> None:
-        if ticket in (taken := self._unmatched.get(_matching_key(ticket), [])):
-            taken.remove(ticket)
+        if ticket in (candidates := self._unmatched.get(_matching_key(ticket), [])):
+            candidates.remove(ticket)
         self._ticket_by_run = {run_id: each for run_id, each in self._ticket_by_run.items() if each is not ticket}
 
     def _charge_known(self, ticket: QueuedTicket, output: int, emitted: int) -> None:

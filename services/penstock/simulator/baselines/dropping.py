@@ -1,4 +1,4 @@
-"""Orders that drop at the head: first come first served, and a rule that looks at how long a ticket has waited."""
+"""FIFO policies that drop tickets at the head, by the time that they have waited."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,15 @@ from penstock.simulator.baselines.base import SingleShardPolicy
 
 
 class DropRule(Protocol):
+    """Decides which tickets are dropped at the head."""
+
     def should_drop(self, waited: float, now: float) -> bool:
-        """Judge the next ticket to go; asked once for each, in their order."""
+        """Return whether to drop the ticket at the head; called once for each ticket, in order."""
 
 
 @dataclass(slots=True)
 class AgeDrop:
-    """Drops what has waited longer than `limit` s. A plain bound on queueing time."""
+    """Drops tickets that have waited longer than `max_wait_s`."""
 
     max_wait_s: float
 
@@ -27,22 +29,21 @@ class AgeDrop:
 
 @dataclass(slots=True)
 class FollyCodel:
-    """Drops everything older than twice the target while the shortest wait of an interval was above the target.
+    """Drops tickets that waited longer than twice the target, if the shortest wait of the last interval exceeded it.
 
-    Source: Meta's folly, executors/Codel: sojourn times instead of lengths after Nichols and Jacobson's CoDel
-    (RFC 8289), its drop law replaced by that threshold; defaults 5 ms and 100 ms.
+    Source: Meta's folly, executors/Codel: CoDel of Nichols and Jacobson (RFC 8289), which uses sojourn times instead
+    of queue lengths, with its drop law replaced by that threshold; defaults 5 ms and 100 ms.
     """
 
     target: float = 0.005  # s
     interval: float = 0.1  # s
-    _min_wait: float = 0.0  # s; wait in this interval
+    _min_wait: float = 0.0  # s; shortest wait in this interval
     _interval_ends_at: float = 0.0
     _is_overloaded: bool = False
 
     def should_drop(self, waited: float, now: float) -> bool:
-        if (
-            now > self._interval_ends_at
-        ):  # the first of an interval always goes: somebody has to tell how long waits are
+        # The first ticket of an interval is never dropped, so that each interval has a wait.
+        if now > self._interval_ends_at:
             self._interval_ends_at = now + self.interval
             self._is_overloaded = self._min_wait > self.target
             self._min_wait = waited
@@ -53,14 +54,14 @@ class FollyCodel:
 
 @dataclass(slots=True)
 class NeverDrop:
-    """Plain FIFO."""
+    """Drops no ticket: plain FIFO."""
 
     def should_drop(self, waited: float, now: float) -> bool:
         return False
 
 
 class DroppingFifo(SingleShardPolicy):
-    """A FIFO whose tickets pass `rule` as they go; what it drops is kept until the shard asks for it."""
+    """A FIFO that applies `rule` to each ticket at the head; the shard collects the dropped tickets."""
 
     def __init__(self, rule: DropRule, clock: Callable[[], float]) -> None:
         self._rule = rule

@@ -1,8 +1,8 @@
-"""A limit on how much is under way that follows a gradient of response times, first come first served below it.
+"""Adaptive concurrency: a FIFO with a limit of waiting tickets that follows the gradient of response times.
 
 Source: Envoy's adaptive concurrency filter, gradient controller: every sampling window limit = limit * gradient +
-sqrt(limit), gradient = (least RTT + buffer) / the window's RTT, held to 0.5 .. 2; the least RTT is what a window gives
-in which no more than `least` are let through. Whatever comes above the limit is refused at once.
+sqrt(limit), gradient = (min RTT + buffer) / the window's RTT, clamped to 0.5 .. 2; the min RTT is measured in a window
+with the limit at `min_limit`. Tickets above the limit are rejected at once.
 """
 
 import math
@@ -13,19 +13,19 @@ from penstock.queue.policies.policy import FitFn
 from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.baselines.dropping import DroppingFifo, NeverDrop
 
-RTT_BUFFER_SHARE = 0.25  # of the least RTT: Envoy's default
+RTT_BUFFER_SHARE = 0.25  # of the min RTT; Envoy's default
 GRADIENT_RANGE = 0.5, 2.0
 
 
 @dataclass(slots=True)
 class GradientController:
-    """The controller. RTTs are waits for a lease, as what follows one is as long as its answer is."""
+    """The gradient controller. RTTs are waits for a lease, because the time after it depends on the answer's length."""
 
-    min_limit: int = 3  # let through while the least RTT is measured
-    remeasure_interval_s: float = 60.0  # s between two measurements of it
-    window_s: float = 0.1  # s
+    min_limit: int = 3  # limit while the min RTT is measured
+    remeasure_interval_s: float = 60.0  # between two measurements of the min RTT
+    window_s: float = 0.1  # sampling window
     limit: float = 3.0
-    _min_rtt: float = 0.0  # s; 0: being measured
+    _min_rtt: float = 0.0  # s; 0 while it is measured
     _measured_at: float = 0.0
     _window_ends_at: float = 0.0
     _rtt_samples: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class GradientController:
 
 
 class GradientLimitedFifo(DroppingFifo):
-    """A FIFO with room for as many as the controller lets wait; what comes above is dropped at once."""
+    """A FIFO that drops a new ticket at once if more tickets wait than the controller allows."""
 
     def __init__(self, controller: GradientController, clock: Callable[[], float]) -> None:
         super().__init__(NeverDrop(), clock)

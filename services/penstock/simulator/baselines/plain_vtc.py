@@ -1,8 +1,8 @@
-"""The virtual token counter as published: the tenant with the least service goes first.
+"""Virtual token counter (VTC) as published: the tenant with the least service is served first.
 
 Source: Sheng et al. 2024, Fairness in Serving Large Language Models (OSDI), algorithm 2: input is charged when a
-request is dispatched, output token by token as it comes, and a tenant that returns is lifted to the least counter of
-those that wait. Knows no classes.
+request is dispatched, output token by token as it is generated, and the counter of a returning tenant is lifted to the
+least counter of the waiting tenants. Priority classes are ignored.
 """
 
 from collections import Counter
@@ -16,10 +16,12 @@ from penstock.simulator.mesh.engine import NO_STEP, SimRun
 
 
 class PlainVtc(SingleShardPolicy):
+    """VTC over one queue per tenant."""
+
     def __init__(
         self, input_weight: float, output_weight: float, clock: Callable[[], float], report_interval: float
     ) -> None:
-        """`report_interval`: s from one time that it hears of tokens to the next; 0: it hears of each as it comes."""
+        """Output tokens are charged every `report_interval` s, or after each step if it is 0."""
         self._clock = clock
         self._report_interval = report_interval
         self._last_report_at = 0.0
@@ -30,8 +32,8 @@ class PlainVtc(SingleShardPolicy):
         self._counters: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._totals = TicketTotals(0, 0)
-        self._last_emptied = ""  # the tenant whose last ticket went most recently
-        self._input_charged: set[int] = set()  # arrivals of tickets that went; one may be given back
+        self._last_emptied = ""  # the tenant whose queue emptied last
+        self._input_charged: set[int] = set()  # arrival numbers of dispatched tickets, which may be returned
 
     @property
     def totals(self) -> TicketTotals:
@@ -41,7 +43,7 @@ class PlainVtc(SingleShardPolicy):
         return []
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
-        """Predictions are nothing to it: it charges what comes, token by token."""
+        """Ignore reported costs: tokens are charged by `on_step`."""
 
     def on_step(self, runs: Iterable[SimRun], step: int) -> None:
         for run in runs:
@@ -60,14 +62,14 @@ class PlainVtc(SingleShardPolicy):
 
     def push(self, ticket: QueuedTicket) -> None:
         tenant = ticket.tenant_id
-        lane = self._queues.setdefault(tenant, RankedQueue())
+        queue = self._queues.setdefault(tenant, RankedQueue())
         self._weights[tenant] = ticket.weight
         if ticket.arrival_number in self._input_charged:
             self._input_charged.discard(ticket.arrival_number)
             self._counters[tenant] -= self._input_cost(ticket)
-        elif not lane.tickets:
+        elif not queue.tickets:
             self._lift(tenant)
-        lane.push(ticket)
+        queue.push(ticket)
         self._adjust_totals(ticket, 1)
 
     def remove(self, ticket: QueuedTicket) -> None:
@@ -94,11 +96,11 @@ class PlainVtc(SingleShardPolicy):
         return None
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        """Count each tenant with as much as the ticket's own has, at most: they take turns."""
+        """Count at most as much of each tenant as the ticket's own tenant has, because tenants take turns."""
         own = self._queues.get(ticket.tenant_id) or RankedQueue()
-        lanes = self._queues.values()
+        queues = self._queues.values()
         return QueuePosition(
-            sum(min(each.tickets, own.tickets) for each in lanes), sum(min(each.work, own.work) for each in lanes)
+            sum(min(each.tickets, own.tickets) for each in queues), sum(min(each.work, own.work) for each in queues)
         )
 
     def evictable(self, priority: int) -> TicketTotals:
@@ -108,13 +110,13 @@ class PlainVtc(SingleShardPolicy):
         return None
 
     def _lift(self, tenant: str) -> None:
-        waiting = [self._counters[each] for each, lane in self._queues.items() if lane.tickets]
+        waiting = [self._counters[each] for each, queue in self._queues.items() if queue.tickets]
         least = min(waiting) if waiting else self._counters.get(self._last_emptied, 0.0)
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
 
     def _tenants_by_counter(self) -> list[str]:
         return sorted(
-            (tenant for tenant, lane in self._queues.items() if lane.tickets),
+            (tenant for tenant, queue in self._queues.items() if queue.tickets),
             key=lambda tenant: (self._counters[tenant], tenant),
         )
 

@@ -1,4 +1,4 @@
-"""The policies that a scenario may name, and what sets each apart beside its order."""
+"""The policies that a scenario may name, with their options and overload behaviour."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,18 +19,21 @@ from penstock.v1.inference_pb2 import Priority
 Clock = Callable[[], float]
 Options = Mapping[str, float]
 
-HEADROOM_OPTION = (
-    "ttft_headroom"  # share of the promise that a prediction may take; a policy without it promises nothing
-)
+# Share of the TTFT target that a prediction may reach; a policy without this option has no TTFT targets.
+HEADROOM_OPTION = "ttft_headroom"
 
 
 class BaselineSchedulingPolicy(SchedulingPolicy, Protocol):
+    """A scheduling policy that may drop tickets by itself."""
+
     def pop_dropped(self) -> list[QueuedTicket]:
-        """Return, once, what it has taken out and will never hand over."""
+        """Return the tickets that were dropped since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExemptingTtftTargets(TtftTargets):
+    """TTFT targets that do not apply to exempt tickets."""
+
     exempt_tickets: frozenset[str] = frozenset()
 
     def ttft_limit(self, ticket: QueuedTicket, now: float) -> float | None:
@@ -39,18 +42,19 @@ class ExemptingTtftTargets(TtftTargets):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselinePolicy:
-    factory: (
-        Callable[[Clock, Options], BaselineSchedulingPolicy] | None
-    )  # None: the order that the queue is shipped with
-    options: Options = field(default_factory=dict)  # with their defaults
-    is_bounded: bool = True  # by the scenario's max_depth and max_tokens
-    cancels_abandoned: bool = True  # whether work for a client that left is stopped
+    """One policy: how to create it, and how a mesh with it treats overload."""
+
+    # None: the shipped policy of the queue.
+    factory: Callable[[Clock, Options], BaselineSchedulingPolicy] | None
+    options: Options = field(default_factory=dict)  # name -> default
+    is_bounded: bool = True  # whether the scenario's max_depth and max_tokens apply
+    cancels_abandoned: bool = True  # whether the work of a client that cancelled is stopped
 
     def new_scheduling_policy(self, clock: Clock, given: Options) -> BaselineSchedulingPolicy | None:
         return self.factory(clock, {**self.options, **given}) if self.factory else None
 
     def ttft_targets(self, ttft_target: float, given: Options, exempt_tickets: frozenset[str]) -> TtftTargets:
-        """Batch is promised nothing, as the queue has it by default, nor is what is to be let in."""
+        """Return the TTFT targets; there is none for the batch class, as in the shipped queue."""
         options = {**self.options, **given}
         if HEADROOM_OPTION not in options:
             return TtftTargets()
@@ -60,7 +64,9 @@ class BaselinePolicy:
         )
 
     def rejection(self) -> Overloaded:
-        return Overloaded("waited too long in line; retry in 1 s", reason="DROPPED_AT_HEAD", retry_after=1.0)
+        return Overloaded(
+            "the ticket waited too long in the queue; retry in 1 s", reason="DROPPED_AT_HEAD", retry_after=1.0
+        )
 
 
 def _new_fifo(clock: Clock, _: Options) -> DroppingFifo:
@@ -97,7 +103,7 @@ def _new_round_robin(clock: Clock, options: Options) -> RoundRobin:
 
 POLICIES: Mapping[str, BaselinePolicy] = {
     "penstock": BaselinePolicy(factory=None, options={HEADROOM_OPTION: TtftTargets().headroom}),
-    "fair": BaselinePolicy(factory=None),  # the same without a promise: what comes waits for as long as it takes
+    "fair": BaselinePolicy(factory=None),  # the same without TTFT targets: no limit on waiting times
     "fifo": BaselinePolicy(factory=_new_fifo, is_bounded=False, cancels_abandoned=False),
     "fifo_connected": BaselinePolicy(factory=_new_fifo, is_bounded=False),
     "bounded_fifo": BaselinePolicy(factory=_new_fifo),
@@ -110,7 +116,7 @@ POLICIES: Mapping[str, BaselinePolicy] = {
     "vtc": BaselinePolicy(
         factory=_new_vtc, options={"input_weight": 1.0, "output_weight": 2.0, "report_interval": 0.0}
     ),
-    # The same with no more news than a mesh has.
+    # The same with reports at the interval of a mesh.
     "vtc_in_a_mesh": BaselinePolicy(
         factory=_new_vtc, options={"input_weight": 1.0, "output_weight": 2.0, "report_interval": 0.25}
     ),

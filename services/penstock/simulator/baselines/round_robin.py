@@ -1,7 +1,7 @@
-"""Flows in turn, one ticket each, and a bound on the time that a ticket may wait.
+"""Round robin over flows, with a limit on the time that a ticket may wait.
 
 Source: llm-d's router (formerly Gateway API Inference Extension), flow control: priority band, then flow by round
-robin, then the oldest of the flow; what waited for longer than its time to live is evicted. A flow is a tenant here.
+robin, then the oldest ticket of the flow; tickets older than their time to live are evicted. A flow is a tenant here.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,12 @@ Flow = tuple[int, str]  # class and tenant
 
 
 class RoundRobin(SingleShardPolicy):
+    """Serves one ticket per flow in turn within each class; drops tickets after `ttl` s."""
+
     def __init__(self, ttl: float, clock: Callable[[], float]) -> None:
         self._ttl_s = ttl
         self._clock = clock
-        self._queues: dict[Flow, RankedQueue] = {}  # of those that wait, whose turn it is first
+        self._queues: dict[Flow, RankedQueue] = {}  # non-empty ones, in order of their turns
         self._dropped: list[QueuedTicket] = []
         self.totals = NO_TICKETS
 
@@ -57,11 +59,11 @@ class RoundRobin(SingleShardPolicy):
         ticket.charged_cost = cost
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        """Count each flow with as much as the ticket's own has, at most: they take turns."""
+        """Count at most as much of each flow as the ticket's own flow has, because flows take turns."""
         own = self._queues.get(_flow_of(ticket)) or RankedQueue()
-        lanes = self._queues.values()
+        queues = self._queues.values()
         return QueuePosition(
-            sum(min(each.tickets, own.tickets) for each in lanes), sum(min(each.work, own.work) for each in lanes)
+            sum(min(each.tickets, own.tickets) for each in queues), sum(min(each.work, own.work) for each in queues)
         )
 
     def evictable(self, priority: int) -> TicketTotals:
@@ -71,12 +73,12 @@ class RoundRobin(SingleShardPolicy):
         return None
 
     def _flows_in_turn(self) -> list[Flow]:
-        return sorted(self._queues, key=lambda flow: flow[0])  # stable: within a class, whose turn it is
+        return sorted(self._queues, key=lambda flow: flow[0])  # stable: the order of turns within a class is kept
 
     def _evict_expired(self) -> None:
         oldest = self._clock() - self._ttl_s
         for flow in list(self._queues):
-            while (lane := self._queues.get(flow)) and (ticket := lane.first()) and ticket.arrived < oldest:
+            while (queue := self._queues.get(flow)) and (ticket := queue.first()) and ticket.arrived < oldest:
                 self.remove(ticket)
                 self._dropped.append(ticket)
 

@@ -1,1 +1,1 @@
-"""Calibration: measures the steps of the real engine and fits the step-time law that the simulator uses."""
+"""Calibration: measures the steps of the real engine and fits the step-time model of the simulator."""

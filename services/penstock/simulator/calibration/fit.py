@@ -1,4 +1,4 @@
-"""The law that fits measured steps best, and how wrong it is about steps it was not fitted to. Pure."""
+"""Fits the step-time model to measured steps, with cross-validation. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step and how long it takes with the machine to itself."""
+    """The work of a step, and its duration on an otherwise idle machine."""
 
     work: StepWork
     duration_s: float
@@ -24,9 +24,11 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeFit:
+    """A fitted model and its errors on held-out steps."""
+
     step_time: StepTimeModel  # fitted to every step
-    held_out_predictions: Sequence[float]  # of each step in s, by a law that was fitted without it
-    relative_errors: Sequence[float]  # relative, of those
+    held_out_predictions: Sequence[float]  # s; of each step, by a model that was fitted without it
+    relative_errors: Sequence[float]  # of the held-out predictions
 
     @property
     def median_error(self) -> float:
@@ -38,20 +40,22 @@ class StepTimeFit:
 
 
 def fit_with_validation(steps: Sequence[MeasuredStep]) -> StepTimeFit:
-    """Cross-validated over folds that take turns, so that each has steps of every kind. Needs ten steps at least."""
+    """Fit the model and cross-validate it; folds are interleaved, so that each fold has steps of every kind."""
     if len(steps) < 2 * FOLDS:
-        raise ValueError(f"{len(steps)} steps are too few to fit a law and to test it; measure {2 * FOLDS} at least")
+        raise ValueError(f"{len(steps)} steps are too few to fit and validate a model; measure at least {2 * FOLDS}")
     held_out = [0.0] * len(steps)
     for fold in range(FOLDS):
-        law = fit_step_time([step for place, step in enumerate(steps) if place % FOLDS != fold])
+        model = fit_step_time([step for place, step in enumerate(steps) if place % FOLDS != fold])
         for place in range(fold, len(steps), FOLDS):
-            held_out[place] = law.duration_s(steps[place].work)
-    errors = [abs(said - step.duration_s) / step.duration_s for said, step in zip(held_out, steps, strict=True)]
+            held_out[place] = model.duration_s(steps[place].work)
+    errors = [
+        abs(predicted - step.duration_s) / step.duration_s for predicted, step in zip(held_out, steps, strict=True)
+    ]
     return StepTimeFit(step_time=fit_step_time(steps), held_out_predictions=held_out, relative_errors=errors)
 
 
 def fit_step_time(steps: Sequence[MeasuredStep]) -> StepTimeModel:
-    """Least squares of relative errors: a decode step of 10 ms counts as much as a prefill of half a second."""
+    """Fit by least squares of relative errors, so that a 10 ms decode counts as much as a 500 ms prefill."""
     rows = np.array([[1.0, *step.work] for step in steps])
     seconds = np.array([step.duration_s for step in steps])
     base, prefill, decode, context, reads = _non_negative_least_squares(
@@ -67,20 +71,20 @@ def fit_step_time(steps: Sequence[MeasuredStep]) -> StepTimeModel:
 
 
 def _non_negative_least_squares(rows: Floats, targets: Floats) -> Floats:
-    """Least squares with no term below 0: the best of all sets of terms, which are few enough to try each.
+    """Return the least-squares solution without negative terms, the best over all subsets of terms.
 
-    The first term is always in. rows: [steps, terms]; wanted: [steps]
+    The first term is in every subset. rows: [steps, terms]; targets: [steps]
     """
     terms = rows.shape[1]
     scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0
-    best, least = np.zeros(terms), np.inf
+    best, best_error = np.zeros(terms), np.inf
     for size in range(terms):
         for others in combinations(range(1, terms), size):
             chosen = [0, *others]
-            found = np.linalg.lstsq(rows[:, chosen] / scale[chosen], targets, rcond=None)[0] / scale[chosen]
-            missed = float(np.square(rows[:, chosen] @ found - targets).sum())
-            if found.min() >= 0 and missed < least:
-                best, least = np.zeros(terms), missed
-                best[chosen] = found
+            solution = np.linalg.lstsq(rows[:, chosen] / scale[chosen], targets, rcond=None)[0] / scale[chosen]
+            error = float(np.square(rows[:, chosen] @ solution - targets).sum())
+            if solution.min() >= 0 and error < best_error:
+                best, best_error = np.zeros(terms), error
+                best[chosen] = solution
     return best

@@ -1,14 +1,14 @@
-"""Which steps are measured: decodes, prefill chunks and both at once, as far as a model's context goes. Pure."""
+"""Calibration points: the decode, prefill and mixed steps that are measured, within the model's context. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_SIZE = 16
-TOKEN_BUDGET = 1024  # tokens per step: above every point's
-DECODE_MARGIN_TOKENS = 16  # tokens that a sequence is decoded on while it is measured
+TOKEN_BUDGET = 1024  # tokens per step; above the tokens of every point
+DECODE_MARGIN_TOKENS = 16  # tokens that a sequence generates while it is measured
 
-# Contexts of the decodes by how many there are, all multiples of a block. Long ones alone, as in practice: a crowd of
-# long contexts takes minutes to prefill and says nothing that a smaller one does not.
+# Context lengths by the number of decodes, all multiples of a block. Long contexts are measured with few decodes only:
+# the prefill of many long contexts takes minutes and adds no information.
 DECODE_CONTEXTS = {
     1: (64, 512, 1024, 2048, 4096),
     2: (64, 1024, 2048),
@@ -46,8 +46,8 @@ class CalibrationPoint:
 
 
 def points_for(context_length: int, slots: int) -> list[CalibrationPoint]:
-    """Every point for which the model's context has room and the engine slots."""
-    every = [
+    """Return all points that fit the model's context and the engine's slots."""
+    candidates = [
         *(
             CalibrationPoint(seqs=seqs, context=context)
             for seqs, contexts in DECODE_CONTEXTS.items()
@@ -58,15 +58,15 @@ def points_for(context_length: int, slots: int) -> list[CalibrationPoint]:
     ]
     return [
         point
-        for point in every
+        for point in candidates
         if max(point.context + DECODE_MARGIN_TOKENS, point.start + point.chunk) < context_length and point.seqs < slots
     ]
 
 
 def cached_lengths(points: Sequence[CalibrationPoint]) -> list[int]:
-    """How many tokens of each sequence have to be in the cache, so that no point waits for a prefill. Longest first.
+    """Return the tokens of each sequence that must be cached, so that no point includes their prefill; longest first.
 
-    The first is also what chunks come after.
+    The first sequence is also the prefix of the prefill chunks.
     """
     seqs = max(1, *(point.seqs for point in points))
     lengths = [max((point.context for point in points if point.seqs > place), default=0) for place in range(seqs)]
@@ -75,7 +75,7 @@ def cached_lengths(points: Sequence[CalibrationPoint]) -> list[int]:
 
 
 def kv_blocks_for(points: Sequence[CalibrationPoint]) -> int:
-    """KV blocks that hold all of it, and what one round leaves behind in the prefix cache."""
+    """Return the KV blocks that hold all contexts, and the blocks that one round leaves in the prefix cache."""
     lengths = cached_lengths(points)
-    beside = sum(point.chunk + BLOCK_SIZE for point in points) + 2 * DECODE_MARGIN_TOKENS * len(lengths)
-    return (sum(lengths) + 2 * beside) // BLOCK_SIZE + 2 * len(lengths)
+    round_tokens = sum(point.chunk + BLOCK_SIZE for point in points) + 2 * DECODE_MARGIN_TOKENS * len(lengths)
+    return (sum(lengths) + 2 * round_tokens) // BLOCK_SIZE + 2 * len(lengths)

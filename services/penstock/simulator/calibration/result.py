@@ -1,4 +1,4 @@
-"""What a calibration found, for people, programs and files."""
+"""The result of a calibration, as tables, JSON and a plot."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from penstock.simulator.calibration.points import CalibrationPoint
 from penstock.worker.engine.simulated.step_time import FIELD_BY_KEY, SECONDS_PER_MS, MeasurementFacts
 
 TERM_MEANINGS = {
-    "base_ms": "a step, whatever is in it",
+    "base_ms": "each step",
     "prefill_token_ms": "each prefilled token",
-    "decode_seq_ms": "each sequence that decodes",
+    "decode_seq_ms": "each decoding sequence",
     "context_token_ms": "each position that a decode reads",
     "prefill_context_token_ms": "each position that a prefilled token reads",
 }
@@ -25,47 +25,47 @@ TERM_MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
+    """The fitted model with its measured points."""
+
     points: list[CalibrationPoint]
     steps: list[MeasuredStep]  # of each point
     fit: StepTimeFit
     facts: MeasurementFacts
 
     def to_json(self) -> dict[str, Any]:
-        law = {name: getattr(self.fit.step_time, field) / SECONDS_PER_MS for name, field in FIELD_BY_KEY.items()}
+        step_time = {name: getattr(self.fit.step_time, field) / SECONDS_PER_MS for name, field in FIELD_BY_KEY.items()}
         measured = [
             {
                 "kind": point.kind,
                 **step.work._asdict(),
                 "measured_ms": step.duration_s / SECONDS_PER_MS,
-                "held_out_ms": said / SECONDS_PER_MS,
+                "held_out_ms": predicted / SECONDS_PER_MS,
             }
-            for point, step, said in zip(self.points, self.steps, self.fit.held_out_predictions, strict=True)
+            for point, step, predicted in zip(self.points, self.steps, self.fit.held_out_predictions, strict=True)
         ]
-        return {"step_law": law, "measured": dict(self.facts), "points": measured}
+        return {"step_time": step_time, "measured": dict(self.facts), "points": measured}
 
     def law_table(self) -> Table:
-        table = new_table("term", numbers=("us",))
-        table.add_column("for")
+        table = new_table("term", "for", numbers=("us",))
         for name, field in FIELD_BY_KEY.items():
-            table.add_row(
-                name.removesuffix("_ms"), f"{getattr(self.fit.step_time, field) * 1e6:,.5g}", TERM_MEANINGS[name]
-            )
+            us = getattr(self.fit.step_time, field) * 1e6
+            table.add_row(name.removesuffix("_ms"), TERM_MEANINGS[name], f"{us:,.5g}")
         return table
 
     def error_table(self) -> Table:
-        """Relative errors by kind of step and of all, of laws that were fitted without the step."""
+        """Return the relative errors of held-out predictions, by kind of step and over all steps."""
         errors = defaultdict(list)
         for point, error in zip(self.points, self.fit.relative_errors, strict=True):
             errors[point.kind].append(error)
             errors["all"].append(error)
         table = new_table("steps", numbers=("points", "median error", "P95"))
         for kind in ("decode", "prefill", "mixed", "all"):
-            if each := errors[kind]:
-                table.add_row(kind, str(len(each)), f"{quantile(each, 0.5):.1%}", f"{quantile(each, 0.95):.1%}")
+            if values := errors[kind]:
+                table.add_row(kind, str(len(values)), f"{quantile(values, 0.5):.1%}", f"{quantile(values, 0.95):.1%}")
         return table
 
     def plot(self, path: Path) -> None:
-        """Write a PNG or SVG, by the suffix of `path`: what was measured against what a law without it had said."""
+        """Write a PNG or SVG, by the suffix of `path`: measured durations against held-out predictions."""
         title = f"{self.facts['model']}, median error {self.fit.median_error:.1%}, P95 {self.fit.p95_error:.1%}"
         durations = [step.duration_s / SECONDS_PER_MS for step in self.steps]
         ends = [min(durations), max(durations)]
@@ -74,14 +74,16 @@ class CalibrationResult:
                 places = [place for place, point in enumerate(self.points) if point.kind == kind]
                 measured = [durations[place] for place in places]
                 predicted = [self.fit.held_out_predictions[place] / SECONDS_PER_MS for place in places]
-                errors = [100 * (b / a - 1) for a, b in zip(measured, predicted, strict=True)]
                 plain.scatter(measured, predicted, s=18, label=kind)
-                relative.scatter(measured, errors, s=18)
+                relative.scatter(measured, [100 * (b / a - 1) for a, b in zip(measured, predicted, strict=True)], s=18)
             plain.plot(ends, ends, color="grey", linewidth=1)
             relative.axhline(0, color="grey", linewidth=1)
             plain.set(
                 xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title="Steps of the engine"
             )
             relative.set(
-                xscale="log", xlabel="measured, ms", ylabel="predicted too long, %", title="Error of held-out steps"
+                xscale="log",
+                xlabel="measured, ms",
+                ylabel="prediction above measurement, %",
+                title="Error of held-out steps",
             )

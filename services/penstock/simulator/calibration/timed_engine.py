@@ -1,4 +1,4 @@
-"""An engine whose steps are timed, and what of a time was the engine's own."""
+"""Times the steps of an engine, and separates its own time from waits for a core."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -14,22 +14,22 @@ from penstock.worker.engine.simulated.step_time import StepWork, work_of
 from penstock.worker.engine.torch.engine import TorchEngine
 from penstock.worker.engine.torch.runner import Runner
 
-MAX_CPU_WAIT_SHARE = 0.03  # of a step's time: what its threads may have waited for a core
-MIN_UNDISTURBED_STEPS = 3  # calm steps for their wall time to count
+MAX_CPU_WAIT_SHARE = 0.03  # of a step's wall time: CPU wait of all threads in an undisturbed step
+MIN_UNDISTURBED_STEPS = 3  # undisturbed steps that are needed to use their wall time
 
 
 class StepTiming(NamedTuple):
-    """One step. Times in s."""
+    """The times of one step."""
 
     wall_s: float
     cpu_s: float  # of all threads
     forward_s: float  # wall time inside the model
-    cpu_wait_s: float  # of all threads, for a core that others had
+    cpu_wait_s: float  # time of all threads without a core
     work: StepWork
 
 
 class TimedEngine:
-    """Steps an engine; the model's part of a step is timed apart."""
+    """Runs and times the steps of an engine; the forward pass is timed separately."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
@@ -38,21 +38,21 @@ class TimedEngine:
 
     def step(self) -> tuple[StepResult, StepTiming]:
         self._runner.forward_s = 0.0
-        waited, cpu, wall = cpu_use_of(["self"]).waited_s, time.process_time(), time.perf_counter()
+        cpu_wait, cpu, wall = cpu_use_of(["self"]).waited_s, time.process_time(), time.perf_counter()
         result = self.engine.step()
-        spent = time.perf_counter() - wall, time.process_time() - cpu
-        turn = *spent, self._runner.forward_s, cpu_use_of(["self"]).waited_s - waited
+        durations = time.perf_counter() - wall, time.process_time() - cpu
         plan = self._runner.plan
-        return result, StepTiming(*turn, work_of(plan.decodes, plan.prefills) if plan else StepWork(0, 0, 0, 0))
+        work = work_of(plan.decodes, plan.prefills) if plan else StepWork(0, 0, 0, 0)
+        return result, StepTiming(*durations, self._runner.forward_s, cpu_use_of(["self"]).waited_s - cpu_wait, work)
 
     def run_to_end(self) -> None:
-        """Let everybody go on to the end, and hand out the receipts of those that were cancelled."""
+        """Run steps until no sequence is left, cancelled ones included."""
         while self.engine.has_work:
             self.engine.step()
 
 
 class _TimedRunner:
-    """Satisfies `Runner`."""
+    """A `Runner` that times the forward pass of another."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -68,24 +68,26 @@ class _TimedRunner:
 
 
 def undisturbed_steps(timings: Iterable[StepTiming]) -> list[StepTiming]:
-    """Those that neighbours took no core from."""
-    return [turn for turn in timings if turn.cpu_wait_s <= MAX_CPU_WAIT_SHARE * turn.wall_s]
+    """Return the steps whose threads hardly waited for a core."""
+    return [timing for timing in timings if timing.cpu_wait_s <= MAX_CPU_WAIT_SHARE * timing.wall_s]
 
 
 def effective_cores(timings: Sequence[StepTiming]) -> float:
-    """Cores that the engine computes on where it is let: in its typical calm step, or in its best one."""
-    shares = [turn.cpu_s / turn.wall_s for turn in undisturbed_steps(timings)]
-    return median(shares) if shares else max(turn.cpu_s / turn.wall_s for turn in timings)
+    """Return the cores that the engine uses: the median of undisturbed steps, or the best step if there are none."""
+    shares = [timing.cpu_s / timing.wall_s for timing in undisturbed_steps(timings)]
+    return median(shares) if shares else max(timing.cpu_s / timing.wall_s for timing in timings)
 
 
 def typical_duration_s(timings: Sequence[StepTiming], cores: float, min_steps: int = MIN_UNDISTURBED_STEPS) -> float:
-    """What such a step takes with the machine to itself, s: by the wall where it was calm often enough, else by CPU."""
+    """Return the duration in s on an idle machine: by wall time if enough steps were undisturbed, else by CPU time."""
     undisturbed = undisturbed_steps(timings)
     if len(undisturbed) >= min_steps:
-        return median(turn.wall_s for turn in undisturbed)
-    return median(min(turn.cpu_s / cores, turn.wall_s) for turn in timings)
+        return median(timing.wall_s for timing in undisturbed)
+    return median(min(timing.cpu_s / cores, timing.wall_s) for timing in timings)
 
 
 def mean_work(timings: Sequence[StepTiming]) -> StepWork:
-    """The mean: decodes read a position more at every step."""
-    return StepWork(*(round(sum(each) / len(timings)) for each in zip(*(turn.work for turn in timings), strict=True)))
+    """Return the mean work: the contexts of decodes grow by one position per step."""
+    return StepWork(
+        *(round(sum(each) / len(timings)) for each in zip(*(timing.work for timing in timings), strict=True))
+    )

@@ -1,6 +1,7 @@
-"""What edges refuse by themselves, under virtual time: with the core that they have at their doors.
+"""Simulated admission filter of the edges, with the rejection cache of the edge service.
 
-An edge asks the queue before it reserves; here nothing is reserved, so that who would ask is enqueued at once.
+The edge service probes the queue before it reserves quota. The simulator reserves none, so that a ticket is enqueued
+instead of probed.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from penstock.queue.ticket import QueuedTicket
 
 
 class SimAdmissionFilter:
-    """`let_in`: tickets that pass whatever the queue said of others."""
+    """Rejects tickets that the queue would reject; exempt tickets always pass."""
 
     def __init__(self, exempt_tickets: frozenset[str]) -> None:
         self.rejected = 0
@@ -21,12 +22,12 @@ class SimAdmissionFilter:
         self._cache = RejectionCache()
 
     def check(self, ticket: QueuedTicket, now: float) -> Overloaded | None:
-        """Return why a ticket that would be enqueued now is refused unasked."""
+        """Return the error if the edge rejects the ticket without asking the queue; None if it passes."""
         if not self._cache or ticket.is_resumed or ticket.ticket_id in self._exempt_tickets:
             return None
-        refusal = self._cache.find(*_demand_of(ticket))
-        self.rejected += refusal is not None
-        return refusal.to_error(now) if refusal else None
+        rejection = self._cache.find(*_demand_of(ticket))
+        self.rejected += rejection is not None
+        return rejection.to_error(now) if rejection else None
 
     def on_queued(self, ticket: QueuedTicket, windows: Iterable[QueueRejectionWindow], now: float) -> None:
         if not ticket.is_resumed:
@@ -42,11 +43,11 @@ class SimAdmissionFilter:
     def _cache_windows(
         self, ticket: QueuedTicket, windows: Iterable[QueueRejectionWindow], overload: Overloaded | None, now: float
     ) -> None:
-        closings = [RejectionWindow(*each) for each in windows]
-        self._cache.add_windows(*_demand_of(ticket), closings, sent_at=ticket.enqueued, overload=overload, now=now)
+        cached = [RejectionWindow(*each) for each in windows]
+        self._cache.add_windows(*_demand_of(ticket), cached, sent_at=ticket.enqueued, overload=overload, now=now)
 
 
 def _demand_of(ticket: QueuedTicket) -> tuple[TrafficClass, RequestDemand]:
-    time = ticket.deadline - ticket.enqueued if ticket.deadline else inf
-    kind = TrafficClass(ticket.tenant_id, ticket.model, ticket.priority)
-    return kind, RequestDemand(ticket.prompt_tokens, ticket.max_output_tokens, ticket.enqueued, time)
+    time_left = ticket.deadline - ticket.enqueued if ticket.deadline else inf
+    traffic_class = TrafficClass(ticket.tenant_id, ticket.model, ticket.priority)
+    return traffic_class, RequestDemand(ticket.prompt_tokens, ticket.max_output_tokens, ticket.enqueued, time_left)

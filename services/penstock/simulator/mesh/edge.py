@@ -1,4 +1,4 @@
-"""Edges and their clients in one: requests come, are refused, tried again, given up, resumed and answered."""
+"""Simulated edges and their clients: requests arrive, are rejected, retried, cancelled, resumed and answered."""
 
 from collections.abc import Iterable
 from random import Random
@@ -25,7 +25,7 @@ RETRIED_CODES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
 class EdgePeers(Protocol):
-    """Whom edges talk to; each hears of it a link delay later."""
+    """The peers of edges, which receive each frame after the link delay."""
 
     def enqueue(self, ticket: QueuedTicket) -> None: ...
 
@@ -48,9 +48,9 @@ class StartedRun(NamedTuple):
 
 
 class SimEdge:
-    """All edges of a mesh. A client's link to its edge takes no time.
+    """All edges of a mesh. The link between a client and its edge has no delay.
 
-    An edge that does not mind its clients never stops what it has begun: a baseline, and what backlog poisoning is.
+    If `cancels_abandoned` is false, the work of clients that have cancelled continues, as in some baselines.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SimEdge:
         peers: EdgePeers,
         ledger: SimulationLedger,
         *,
-        admission_filter: SimAdmissionFilter | None,  # None: every request is put to the queue
+        admission_filter: SimAdmissionFilter | None,  # None: every request is enqueued
         cancels_abandoned: bool,
     ) -> None:
         self.open_requests = 0  # requests that have not ended
@@ -75,22 +75,22 @@ class SimEdge:
         )
         self._rngs = {each.name: Random(f"{scenario.seed}/{each.name}/client") for each in scenario.tenants}
         self._waiting: dict[str, tuple[SimRequest, QueuedTicket]] = {}  # by ticket, until a lease
-        self._started_runs: dict[int, StartedRun] = {}  # by run, until it is over
+        self._started_runs: dict[int, StartedRun] = {}  # by run, until the run has ended
         self._last_run_id = 0
         self._rejections = 0
 
     @property
     def rejected_by_edge_share(self) -> float:
-        """Return the share of refusals that were decided at the door, without the queue."""
+        """The share of rejections that the edges decided without the queue."""
         return self.admission_filter.rejected / self._rejections if self.admission_filter and self._rejections else 0.0
 
-    # What clients do.
+    # Clients.
 
     def on_arrival(self, tenant: SimTenant, offered: OfferedRequest) -> None:
         now, client = self._events.now, tenant.client
-        history = Transcript(len(self._ledger.requests), now)
+        transcript = Transcript(len(self._ledger.requests), now)
         request = SimRequest(
-            tenant, offered.prompt_tokens, offered.output_tokens, history, self._rngs[tenant.name], offered.prefix
+            tenant, offered.prompt_tokens, offered.output_tokens, transcript, self._rngs[tenant.name], offered.prefix
         )
         request.max_output_tokens = _declared_tokens(tenant, offered.output_tokens, request.rng)
         self._ledger.requests.append(request)
@@ -140,24 +140,25 @@ class SimEdge:
         backoff = request.tenant.client.backoff * 2 ** (request.attempts - 1) * (0.5 + request.rng.random())
         self._events.schedule(self._events.now + max(retry_after, backoff), self._attempt, request)
 
-    # What the queue says.
+    # Called by the queue.
 
     def on_queued(self, ticket_id: str, predicted_wait: float | None, predicted_ttft: float | None) -> None:
-        if found := self._waiting.get(ticket_id):
-            found[0].predicted_wait, found[0].predicted_ttft = predicted_wait, predicted_ttft
+        if waiting := self._waiting.get(ticket_id):
+            request, _ = waiting
+            request.predicted_wait, request.predicted_ttft = predicted_wait, predicted_ttft
 
     def on_leased(self, lease: Lease, waited: float) -> None:
-        """Start the run; a lease that came after its client had left lapses or is recalled."""
-        found = self._waiting.get(lease.ticket_id)
-        if found is None or found[1].attempt != lease.attempt:
+        """Start the run, unless the client has cancelled since."""
+        waiting = self._waiting.get(lease.ticket_id)
+        if waiting is None or waiting[1].attempt != lease.attempt:
             return
         request, ticket = self._remove_waiting(lease.ticket_id)
         self._ledger.record_wait(request, waited)
         self._last_run_id += 1
         emitted = ticket.prompt_tokens - request.prompt_tokens
-        text = self._prompt_content(request, emitted) if self._salts else None
+        content = self._prompt_content(request, emitted) if self._salts else None
         lengths = ticket.prompt_tokens, request.output_tokens - emitted, ticket.max_output_tokens
-        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, text, is_express=lease.express)
+        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, content, is_express=lease.express)
         worker = self._peers.worker(lease.worker_id)
         self._ledger.record_zone(request, worker)
         self._started_runs[run.run_id] = StartedRun(request, ticket, run, worker)
@@ -168,9 +169,9 @@ class SimEdge:
         self._peers.start(lease.worker_id, lease.lease_id, run)
 
     def on_rejection_windows(self, ticket_id: str, windows: Iterable[RejectionWindow]) -> None:
-        """The queue took a ticket, and says for whom there is no room behind it."""
-        if self.admission_filter and (found := self._waiting.get(ticket_id)):
-            self.admission_filter.on_queued(found[1], windows, self._events.now)
+        """The queue has admitted a ticket and reports which demand it would reject behind it."""
+        if self.admission_filter and (waiting := self._waiting.get(ticket_id)):
+            self.admission_filter.on_queued(waiting[1], windows, self._events.now)
 
     def on_shed(self, ticket_id: str, error: PenstockError, windows: Iterable[RejectionWindow]) -> None:
         if ticket_id not in self._waiting:
@@ -190,10 +191,10 @@ class SimEdge:
         else:
             self._end(request, error.reason, code, error.retry_after)
 
-    # What workers say.
+    # Called by workers.
 
     def on_run_ended(self, worker: SimWorker, run: SimRun) -> None:
-        """A run gave its last token, or was let go."""
+        """A run has emitted its last token or was cancelled."""
         request = self._started_runs.pop(run.run_id).request
         self._ledger.record_run_end(request, worker, run)
         if request.run is run:
@@ -203,16 +204,16 @@ class SimEdge:
             self._end(request, OK)
 
     def on_run_lost(self, worker: SimWorker, run: SimRun) -> None:
-        """Its worker is dead: have another go on where the answer broke off."""
+        """The worker of a run is dead: resume the answer on another worker."""
         request, former, *_ = self._started_runs.pop(run.run_id)
         self._ledger.record_run_end(request, worker, run)
         if request.run is run:
             self._ledger.deliver(request, worker, run, self._events.now)
             request.run = None
-            avoided = (*former.avoid_workers, worker.name)
-            self._enqueue(request, self._new_ticket(request, former.attempt + 1, avoided))
+            avoid_workers = (*former.avoid_workers, worker.name)
+            self._enqueue(request, self._new_ticket(request, former.attempt + 1, avoid_workers))
 
-    # Moves.
+    # Attempts.
 
     def _new_ticket(self, request: SimRequest, attempt: int = 1, avoid_workers: tuple[str, ...] = ()) -> QueuedTicket:
         tenant, emitted = request.tenant, request.transcript.tokens
@@ -237,8 +238,8 @@ class SimEdge:
         return PromptContent(request.transcript.number, self._salts[request.tenant.name], request.prefix, emitted)
 
     def _block_hashes(self, request: SimRequest) -> bytes:
-        named = min(request.prompt_tokens, MAX_BLOCK_HASHES * self._block_size)
-        token_ids = request.prefix.token_ids(named, request.transcript.number)
+        hashed_tokens = min(request.prompt_tokens, MAX_BLOCK_HASHES * self._block_size)
+        token_ids = request.prefix.token_ids(hashed_tokens, request.transcript.number)
         return packed_block_hashes(token_ids, self._block_size, self._salts[request.tenant.name])
 
     def _enqueue(self, request: SimRequest, ticket: QueuedTicket) -> None:
@@ -256,7 +257,7 @@ class SimEdge:
         return bool(request.run and self._peers.worker(request.worker).emitted_tokens(request.run))
 
     def _withdraw_attempt(self, request: SimRequest) -> None:
-        """Take the present try out of the mesh, wherever it is."""
+        """Remove the current attempt from the mesh, whether it waits or runs."""
         ticket, run = request.ticket, request.run
         request.ticket = request.run = None
         if ticket is None:
@@ -272,12 +273,12 @@ class SimEdge:
             self._peers.withdraw(ticket)
 
     def _end(self, request: SimRequest, outcome: str, code: str = "OK", retry_after: float | None = None) -> None:
-        assert not request.has_ended, "a request ends once"
+        assert not request.has_ended, "a request ends exactly once"
         request.transcript.end(self._events.now, outcome, code, retry_after)
         self.open_requests -= 1
 
     def close(self) -> None:
-        """End what time ran out for, and account for what engines still have."""
+        """End the requests that are still open, and account for the work of active runs."""
         for request, _, run, worker in self._started_runs.values():
             self._ledger.record_run_end(request, worker, run)
             if request.run is run:
@@ -288,6 +289,6 @@ class SimEdge:
 
 
 def _declared_tokens(tenant: SimTenant, output: int, rng: Random) -> int:
-    """Never below what the answer comes to."""
+    """Return the declared limit, which is never below the length of the answer."""
     noise = 1 + rng.uniform(-tenant.declare_noise, tenant.declare_noise) if tenant.declare_noise else 1.0
     return max(output, round(output * tenant.over_declare * noise))

@@ -1,4 +1,4 @@
-"""What a simulated worker asks of an engine, and the exact one: the worker's own batch, token by token."""
+"""Engine model of the simulator: its interface, and the exact model, which runs the worker's own batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from penstock.worker.engine.simulated.step_time import work_of
 
 NO_STEP = -1
 NO_CACHE_CHANGES: Mapping[bytes, bool] = MappingProxyType({})
-WORD_ID, STOP_ID = 0, 1  # the two token ids of a simulated answer: all but the last, and the last
+WORD_ID, STOP_ID = 0, 1  # token ids of a simulated answer: the last token is a stop id
 
 
 @dataclass(slots=True, eq=False)
 class SimRun:
-    """One sequence in an engine. It gets a token in each step from its first one to its last: a placed run has all
-    the KV blocks it may ever need, so nothing is preempted.
+    """One sequence in an engine. It emits one token in each step from its first to its last one, because a placed run
+    has all KV blocks it may need and is never preempted.
     """
 
     run_id: int
     tenant: str
     prompt_tokens: int
-    output_tokens: int  # tokens it will generate
-    max_output_tokens: int  # tokens it may generate: what KV is kept for
-    prompt_content: "PromptContent | None" = None  # None: nothing of it is kept for others
-    is_express: bool = False  # as its lease says
+    output_tokens: int  # tokens that it will generate
+    max_output_tokens: int  # tokens that it may generate, for which KV blocks are promised
+    prompt_content: "PromptContent | None" = None  # None: its blocks are not cached for other prompts
+    is_express: bool = False  # as its lease has it
     prefilled_tokens: int = 0  # positions of the prompt that were computed
-    cached_tokens: int = 0  # positions of it that others had computed
-    first_token_step: int = NO_STEP  # step of its first token, from 0
-    last_token_step: int = NO_STEP  # step of its last token so far, once it is over
+    cached_tokens: int = 0  # positions of the prompt that were cached
+    first_token_step: int = NO_STEP  # from 0
+    last_token_step: int = NO_STEP  # from 0; set when the run has ended
 
     @property
     def generated_tokens(self) -> int:
@@ -47,12 +47,12 @@ class SimRun:
 
 @dataclass(frozen=True, slots=True)
 class PromptContent:
-    """What a run's prompt is made of, for an engine that shares what prompts have in common."""
+    """The content of a run's prompt, for an engine with a prefix cache."""
 
-    request_number: int  # of its request
+    request_number: int
     salt: bytes
     prefix: SharedPrefix = NO_PREFIX
-    emitted_tokens: int = 0  # tokens at its end that are of the answer, from an earlier run
+    emitted_tokens: int = 0  # tokens at the end of the prompt, from an earlier run of the answer
 
     def token_ids(self, prompt_tokens: int) -> list[int]:
         return [
@@ -62,42 +62,46 @@ class PromptContent:
 
 
 class SimStepResult(NamedTuple):
-    duration: float  # s; 0: there was nothing to compute
+    """The result of one step."""
+
+    duration: float  # s; 0 if there was nothing to compute
     prefill_tokens: int
     decode_seqs: int
     finished: Sequence[SimRun]
     cancelled: Sequence[SimRun]
-    cache_changes: Mapping[bytes, bool] = NO_CACHE_CHANGES  # names of blocks that can be found, or no more
+    cache_changes: Mapping[bytes, bool] = NO_CACHE_CHANGES  # block name -> whether the block is cached now
 
 
 class DecodeForecast(NamedTuple):
-    """Steps of which all is known."""
+    """Steps that can be simulated in advance."""
 
-    decode_seqs: int = 0  # of each
+    decode_seqs: int = 0  # of each step
     durations: Sequence[float] = ()  # s
 
 
 class EngineOccupancy(NamedTuple):
-    """How full an engine is, as a worker reports it."""
+    """The occupancy of an engine, as a worker reports it."""
 
-    running: int  # runs, waiting ones among them
+    running: int  # runs, including waiting ones
     free_kv_blocks: int  # neither used nor promised
-    prefill_backlog_tokens: int  # tokens
+    prefill_backlog_tokens: int
 
 
 class EngineModel(Protocol):
+    """An engine that computes which runs a step has and how long it takes."""
+
     def add(self, run: SimRun) -> None: ...
 
     def cancel(self, run: SimRun) -> None:
-        """Take effect before the next step, which tells of it."""
+        """Cancel a run before the next step, whose result lists it."""
 
     def step(self) -> SimStepResult: ...
 
     def forecast_decodes(self, max_steps: int) -> "DecodeForecast":
-        """Foresee the next steps, `most` at most, that do nothing but decode who decodes already and end no run."""
+        """Return up to `max_steps` next steps that only decode the current runs and end none of them."""
 
     def skip(self, steps: int) -> None:
-        """Make the first of those."""
+        """Perform the first `steps` of the forecast steps."""
 
     def occupancy(self) -> EngineOccupancy: ...
 
@@ -106,7 +110,7 @@ class EngineModel(Protocol):
 
 
 class ExactEngine:
-    """Drives `Batch` itself."""
+    """Runs the worker's own `Batch`, token by token."""
 
     def __init__(self, kind: WorkerKind) -> None:
         pool = BlockPool(kind.kv_blocks, kind.block_size)

@@ -1,4 +1,4 @@
-"""Virtual time: what happens when. Equal times keep the order in which they were asked for."""
+"""Event queue and virtual clock. Events with equal times run in the order in which they were scheduled."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class SimEventQueue:
-    """One heap for the whole mesh. An event is a call with its arguments; nothing is ever taken out before its time."""
+    """One heap for the whole mesh. An event is a callback with its arguments, and cannot be cancelled."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.events_run = 0  # events that have happened
+        self.events_run = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._last_number = 0
 
@@ -18,7 +18,7 @@ class SimEventQueue:
         return len(self._heap)
 
     def schedule(self, at: float, callback: Callable[..., None], *args: Any) -> None:
-        assert at >= self.now, "an effect cannot come before its cause"
+        assert at >= self.now, "an event cannot be scheduled in the past"
         self._last_number += 1
         heappush(self._heap, (at, self._last_number, callback, args))
 
@@ -27,11 +27,11 @@ class SimEventQueue:
         heappush(self._heap, (self.now + delay, self._last_number, callback, args))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due by `until`, and let the time be `until` then."""
-        heap, past = self._heap, 0
+        """Run all events up to the time `until`, and advance the clock to it."""
+        heap, events_run = self._heap, 0
         while heap and heap[0][0] <= until:
-            self.now, _, call, args = heappop(heap)
-            past += 1
-            call(*args)
-        self.events_run += past
+            self.now, _, callback, args = heappop(heap)
+            events_run += 1
+            callback(*args)
+        self.events_run += events_run
         self.now = until

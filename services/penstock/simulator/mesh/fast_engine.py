@@ -1,7 +1,7 @@
-"""The exact engine's steps without touching each token: a run that decodes costs nothing until it ends.
+"""Fast engine model: the steps of the exact engine without work per token; a decoding run costs nothing until it ends.
 
-It may count where the batch must look because placed runs are never preempted: the scheduler promises each the KV
-blocks it can grow to, which `add` insists on. A test holds it against the exact engine, step by step.
+It counts runs instead of visiting them, because placed runs are never preempted: the scheduler promises each run the
+KV blocks it can grow to, which `add` asserts. A test compares it with the exact engine, step by step.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from penstock.worker.engine.simulated.step_time import StepWork, prefill_reads
 
 
 class FastEngine:
-    """Runs wait, then prefill, then decode; those that decode are a number and the steps at which they will end."""
+    """Runs wait, then prefill, then decode. Decoding runs are a count and the steps at which they end."""
 
     def __init__(self, kind: WorkerKind) -> None:
         self._kind = kind
@@ -23,12 +23,12 @@ class FastEngine:
         self._waiting: deque[SimRun] = deque()
         self._prefilling: list[SimRun] = []  # oldest first
         self._decoding: dict[int, SimRun] = {}
-        self._context_tokens = 0  # tokens known of all that decode
+        self._context_tokens = 0  # of all decoding runs
         self._ending_runs: dict[int, list[SimRun]] = {}  # by step
-        self._end_steps: list[int] = []  # those steps and some that are over, a heap
+        self._end_steps: list[int] = []  # heap of those steps; may hold steps that have ended
         self._cancelling: list[SimRun] = []
-        self._promised_blocks = 0  # blocks that all here can grow to
-        self._running_promised_blocks = 0  # and those of them that run
+        self._promised_blocks = 0  # that all runs can grow to
+        self._running_promised_blocks = 0  # that all runs except the waiting ones can grow to
 
     @property
     def has_work(self) -> bool:
@@ -36,7 +36,7 @@ class FastEngine:
 
     def add(self, run: SimRun) -> None:
         self._promised_blocks += self._blocks_for(run.prompt_tokens + run.max_output_tokens)
-        assert self._promised_blocks <= self._kind.kv_blocks, "a scheduler promises no more blocks than there are"
+        assert self._promised_blocks <= self._kind.kv_blocks, "a scheduler never promises more blocks than the pool has"
         self._waiting.append(run)
 
     def cancel(self, run: SimRun) -> None:
@@ -47,21 +47,21 @@ class FastEngine:
         running, free = len(self._decoding), self._kind.kv_blocks - self._promised_blocks
         if not self._waiting and not self._prefilling:
             return EngineOccupancy(running, free, 0)
-        left = [run.prompt_tokens - run.prefilled_tokens for run in chain(self._waiting, self._prefilling)]
-        return EngineOccupancy(len(left) + running, free, sum([tokens for tokens in left if tokens > 1]))
+        backlog = [run.prompt_tokens - run.prefilled_tokens for run in chain(self._waiting, self._prefilling)]
+        return EngineOccupancy(len(backlog) + running, free, sum([tokens for tokens in backlog if tokens > 1]))
 
     def step(self) -> SimStepResult:
         self._step_count += 1
         cancelled = self._release_cancelled() if self._cancelling else []
-        # To the batch, a prompt with one token left is a decode, unless it joins in this very step.
-        short = [run for run in self._prefilling if run.prompt_tokens - run.prefilled_tokens == 1]
+        # The batch treats a prompt with one token left as a decode, unless the run is admitted in this step.
+        one_token_left = [run for run in self._prefilling if run.prompt_tokens - run.prefilled_tokens == 1]
         decodes, context = (
-            len(self._decoding) + len(short),
-            self._context_tokens + sum(run.prompt_tokens for run in short),
+            len(self._decoding) + len(one_token_left),
+            self._context_tokens + sum(run.prompt_tokens for run in one_token_left),
         )
         if self._waiting:
             self._admit()
-        prefill, reads = self._prefill(short, decodes) if self._prefilling else (0, 0)
+        prefill, reads = self._prefill(one_token_left, decodes) if self._prefilling else (0, 0)
         self._context_tokens += len(self._decoding)
         finished = self._ending_runs.pop(self._step_count, [])
         for run in finished:
@@ -77,23 +77,20 @@ class FastEngine:
             return DecodeForecast()
         while self._end_steps[0] <= self._step_count:
             heappop(self._end_steps)
-        count, decodes, law = (
-            min(max_steps, self._end_steps[0] - self._step_count - 1),
-            len(self._decoding),
-            self._kind.step_time,
-        )
-        if not law.per_context_token_s:
-            return DecodeForecast(decodes, [law.duration_s(StepWork(0, decodes, 0, 0))] * count)
+        count, decodes = min(max_steps, self._end_steps[0] - self._step_count - 1), len(self._decoding)
+        model = self._kind.step_time
+        if not model.per_context_token_s:
+            return DecodeForecast(decodes, [model.duration_s(StepWork(0, decodes, 0, 0))] * count)
         contexts = range(self._context_tokens, self._context_tokens + count * decodes, decodes)
-        return DecodeForecast(decodes, [law.duration_s(StepWork(0, decodes, context, 0)) for context in contexts])
+        return DecodeForecast(decodes, [model.duration_s(StepWork(0, decodes, context, 0)) for context in contexts])
 
     def skip(self, steps: int) -> None:
         self._step_count += steps
         self._context_tokens += steps * len(self._decoding)
 
     def _release_cancelled(self) -> list[SimRun]:
-        leaving, self._cancelling = [run for run in self._cancelling if run.last_token_step == NO_STEP], []
-        for run in leaving:
+        cancelled, self._cancelling = [run for run in self._cancelling if run.last_token_step == NO_STEP], []
+        for run in cancelled:
             self._promised_blocks -= self._blocks_for(run.prompt_tokens + run.max_output_tokens)
             if run in self._waiting:
                 self._waiting.remove(run)
@@ -105,16 +102,16 @@ class FastEngine:
                 self._remove_decoding(run, run.prompt_tokens + run.generated_tokens)
             else:
                 self._prefilling.remove(run)
-        return leaving
+        return cancelled
 
     def _admit(self) -> None:
-        """Let in the oldest for as long as slots and blocks are free, as the batch does."""
+        """Admit the oldest runs while slots and blocks are free, as the batch does."""
         running = len(self._decoding) + len(self._prefilling)
         while self._waiting and running < self._kind.slots:
             run = self._waiting[0]
-            # One block for each that runs stays free. Counting the held ones takes long; mostly the promised do.
-            keep, known = running, self._blocks_for(run.prompt_tokens)
-            free = self._kind.kv_blocks - known - keep
+            # One block per running run stays free. The sum of promised blocks is an upper bound of the held blocks,
+            # and is checked first, because counting the held blocks is slow.
+            free = self._kind.kv_blocks - self._blocks_for(run.prompt_tokens) - running
             if free < self._running_promised_blocks and free < self._held_blocks():
                 return
             self._prefilling.append(self._waiting.popleft())
@@ -129,10 +126,10 @@ class FastEngine:
         return sum(decoding) + sum(self._blocks_for(run.prompt_tokens) for run in self._prefilling)
 
     def _prefill(self, one_token_left: Iterable[SimRun], decodes: int) -> tuple[int, int]:
-        """Spend the step's budget; returns what of it went to prompts, and the positions that they read."""
+        """Spend the token budget of the step; return the prefilled tokens and the positions that they read."""
         long = [run for run in self._prefilling if run not in one_token_left] if one_token_left else self._prefilling
-        left, urgent = [run.prompt_tokens - run.prefilled_tokens for run in long], [run.is_express for run in long]
-        chunks = self._kind.batching.split_prefill(left, decodes, urgent)
+        remaining = [run.prompt_tokens - run.prefilled_tokens for run in long]
+        chunks = self._kind.batching.split_prefill(remaining, decodes, [run.is_express for run in long])
         reads = 0
         for run, chunk in zip(long, chunks, strict=True):
             reads += prefill_reads(run.prefilled_tokens, chunk)
@@ -142,7 +139,7 @@ class FastEngine:
         return sum(chunks), reads
 
     def _begin_decodes(self) -> list[SimRun]:
-        """Give their first token to all whose prompt is done; returns those for whom it is the last as well."""
+        """Emit the first token of each run whose prompt is computed; return the runs that end with it."""
         done = [run for run in self._prefilling if run.prefilled_tokens == run.prompt_tokens]
         if not done:
             return []
@@ -153,10 +150,10 @@ class FastEngine:
             self._context_tokens += run.prompt_tokens + 1
             if run.output_tokens > 1:
                 self._schedule_end(run, self._step_count + run.output_tokens - 1)
-        over = [run for run in done if run.output_tokens == 1]
-        for run in over:
+        ended = [run for run in done if run.output_tokens == 1]
+        for run in ended:
             self._end_run(run)
-        return over
+        return ended
 
     def _schedule_end(self, run: SimRun, step: int) -> None:
         if step not in self._ending_runs:

@@ -1,6 +1,6 @@
-"""The mesh as one object: shards, schedulers, workers and edges, and the links between them.
+"""The simulated mesh: shards, schedulers, workers and edges, and the links between them.
 
-A link takes `link_delay` each way and keeps the order. Nothing else happens here: every method is a frame under way.
+A link has a delay of `link_delay` each way and keeps the order of frames. Every method stands for one frame.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,13 @@ from penstock.simulator.scenario import Scenario, WorkerKind, WorkerLoss
 
 
 class SimMesh:
+    """All components of one mesh; delivers their effects as events after the link delay."""
+
     def __init__(self, scenario: Scenario, events: SimEventQueue) -> None:
         self.ledger = SimulationLedger(
             ServiceOverTime(scenario.sample_every), scenario.link_delay, scenario.targets.ttft
         )
-        self.worker_lives: list[SimWorker] = []  # every worker that ever was; a lost one comes back as another
+        self.worker_lives: list[SimWorker] = []  # all workers so far; a lost worker returns as a new one
         self._scenario = scenario
         self._events = events
         self._delay = scenario.link_delay
@@ -43,9 +45,14 @@ class SimMesh:
             for name in _names("scheduler", scenario.schedulers.count)
         }
         policy = POLICIES[queues.policy]
-        door = SimAdmissionFilter(queues.exempt_tickets) if policy.factory is None else None
+        admission_filter = SimAdmissionFilter(queues.exempt_tickets) if policy.factory is None else None
         self.edge = SimEdge(
-            scenario, events, self, self.ledger, admission_filter=door, cancels_abandoned=policy.cancels_abandoned
+            scenario,
+            events,
+            self,
+            self.ledger,
+            admission_filter=admission_filter,
+            cancels_abandoned=policy.cancels_abandoned,
         )
         self._step_observers: list[StepObserver] = []
         for shard in self.shards.values():
@@ -92,10 +99,10 @@ class SimMesh:
         for run in lost:
             self._events.schedule(noticed, self.edge.on_run_lost, worker, run)
         if loss.returns_after:
-            back = self._events.now + loss.returns_after
-            self._events.schedule(back, self._attach_worker, loss.worker, worker.kind, len(lives) + 1)
+            returns_at = self._events.now + loss.returns_after
+            self._events.schedule(returns_at, self._attach_worker, loss.worker, worker.kind, len(lives) + 1)
 
-    # From edges.
+    # Frames of edges.
 
     def enqueue(self, ticket: QueuedTicket) -> None:
         self._send(self._shard_of(ticket.tenant_id).enqueue, ticket)
@@ -120,29 +127,29 @@ class SimMesh:
     def _shard_of(self, tenant: str) -> SimShard:
         if tenant not in self._shard_by_tenant:
             name = shard_for(self.shards, MODEL, tenant)
-            assert name, "a mesh has a shard at least"
+            assert name, "a mesh has at least one shard"
             self._shard_by_tenant[tenant] = self.shards[name]
         return self._shard_by_tenant[tenant]
 
-    # From shards.
+    # Frames of shards.
 
     def send_to_edge(self, effect: queue_out.ToEdge) -> None:
         match effect:
             case queue_out.Queued():
-                # Nobody but its door acts on it, so the rest need not be under way.
+                # The prediction is only recorded, and no decision depends on it: it needs no event.
                 self.edge.on_queued(effect.ticket_id, effect.predicted_wait, effect.predicted_ttft)
                 if self.edge.admission_filter:
                     self._send(self.edge.on_rejection_windows, effect.ticket_id, tuple(effect.rejection_windows()))
             case queue_out.Leased():
                 self._send(self.edge.on_leased, effect.lease, effect.waited)
             case queue_out.Shed():
-                closed = effect.error.rejection_windows() if isinstance(effect.error, AdmissionRejected) else ()
-                self._send(self.edge.on_shed, effect.ticket_id, effect.error, tuple(closed))
+                windows = effect.error.rejection_windows() if isinstance(effect.error, AdmissionRejected) else ()
+                self._send(self.edge.on_shed, effect.ticket_id, effect.error, tuple(windows))
             case _:
                 pass
 
     def send_to_scheduler(self, shard: str, effect: queue_out.ToScheduler) -> None:
-        """Send messages without their envelopes."""
+        """Send an effect of a shard to its scheduler."""
         scheduler = self.schedulers[effect.scheduler]
         match effect:
             case queue_out.Offer():
@@ -157,14 +164,14 @@ class SimMesh:
             case queue_out.CreditReturned():
                 self._send(scheduler.on_credit_returned, shard, effect.model, effect.tickets)
 
-    # From schedulers.
+    # Frames of schedulers.
 
     def send_to_shards(self, scheduler: str, effect: scheduler_out.ToQueue | scheduler_out.CatalogUpdate) -> None:
         match effect:
             case scheduler_out.GrantCredit():
-                room, urgent = effect.total_tokens or None, effect.express_tickets
-                given = Credit(effect.tickets, effect.max_ticket_tokens, effect.tokens_per_second, room, urgent)
-                self._send(self.shards[effect.queue].on_credit, scheduler, effect.model, given, effect.return_unused)
+                total, express = effect.total_tokens or None, effect.express_tickets
+                credit = Credit(effect.tickets, effect.max_ticket_tokens, effect.tokens_per_second, total, express)
+                self._send(self.shards[effect.queue].on_credit, scheduler, effect.model, credit, effect.return_unused)
             case scheduler_out.Place():
                 self._send(self.shards[effect.queue].on_place, scheduler, effect.lease)
             case scheduler_out.Decline():
@@ -180,9 +187,9 @@ class SimMesh:
                     self._send(shard.on_catalog, scheduler, effect.entries)
 
     def revoke(self, worker: str, lease_id: str) -> None:
-        """A lease that no edge starts: the worker has nothing of it yet."""
+        """Do nothing: the worker has no state of a lease that no edge has started."""
 
-    # From workers.
+    # Frames of workers.
 
     def send_started(self, worker: str, lease_id: str) -> None:
         self._send(self._scheduler_of[worker].on_lease_started, worker, lease_id)
@@ -207,9 +214,9 @@ class SimMesh:
         return bool(self._step_observers)
 
     def on_step(self, worker: SimWorker) -> None:
-        """Tell an order that charges every token who got one in the step that is just over."""
-        for order in self._step_observers:
-            order.on_step(worker.runs.values(), len(worker.step_ends) - 1)
+        """Report the step that has just ended to the policies that charge every token."""
+        for observer in self._step_observers:
+            observer.on_step(worker.runs.values(), len(worker.step_ends) - 1)
 
     def _send(self, callback: Callable[..., None], *args: object) -> None:
         self._events.schedule_after(self._delay, callback, args)

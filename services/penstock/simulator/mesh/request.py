@@ -1,4 +1,4 @@
-"""One request of a client through all its tries."""
+"""One request of a client, over all of its attempts."""
 
 from dataclasses import dataclass
 from random import Random
@@ -12,7 +12,7 @@ from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, SharedPrefix
 
 @dataclass(slots=True, eq=False)
 class SimRequest:
-    """`history` is what the client saw, over all its tries; it ends exactly once."""
+    """One request; its transcript covers all attempts and ends exactly once."""
 
     tenant: SimTenant
     prompt_tokens: int
@@ -20,16 +20,16 @@ class SimRequest:
     transcript: Transcript
     rng: Random
     prefix: SharedPrefix = NO_PREFIX
-    max_output_tokens: int = 0  # max_output_tokens
+    max_output_tokens: int = 0  # as declared
     attempts: int = 0
-    ticket: QueuedTicket | None = None  # of the present try; None between tries and at the end
-    run: SimRun | None = None  # where the ticket has a lease
-    worker: str = ""  # that has the run
-    predicted_wait: float | None = None  # s, as the queue said when it took the ticket in
-    predicted_ttft: float | None = None  # s, likewise; of the present try
-    submitted_at: float = 0.0  # of the present try
-    engine_tokens: int = 0  # positions that engines computed for it, in all tries
-    cached_tokens: int = 0  # positions that they found computed, likewise
+    ticket: QueuedTicket | None = None  # of the current attempt; None between attempts and after the end
+    run: SimRun | None = None  # None until the ticket has a lease
+    worker: str = ""  # the worker of the run
+    predicted_wait: float | None = None  # s, as the queue predicted for the current attempt
+    predicted_ttft: float | None = None  # s, as the queue predicted for the current attempt
+    submitted_at: float = 0.0  # s; start of the current attempt
+    engine_tokens: int = 0  # positions that engines computed for it, over all attempts
+    cached_tokens: int = 0  # positions that engines found in their caches, over all attempts
 
     @property
     def has_ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""A scheduler under virtual time: the real dispatcher, its effects on their way to shards and workers."""
+"""Simulated scheduler: the real dispatcher, whose effects are sent to shards and workers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -12,11 +12,11 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.scenario import SchedulerSettings
 
-TICK_S = 0.1  # s, as the service has it
+TICK_S = 0.1  # s between two ticks, as in the service
 
 
 class SchedulerPeers(Protocol):
-    """Whom a scheduler talks to; each hears of it a link delay later."""
+    """The peers of a scheduler, which receive each frame after the link delay."""
 
     def send_to_shards(self, scheduler: str, effect: out.ToQueue | out.CatalogUpdate) -> None: ...
 
@@ -24,6 +24,8 @@ class SchedulerPeers(Protocol):
 
 
 class SimScheduler:
+    """One scheduler, with the dispatcher of the scheduler service."""
+
     def __init__(self, name: str, settings: SchedulerSettings, events: SimEventQueue, peers: SchedulerPeers) -> None:
         self.name = name
         self.dispatcher = Dispatcher(
@@ -38,7 +40,7 @@ class SimScheduler:
     def on_queue_connected(self, shard: str) -> None:
         self._perform(self.dispatcher.on_queue_connected(shard))
 
-    # What shards do.
+    # Called by shards.
 
     def on_offer(self, shard: str, ticket: Ticket, uses_express_credit: bool) -> None:
         now = self._events.now
@@ -53,7 +55,7 @@ class SimScheduler:
     def on_credit_returned(self, shard: str, model: str, tickets: int) -> None:
         self._perform(self.dispatcher.on_credit_returned(shard, model, tickets))
 
-    # What workers do.
+    # Called by workers.
 
     def on_worker_attached(self, worker: str, profile: Profile, zone: str) -> None:
         self._perform(self.dispatcher.on_worker_attached(worker, worker, worker, profile, zone=zone))
@@ -91,6 +93,6 @@ class SimScheduler:
                 case out.Revoke():
                     self._peers.revoke(effect.worker, effect.lease_id)
                 case out.Expect():
-                    pass  # a simulated worker takes every START; what a revoked lease would start, its edge leaves
+                    pass  # a simulated worker accepts every run, and no edge starts a run for a revoked lease
                 case _:
                     self._peers.send_to_shards(self.name, effect)

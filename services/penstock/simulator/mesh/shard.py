@@ -1,4 +1,4 @@
-"""A queue shard under virtual time: the real ticket book, its effects on their way to edges and schedulers."""
+"""Simulated queue shard: the real ticket book, whose effects are sent to edges and schedulers."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -18,14 +18,14 @@ from penstock.simulator.baselines.policy import BaselineSchedulingPolicy
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.scenario import QueueSettings
 
-TICK_S = 0.05  # s, as the service has it
-LOOP_TURN_S = 0.0005  # s; a turn of a busy service's loop, in which heads are told once
+TICK_S = 0.05  # s between two ticks, as in the service
+LOOP_TURN_S = 0.0005  # s; one iteration of a busy event loop, which sends each head once
 EDGE_ID = "edge"
 UNLIMITED = QueueLimits(2**60, 2**60)
 
 
 class ShardPeers(Protocol):
-    """Whom a shard talks to; each hears of it a link delay later."""
+    """The peers of a shard, which receive each frame after the link delay."""
 
     def send_to_edge(self, effect: out.ToEdge) -> None: ...
 
@@ -33,29 +33,35 @@ class ShardPeers(Protocol):
 
 
 class SimShard:
+    """One shard, with the ticket book of the queue service."""
+
     def __init__(
         self, name: str, queues: QueueSettings, ttft_target: float, events: SimEventQueue, peers: ShardPeers
     ) -> None:
-        """`ttft`: s to the first token, which a policy that promises one promises."""
+        """`ttft_target` is the time in s to the first token, for policies that admit by it."""
         self.name = name
         self.policy: BaselinePolicy = POLICIES[queues.policy]
         self._events = events
         self._peers = peers
         self._is_head_update_scheduled = False
         self.scheduling_policy = self.policy.new_scheduling_policy(lambda: events.now, queues.policy_options)
-        bounds = QueueLimits(queues.max_depth, queues.max_tokens) if self.policy.is_bounded else UNLIMITED
-        presence = ModelAvailability(timeout=10.0, warm_up=5.0, started_at=0.0)
-        placed = RecentLeases(10.0)
+        limits = QueueLimits(queues.max_depth, queues.max_tokens) if self.policy.is_bounded else UNLIMITED
+        availability = ModelAvailability(timeout=10.0, warm_up=5.0, started_at=0.0)
+        recent_leases = RecentLeases(10.0)
         if self.scheduling_policy is None:
-            promises = self.policy.ttft_targets(ttft_target, queues.policy_options, queues.exempt_tickets)
-            self.book = TicketBook(limits=bounds, availability=presence, recent_leases=placed, ttft_targets=promises)
+            ttft_targets = self.policy.ttft_targets(ttft_target, queues.policy_options, queues.exempt_tickets)
+            self.book = TicketBook(
+                limits=limits, availability=availability, recent_leases=recent_leases, ttft_targets=ttft_targets
+            )
         else:
-            order = self.scheduling_policy  # one model, so one order
-            self.book = TicketBook(limits=bounds, availability=presence, recent_leases=placed, new_policy=lambda: order)
+            policy = self.scheduling_policy  # one model, hence one policy object
+            self.book = TicketBook(
+                limits=limits, availability=availability, recent_leases=recent_leases, new_policy=lambda: policy
+            )
         self._perform(self.book.on_edge_connected(EDGE_ID))
         events.schedule(TICK_S, self._tick)
 
-    # What edges do.
+    # Called by edges.
 
     def enqueue(self, ticket: QueuedTicket) -> None:
         self._perform(self.book.enqueue(ticket, self._events.now))
@@ -63,7 +69,7 @@ class SimShard:
     def withdraw(self, ticket_id: str) -> None:
         self._perform(self.book.withdraw(EDGE_ID, (ticket_id,)))
 
-    # What schedulers do.
+    # Called by schedulers.
 
     def on_scheduler_connected(self, scheduler: str) -> None:
         self._perform(self.book.on_scheduler_connected(scheduler, self._events.now))
@@ -71,8 +77,8 @@ class SimShard:
     def on_catalog(self, scheduler: str, entries: Iterable[CatalogEntry]) -> None:
         self._perform(self.book.on_catalog(scheduler, entries, self._events.now))
 
-    def on_credit(self, scheduler: str, model: str, given: Credit, return_unused: bool) -> None:
-        self._perform(self.book.on_credit(scheduler, model, given, self._events.now, return_unused=return_unused))
+    def on_credit(self, scheduler: str, model: str, credit: Credit, return_unused: bool) -> None:
+        self._perform(self.book.on_credit(scheduler, model, credit, self._events.now, return_unused=return_unused))
 
     def on_pool_stats(self, scheduler: str, stats: PoolStats) -> None:
         self._perform(self.book.on_pool_stats(scheduler, stats.model, pool_stats_of(stats, self._events.now)))
@@ -89,7 +95,7 @@ class SimShard:
     def on_decline(self, scheduler: str, ticket_id: str, reason: str) -> None:
         self._perform(self.book.on_decline(scheduler, ticket_id, reason, self._events.now))
 
-    # What time does.
+    # Timers.
 
     def _tick(self) -> None:
         self._perform(self.book.tick(self._events.now))
@@ -110,7 +116,7 @@ class SimShard:
                 case out.Offer() | out.OfferWithdrawn() | out.CreditReturned():
                     self._peers.send_to_scheduler(self.name, effect)
                 case _:
-                    pass  # models, receipts of withdrawals and the record have nobody here
+                    pass  # effects for peers that are not simulated
         if self.scheduling_policy is not None:
             self._shed_dropped(self.scheduling_policy)
         if not self._is_head_update_scheduled:
@@ -118,10 +124,9 @@ class SimShard:
             self._events.schedule(self._events.now + LOOP_TURN_S, self._send_heads)
 
     def _shed_dropped(self, scheduling_policy: BaselineSchedulingPolicy) -> None:
-        """Take out what a baseline's order has dropped: the book itself asks no order to do so."""
+        """Shed the tickets that a baseline policy has dropped, because the book does not ask its policy for them."""
         while dropped := scheduling_policy.pop_dropped():
             for ticket in dropped:
                 self._peers.send_to_edge(out.Shed(ticket.edge, ticket.ticket_id, self.policy.rejection()))
-            gone = [ticket.ticket_id for ticket in dropped]
-            for effect in self.book.withdraw(EDGE_ID, gone):
-                assert isinstance(effect, out.TicketRemoved | out.Withdrawn), "a dropped ticket is offered to nobody"
+            for effect in self.book.withdraw(EDGE_ID, [ticket.ticket_id for ticket in dropped]):
+                assert isinstance(effect, out.TicketRemoved | out.Withdrawn), "a dropped ticket has not been offered"

@@ -1,12 +1,11 @@
-"""A worker under virtual time: runs that edges start, an engine that takes its law's time, reports to a scheduler."""
+"""Simulated worker: runs of edges, an engine with modelled step times, and reports to a scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.mesh.v1.scheduler_pb2 import LoadReport as LoadReportMessage
-from penstock.mesh.v1.scheduler_pb2 import PrefixCacheUpdate as CacheFrame
-from penstock.mesh.v1.scheduler_pb2 import Profile, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import PrefixCacheUpdate, Profile, ServedLease
 from penstock.simulator.mesh.engine import NO_STEP, EngineModel, ExactEngine, SimRun, SimStepResult
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.fast_engine import FastEngine
@@ -23,7 +22,7 @@ MODEL = "simulated"
 
 
 class WorkerPeers(Protocol):
-    """Whom a worker talks to; each hears of it a link delay later."""
+    """The peers of a worker, which receive each frame after the link delay."""
 
     def send_started(self, worker: str, lease_id: str) -> None: ...
 
@@ -33,25 +32,27 @@ class WorkerPeers(Protocol):
 
     def send_report(self, worker: str, report: LoadReportMessage) -> None: ...
 
-    def send_cache_update(self, worker: str, update: CacheFrame) -> None: ...
+    def send_cache_update(self, worker: str, update: PrefixCacheUpdate) -> None: ...
 
     def send_run_ended(self, worker: "SimWorker", run: SimRun) -> None:
-        """A run has ended or was let go; its edge hears."""
+        """A run has ended or was cancelled; its edge is notified."""
 
     @property
     def observes_steps(self) -> bool:
-        """Tell whether to be called at each single step."""
+        """Whether `on_step` must be called after every step."""
 
     def on_step(self, worker: "SimWorker") -> None:
-        """A step is over, and what it ended is still here."""
+        """A step has ended; the runs that it ended are still present."""
 
 
 @dataclass(slots=True)
 class StepTotals:
+    """Sums over the steps of one worker."""
+
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    busy_s: float = 0.0  # s
+    busy_s: float = 0.0
 
     def record(self, prefill_tokens: int, decodes: int, duration: float) -> None:
         self.steps += 1
@@ -67,17 +68,17 @@ class StepTotals:
 
 
 class SimWorker:
-    """One life of a worker: a lost one comes back as another."""
+    """One life of a worker: a lost worker returns as a new object."""
 
     def __init__(self, name: str, kind: WorkerKind, engine: str, events: SimEventQueue, peers: WorkerPeers) -> None:
         self.name = name
         self.kind = kind
         self.is_alive = True
         self.engine: EngineModel = FastEngine(kind) if engine == "fast" else ExactEngine(kind)
-        self.leases: dict[int, str] = {}  # by run
+        self.leases: dict[int, str] = {}  # lease id by run
         self.runs: dict[int, SimRun] = {}
-        self._arrived_at: dict[int, float] = {}  # s, likewise
-        self.step_ends: list[float] = []  # when each step that computed or let go was over
+        self._arrived_at: dict[int, float] = {}  # s, by run
+        self.step_ends: list[float] = []  # s; end of each step that computed or cancelled
         self.totals = StepTotals()
         self._events = events
         self._peers = peers
@@ -86,10 +87,10 @@ class SimWorker:
         self._throughput = ForecastingThroughput()
         self._fast_forward: FastForward | None = None
         self._cache_tracker = PrefixCacheTracker()
-        self._has_shared_blocks = False  # has kept anything for others
+        self._has_shared_blocks = False  # whether any block has been cached for other prompts
         self._last_report: LoadReport | None = None
-        self._progress_sent_at = 0.0  # s; the last progress
-        self._step_counts = StepResult(0)  # one for all steps: only its counts are read
+        self._progress_sent_at = 0.0  # s
+        self._step_counts = StepResult(0)  # reused for every step; only its counts are read
 
     @property
     def profile(self) -> Profile:
@@ -102,7 +103,7 @@ class SimWorker:
             context_length=kind.context_length,
         )
 
-    # What edges do.
+    # Called by edges.
 
     def start(self, lease_id: str, run: SimRun) -> None:
         self.leases[run.run_id], self.runs[run.run_id] = lease_id, run
@@ -119,15 +120,15 @@ class SimWorker:
             self._start_step()
 
     def die(self) -> list[SimRun]:
-        """Stop for good; returns what ran, the step under way lost."""
+        """Stop the worker; return its runs. The current step is lost."""
         self.catch_up()
         self.is_alive, self._fast_forward = False, None
         return list(self.runs.values())
 
-    # What a run has come to.
+    # State of a run.
 
     def emitted_tokens(self, run: SimRun) -> int:
-        """Tokens that have left: those of steps that are over."""
+        """Return the tokens that the run has emitted, in steps that have ended."""
         if run.first_token_step == NO_STEP:
             return 0
         if self._fast_forward:
@@ -138,7 +139,7 @@ class SimWorker:
         return last - run.first_token_step + 1 if last >= run.first_token_step else 0
 
     def computed_tokens(self, run: SimRun) -> int:
-        """Positions that the engine has computed for it, the step under way included."""
+        """Return the positions that the engine has computed for the run, the current step included."""
         if run.first_token_step == NO_STEP:
             return run.prefilled_tokens
         self.catch_up()
@@ -148,15 +149,15 @@ class SimWorker:
             - run.first_token_step
         )
 
-    # What time does.
+    # Steps.
 
     def _start_step(self) -> None:
         if not self._is_stepping and self.engine.has_work:
             self._is_stepping = True
-            if leap := self._plan_fast_forward():
+            if fast_forward := self._plan_fast_forward():
                 self.engine.skip(1)
-                self.totals.record_decodes(leap.decode_seqs, leap.durations[:1])
-                self._schedule_fast_forward(leap)
+                self.totals.record_decodes(fast_forward.decode_seqs, fast_forward.durations[:1])
+                self._schedule_fast_forward(fast_forward)
             else:
                 self._run_step()
 
@@ -186,20 +187,20 @@ class SimWorker:
             self._on_step_ended(SimStepResult(fast_forward.durations[-1], 0, fast_forward.decode_seqs, (), ()))
 
     def catch_up(self) -> None:
-        """Let those steps of a leap be over that are by now."""
-        if (leap := self._fast_forward) is None or not (count := leap.newly_ended(self._events.now)):
+        """Apply the steps of the fast forward that have ended by now."""
+        if (forward := self._fast_forward) is None or not (count := forward.newly_ended(self._events.now)):
             return
-        over = leap.steps_ended
-        leap.steps_ended += count
-        self.step_ends += leap.ends_at[over : leap.steps_ended]
-        self._step_counts.prefill_tokens, self._step_counts.decode_seqs = 0, leap.decode_seqs
-        for duration in leap.durations[over : leap.steps_ended]:
+        ended = forward.steps_ended
+        forward.steps_ended += count
+        self.step_ends += forward.ends_at[ended : forward.steps_ended]
+        self._step_counts.prefill_tokens, self._step_counts.decode_seqs = 0, forward.decode_seqs
+        for duration in forward.durations[ended : forward.steps_ended]:
             self._throughput.record(self._step_counts, duration)
         self.engine.skip(count)
-        self.totals.record_decodes(leap.decode_seqs, leap.durations[over + 1 : leap.steps_ended + 1])
+        self.totals.record_decodes(forward.decode_seqs, forward.durations[ended + 1 : forward.steps_ended + 1])
 
     def _stop_fast_forward(self) -> None:
-        """Let what comes now come before the step after the one that is under way."""
+        """End the fast forward after the current step, so that the next step includes a change of the batch."""
         if self._fast_forward:
             self.catch_up()
             if not self._fast_forward.is_in_last_step:
@@ -211,9 +212,9 @@ class SimWorker:
         self.step_ends.append(self._events.now)
         if self._is_observed:
             self._peers.on_step(self)
-        if over := [*stepped.finished, *stepped.cancelled]:
-            self._peers.send_released(self.name, [self._served_message(run) for run in over])
-        for run in over:
+        if ended := [*stepped.finished, *stepped.cancelled]:
+            self._peers.send_released(self.name, [self._served_message(run) for run in ended])
+        for run in ended:
             del self.runs[run.run_id], self.leases[run.run_id], self._arrived_at[run.run_id]
             self._peers.send_run_ended(self, run)
         self._send_report(stepped)
@@ -232,8 +233,8 @@ class SimWorker:
     def _send_cache_changes(self, stepped: SimStepResult) -> None:
         self._has_shared_blocks = True
         self._cache_tracker.apply(stepped.cache_changes)
-        if change := self._cache_tracker.pop_delta(self._events.now, at_once=not self.runs):
-            self._peers.send_cache_update(self.name, CacheFrame(**change._asdict()))
+        if delta := self._cache_tracker.pop_delta(self._events.now, at_once=not self.runs):
+            self._peers.send_cache_update(self.name, PrefixCacheUpdate(**delta._asdict()))
 
     def _send_progress(self) -> None:
         self._progress_sent_at = self._events.now
@@ -246,17 +247,17 @@ class SimWorker:
 
     def _send_report(self, stepped: SimStepResult) -> None:
         self._record_step(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
-        pace = self._throughput
-        load = LoadReport(
+        throughput = self._throughput
+        report = LoadReport(
             *self.engine.occupancy(),
-            step_time=pace.step_time,
-            tokens_per_second=pace.tokens_per_second,
-            prefill_tokens_per_second=pace.prefill_tokens_per_second,
-            steps=pace.steps,
-            decode_step_time=pace.decode_step_time,
-            prefill_token_time=pace.prefill_token_time,
-            step_tokens=pace.max_step_tokens,
+            step_time=throughput.step_time,
+            tokens_per_second=throughput.tokens_per_second,
+            prefill_tokens_per_second=throughput.prefill_tokens_per_second,
+            steps=throughput.steps,
+            decode_step_time=throughput.decode_step_time,
+            prefill_token_time=throughput.prefill_token_time,
+            step_tokens=throughput.max_step_tokens,
         )
-        if load.differs_from(self._last_report):
-            self._last_report = load
-            self._peers.send_report(self.name, report_message(load))
+        if report.differs_from(self._last_report):
+            self._last_report = report
+            self._peers.send_report(self.name, report_message(report))

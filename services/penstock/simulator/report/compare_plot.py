@@ -1,4 +1,4 @@
-"""A picture of one load under two policies: what was answered within the SLO, and every time to a first token."""
+"""Plot of one load under two policies: requests within the SLO, and the TTFT of every request."""
 
 from collections import Counter
 from pathlib import Path
@@ -35,16 +35,18 @@ def _draw(run: Simulation, color: str, rates: Any, firsts: Any) -> None:
         color=color,
         label=policy,
     )
-    seen = [
+    ttft_by_arrival = [
         (each.transcript.started_at, first)
         for each in run.ledger.requests
         if (first := each.transcript.ttft) is not None
     ]
-    firsts.scatter([at for at, _ in seen], [first for _, first in seen], s=3, color=color, label=policy)
+    firsts.scatter(
+        [at for at, _ in ttft_by_arrival], [first for _, first in ttft_by_arrival], s=3, color=color, label=policy
+    )
 
 
 def _rates_over_time(times: list[float], duration: float = 0.0) -> tuple[list[float], list[float]]:
-    """Return buckets and requests/s in each, empty ones among them."""
+    """Return the start and the requests/s of each bucket, including empty ones."""
     counts = Counter(int(at / BUCKET_S) for at in times)
     last = max([int(duration / BUCKET_S), *counts])
     return [place * BUCKET_S for place in range(last)], [counts[place] / BUCKET_S for place in range(last)]

@@ -1,4 +1,4 @@
-"""The figures of a run: those of `penstock bench`, under the same names, and what only a simulation can know."""
+"""Figures of a simulation: those of `penstock bench` under the same names, and those that only a simulation has."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from penstock.simulator.simulation import Simulation
 
 
 def figures_of(simulation: Simulation) -> dict[str, Any]:
-    """Return plain JSON. Requests that came in the warm-up do not count, and rates are per second of what is left of
-    the time in which load was offered; work, service and predictions are those of the whole run.
+    """Return the figures as plain JSON. Requests of the warm-up are not counted, and rates are per second of the rest
+    of the duration; work, service and predictions are those of the whole run.
     """
     scenario, ledger = simulation.scenario, simulation.ledger
     slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
@@ -49,13 +49,13 @@ def meets_slo(request: SimRequest, slo: Slo) -> bool:
 
 
 def weighted_tokens(request: SimRequest) -> int:
-    """Return its tokens as they are charged."""
+    """Return the weighted tokens of a request."""
     return request.prompt_tokens * INPUT_WEIGHT + request.output_tokens * OUTPUT_WEIGHT
 
 
 def _work_figures(simulation: Simulation) -> dict[str, Any]:
-    """Engine tokens are positions computed. Useful is one pass over each prompt and answer that reached its client, but
-    for what was found in a cache.
+    """Engine tokens are computed positions. Useful ones are those of one pass over each delivered prompt and answer,
+    except for cached positions.
     """
     made = sum(each.totals.prefill_tokens + each.totals.decode_tokens for each in simulation.worker_lives)
     busy = sum(each.totals.busy_s for each in simulation.worker_lives)
@@ -74,33 +74,33 @@ def _work_figures(simulation: Simulation) -> dict[str, Any]:
 
 
 def _prefix_figures(simulation: Simulation) -> dict[str, Any]:
-    """Return how much of the prompts that engines took on they found in their caches, and how much of it had come
-    before: what one cache that forgets nothing would find.
+    """Return the share of prompt tokens that engines found in their caches, and the share of repeated prompt tokens,
+    which one unbounded cache would find.
     """
     if not simulation.scenario.has_shared_prefixes:
         return {}
-    taken = [each for each in simulation.ledger.requests if each.engine_tokens]
-    prompts, cached = sum(each.prompt_tokens for each in taken), sum(each.cached_tokens for each in taken)
+    computed = [each for each in simulation.ledger.requests if each.engine_tokens]
+    prompts, cached = sum(each.prompt_tokens for each in computed), sum(each.cached_tokens for each in computed)
     seen, repeated = set[tuple[str, int]](), 0
-    for each in taken:
+    for each in computed:
         names = [(each.tenant.name, name) for name in each.prefix.piece_ids]
         known = next((place for place, name in enumerate(names) if name not in seen), len(names))
         repeated += min(each.prompt_tokens, known * each.prefix.piece_tokens)
         seen.update(names)
-    found = {"hit_share": _share(cached, prompts), "repeated_share": _share(repeated, prompts)}
-    return {"prefix_cache": {"cached_tokens": cached, **found}}
+    shares = {"hit_share": _share(cached, prompts), "repeated_share": _share(repeated, prompts)}
+    return {"prefix_cache": {"cached_tokens": cached, **shares}}
 
 
 def _prediction_figures(waits: list[tuple[float, float]], unpredicted: int) -> dict[str, Any]:
-    errors = [realised - predicted for predicted, realised in waits]
+    errors = [actual - predicted for predicted, actual in waits]
     absolute = [abs(error) for error in errors]
-    found = {"count": len(errors), "without": unpredicted}
+    counts = {"count": len(errors), "without": unpredicted}
     if not errors:
-        return {"queue_wait_prediction": found}
-    relative = [abs(error) / realised for error, (_, realised) in zip(errors, waits, strict=True) if realised > 0]
+        return {"queue_wait_prediction": counts}
+    relative = [abs(error) / actual for error, (_, actual) in zip(errors, waits, strict=True) if actual > 0]
     return {
         "queue_wait_prediction": {
-            **found,
+            **counts,
             "bias_s": sum(errors) / len(errors),
             "error_p50_s": quantile(absolute, 0.5),
             "error_p95_s": quantile(absolute, 0.95),
@@ -110,7 +110,7 @@ def _prediction_figures(waits: list[tuple[float, float]], unpredicted: int) -> d
 
 
 def _thinned(sums: list[float], max_points: int = 120) -> list[float]:
-    """Return at most `most` points, the last among them."""
+    """Return at most `max_points` points, including the last one."""
     every = max(1, -(-len(sums) // max_points))
     return sums[::-1][::every][::-1]
 

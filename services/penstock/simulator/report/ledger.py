@@ -1,4 +1,4 @@
-"""What a run of the simulation keeps: requests, waits, service, and what engines worked for whom."""
+"""The ledger of a simulation: requests, waits, service per tenant and engine work."""
 
 from dataclasses import dataclass, field
 
@@ -11,23 +11,21 @@ from penstock.simulator.report.service_accounting import ServiceOverTime
 
 @dataclass(slots=True)
 class SimulationLedger:
-    """Histories get their tokens when a run is over: from its first step to its last, one at the end of each."""
+    """Records of one simulation. Transcripts get their tokens when a run has ended: one at the end of each step."""
 
     service: ServiceOverTime
     link_delay: float  # s from worker to edge
     ttft_target: float  # s
     requests: list[SimRequest] = field(default_factory=list)
-    waits: list[tuple[float, float]] = field(default_factory=list)  # predicted and realised
-    unpredicted_leases: int = 0  # tickets that got a lease and no prediction
-    zoned_leases: int = 0  # of clients whose zone is known
-    same_zone_leases: int = 0  # and of them those of a worker in that zone
-    first_tokens: int = 0  # tries that came as far
-    late_first_tokens: int = 0  # and of them those beyond the target, from the moment of that try
-    abandoned_tokens: int = 0  # positions that engines computed for clients that had left by then
-    computed_when_abandoned: dict[int, int] = field(
-        default_factory=dict
-    )  # positions computed when its client left, by run
-    depth: dict[int, int] = field(default_factory=dict)  # tickets under way to a lease now, by class
+    waits: list[tuple[float, float]] = field(default_factory=list)  # predicted and actual, s
+    unpredicted_leases: int = 0  # leases of tickets without a prediction
+    zoned_leases: int = 0  # leases of clients with a zone
+    same_zone_leases: int = 0  # zoned leases with a worker in the same zone
+    first_tokens: int = 0  # attempts that received a first token
+    late_first_tokens: int = 0  # first tokens after the TTFT target, counted from the start of the attempt
+    abandoned_tokens: int = 0  # positions that engines computed after the client had cancelled
+    computed_when_abandoned: dict[int, int] = field(default_factory=dict)  # positions, by run
+    depth: dict[int, int] = field(default_factory=dict)  # tickets without a lease, by class
 
     def count_waiting(self, ticket: QueuedTicket, change: int) -> None:
         self.depth[ticket.priority] = self.depth.get(ticket.priority, 0) + change
@@ -48,7 +46,7 @@ class SimulationLedger:
         self.computed_when_abandoned[run.run_id] = computed_tokens
 
     def deliver(self, request: SimRequest, worker: SimWorker, run: SimRun, now: float) -> None:
-        """Give the client what of a run has come to its edge by now."""
+        """Append the tokens of a run that have reached the edge by now to the transcript."""
         emitted = worker.emitted_tokens(run)
         times = (
             [at + self.link_delay for at in worker.step_ends[run.first_token_step : run.first_token_step + emitted]]
@@ -57,16 +55,16 @@ class SimulationLedger:
         )
         while times and times[-1] > now:
             times.pop()
-        history = request.transcript
-        if times and not history.arrivals:
+        transcript = request.transcript
+        if times and not transcript.arrivals:
             self.first_tokens += 1
             self.late_first_tokens += times[0] - request.submitted_at > self.ttft_target
-        history.arrivals += times
-        history.tokens += len(times)
-        history.next_index = history.tokens
+        transcript.arrivals += times
+        transcript.tokens += len(times)
+        transcript.next_index = transcript.tokens
 
     def record_run_end(self, request: SimRequest, worker: SimWorker, run: SimRun) -> None:
-        """Account for a run that its engine has no more, whoever still cares."""
+        """Account for a run that has left its engine."""
         request.engine_tokens += worker.computed_tokens(run)
         request.cached_tokens += run.cached_tokens
         if run.run_id in self.computed_when_abandoned:

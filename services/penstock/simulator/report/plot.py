@@ -1,4 +1,4 @@
-"""Pictures of simulations: goodput over load or time, TTFT over time, service by tenant, depth by class."""
+"""Plots of simulations: goodput over load or time, TTFT over time, service by tenant, depth by class."""
 
 import math
 from collections import Counter
@@ -14,11 +14,11 @@ from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import PRIORITIES
 from penstock.simulator.simulation import Simulation
 
-MAX_BUCKETS = 120  # over the time in which requests come, none shorter than a second
+MAX_BUCKETS = 120  # over the duration; none is shorter than 1 s
 
 
 def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee: float, path: Path) -> None:
-    """Write a PNG or SVG, by the suffix of `path`. What is over time is of the last run, which has the most load."""
+    """Write a PNG or SVG, by the suffix of `path`. Plots over time show the last run, which has the highest load."""
     last = runs[-1][0]
     title = f"{last.scenario.name}: {last.scenario.queues.policy}, seed {last.scenario.seed}"
     with new_figure(path, 2, 2, width=12.0, height=8.0, title=title) as (goodput, ttft, service, depth):
@@ -32,7 +32,7 @@ def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee:
 
 
 def plot_capacity_plan(plan: CapacityPlan, path: Path) -> None:
-    """Write what each number of workers that was tried came to."""
+    """Plot the result of each number of workers."""
     counts = sorted(plan.trials)
     with new_figure(path, width=7.0, height=4.5) as (axes,):
         for label, name in (
@@ -42,7 +42,7 @@ def plot_capacity_plan(plan: CapacityPlan, path: Path) -> None:
         ):
             shares = [100 * getattr(plan.trials[count], name) for count in counts]
             axes.plot(counts, shares, marker="o", label=label)
-        axes.axhline(100 * plan.target_share, color="grey", linestyle="--", label="wanted")
+        axes.axhline(100 * plan.target_share, color="grey", linestyle="--", label="target")
         if plan.workers:
             axes.axvline(plan.workers, color="grey", linestyle=":", label=f"{plan.workers} workers")
         axes.set(xlabel="workers", ylabel="%", ylim=(0, 103), xticks=counts)

@@ -1,4 +1,4 @@
-"""Service that tenants got over time, in weighted tokens: 1 for one of input, 2 for one of output (as VTC counts)."""
+"""Service per tenant over time, in weighted tokens: 1 per input token and 2 per output token, as in VTC."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ OUTPUT_WEIGHT = 2
 class ServiceGaps(NamedTuple):
     """Differences of service between two tenants while both had a backlog, in weighted tokens."""
 
-    widest: float  # over any stretch of that time: what VTC's theorem bounds
-    lead: float  # since that time began: what its artifact's logs show
+    widest: float  # over any interval of that time, which VTC's theorem bounds
+    lead: float  # since the start of that time, as the logs of VTC's artifact show it
 
 
 class ServiceOverTime:
-    """Counts by slices of `every` s. A tenant is backlogged in a slice in all of which a ticket of it waited."""
+    """Service per tenant and slice of `slice_s`. A tenant is backlogged in a slice if a ticket waited all the time."""
 
     def __init__(self, slice_s: float) -> None:
         self.slice_s = slice_s
         self._service: dict[str, dict[int, float]] = {}  # by tenant and slice
-        self._waiting: dict[str, int] = {}  # tickets
-        self._emptied: set[str] = set()  # in this slice
+        self._waiting: dict[str, int] = {}  # tickets by tenant
+        self._emptied: set[str] = set()  # tenants without a waiting ticket at some time in this slice
         self._backlogged: list[frozenset[str]] = []  # by slice
 
     def count_waiting(self, tenant: str, change: int) -> None:
@@ -42,32 +42,32 @@ class ServiceOverTime:
         slices[place] = slices.get(place, 0.0) + tokens * INPUT_WEIGHT
 
     def record_output(self, tenant: str, step_ends: Sequence[float], first_step: int, count: int) -> None:
-        """Note `count` tokens, one at each of `ends` from `first` on."""
-        slices, over = self._service.setdefault(tenant, {}), first_step + count
-        while first_step < over:
+        """Record `count` tokens, one at the end of each step from `first_step` on."""
+        slices, end_step = self._service.setdefault(tenant, {}), first_step + count
+        while first_step < end_step:
             place = int(step_ends[first_step] / self.slice_s)
-            upto = max(first_step + 1, bisect_right(step_ends, (place + 1) * self.slice_s, first_step, over))
-            slices[place] = slices.get(place, 0.0) + (upto - first_step) * OUTPUT_WEIGHT
-            first_step = upto
+            next_step = max(first_step + 1, bisect_right(step_ends, (place + 1) * self.slice_s, first_step, end_step))
+            slices[place] = slices.get(place, 0.0) + (next_step - first_step) * OUTPUT_WEIGHT
+            first_step = next_step
 
     def cumulative(self) -> dict[str, list[float]]:
         """Return each tenant's service up to the end of each slice."""
         slices = range(len(self._backlogged))
         return {
-            tenant: list(accumulate(given.get(place, 0.0) for place in slices))
-            for tenant, given in sorted(self._service.items())
+            tenant: list(accumulate(by_slice.get(place, 0.0) for place in slices))
+            for tenant, by_slice in sorted(self._service.items())
         }
 
     def gaps(self) -> "ServiceGaps":
-        """Return the widest over all pairs of tenants."""
+        """Return the largest gaps over all pairs of tenants."""
         sums = self.cumulative()
-        found = [self._pair_gaps(sums[one], sums[other], {one, other}) for one, other in combinations(sums, 2)]
+        gaps = [self._pair_gaps(sums[one], sums[other], {one, other}) for one, other in combinations(sums, 2)]
         return ServiceGaps(
-            max((each.widest for each in found), default=0.0), max((each.lead for each in found), default=0.0)
+            max((each.widest for each in gaps), default=0.0), max((each.lead for each in gaps), default=0.0)
         )
 
     def _pair_gaps(self, one: Sequence[float], other: Sequence[float], pair: set[str]) -> "ServiceGaps":
-        """A stretch begins with the sums at the end of the slice before it."""
+        """Return the gaps of one pair; an interval starts with the sums at the end of the slice before it."""
         widest = lead = 0.0
         low = high = 0.0
         start: float | None = None

@@ -1,4 +1,4 @@
-"""What one tenant asks for over time: arrivals and lengths together, drawn or read from a trace."""
+"""Demand: the requests of one tenant over time, sampled or read from a trace."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, PrefixPool, Sh
 
 
 class OfferedRequest(NamedTuple):
-    """One request: when, how long its prompt and its answer are in tokens, and what the prompt has in common."""
+    """One request of the traffic: arrival time, lengths in tokens, and shared prefix."""
 
     at: float  # s from the start
     prompt_tokens: int
@@ -20,13 +20,15 @@ class OfferedRequest(NamedTuple):
 
 
 class Demand(Protocol):
+    """A reproducible sequence of requests."""
+
     def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
         """Yield requests by ascending time; `load` multiplies their rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledDemand:
-    """Arrivals and lengths have generators of their own, so that a change of one leaves the other as it was."""
+    """Sampled arrivals and lengths; each has its own generator, so that a change of one does not affect the others."""
 
     arrivals: ArrivalProcess
     prompt_lengths: LengthDistribution
@@ -36,13 +38,13 @@ class SampledDemand:
     def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
         prompts, outputs, texts = (Random(f"{seed}/{name}") for name in ("prompt", "output", "texts"))
         for at in self.arrivals.times(Random(f"{seed}/arrivals"), load):
-            beginning = self.prefix_pool.draw(texts) if self.prefix_pool else NO_PREFIX
-            yield OfferedRequest(at, self.prompt_lengths.draw(prompts), self.output_lengths.draw(outputs), beginning)
+            prefix = self.prefix_pool.draw(texts) if self.prefix_pool else NO_PREFIX
+            yield OfferedRequest(at, self.prompt_lengths.draw(prompts), self.output_lengths.draw(outputs), prefix)
 
 
 @dataclass(frozen=True, slots=True)
 class PhasedDemand:
-    """Lengths change with the time of day; each entry holds from its time on."""
+    """Sampled arrivals with lengths that change over time; each phase holds from its time in s on."""
 
     arrivals: ArrivalProcess
     phases: Sequence[tuple[float, LengthDistribution, LengthDistribution]]
@@ -58,14 +60,14 @@ class PhasedDemand:
 
 @dataclass(frozen=True, slots=True)
 class TraceDemand:
-    """Requests as they came somewhere, faster by `load`."""
+    """Recorded requests, replayed `load` times as fast."""
 
     recorded_requests: Sequence[OfferedRequest]
 
     @property
     def has_shared_prefixes(self) -> bool:
-        return any(ask.prefix.piece_ids for ask in self.recorded_requests)
+        return any(each.prefix.piece_ids for each in self.recorded_requests)
 
     def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
-        for ask in self.recorded_requests:
-            yield ask._replace(at=ask.at / load)
+        for request in self.recorded_requests:
+            yield request._replace(at=request.at / load)

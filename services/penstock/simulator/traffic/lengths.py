@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions over tokens. Pure but for the generator that is passed in."""
+"""Length distributions of prompts and answers, in tokens. Pure, except for the generator that is passed in."""
 
 import math
 from bisect import bisect_left
@@ -10,11 +10,15 @@ from typing import Protocol
 
 
 class LengthDistribution(Protocol):
+    """A distribution over numbers of tokens."""
+
     def draw(self, rng: Random) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
+    """The same length for every request."""
+
     tokens: int
 
     def draw(self, rng: Random) -> int:
@@ -23,7 +27,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Each length from `low` to `high`, both included, alike."""
+    """Uniform over `low` to `high`, both included."""
 
     low: int
     high: int
@@ -34,7 +38,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """`mean` is that of the tokens before they are cut to `low` .. `high`, not that of their logarithms."""
+    """Log-normal, clamped to `low` .. `high`; `mean` is the mean in tokens before the clamp."""
 
     mean: float
     sigma: float  # of the logarithm
@@ -42,13 +46,13 @@ class LogNormal:
     high: int
 
     def draw(self, rng: Random) -> int:
-        drawn = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
-        return min(self.high, max(self.low, round(drawn)))
+        length = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return min(self.high, max(self.low, round(length)))
 
 
 @dataclass(slots=True)
 class Empirical:
-    """Lengths as counted somewhere, by their share."""
+    """An empirical distribution: lengths with their shares."""
 
     shares: Mapping[int, float]
     _tokens: list[int] = field(init=False)
@@ -56,7 +60,7 @@ class Empirical:
 
     def __post_init__(self) -> None:
         if not self.shares or min(self.shares.values()) < 0 or sum(self.shares.values()) <= 0:
-            raise ValueError("an empirical distribution needs shares, none below 0 and some above")
+            raise ValueError("an empirical distribution needs shares of at least 0, with a sum above 0")
         self._tokens = list(self.shares)
         self._cumulative = list(accumulate(self.shares.values()))
 

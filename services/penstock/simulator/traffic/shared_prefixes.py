@@ -1,4 +1,4 @@
-"""What prompts have in common with others, so that caches of prefixes find something. Pure."""
+"""Shared prefixes of prompts, for prefix caches. Pure."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -8,26 +8,26 @@ from typing import NamedTuple
 
 from penstock.edge.upstreams.hashing import block_hashes
 
-PIECE_TOKENS = 512  # tokens, as Mooncake's traces have it
-SALT_BYTES = 16  # bytes
-FIRST_UNSHARED_ID = 1 << 62  # beyond all tokens that prompts share
-MAX_PROMPT_TOKENS = 1 << 24  # tokens of one prompt, to tell prompts apart
+PIECE_TOKENS = 512  # as in Mooncake's traces
+SALT_BYTES = 16
+FIRST_UNSHARED_ID = 1 << 62  # above the ids of all shared tokens
+MAX_PROMPT_TOKENS = 1 << 24  # size of the id range of each prompt's own tokens
 
 
 class SharedPrefix(NamedTuple):
-    """Names of a prompt's leading pieces. Where all before them are equal, equal names stand for equal tokens."""
+    """The ids of a prompt's leading pieces. Equal sequences of ids stand for equal tokens."""
 
     piece_ids: tuple[int, ...] = ()
-    piece_tokens: int = PIECE_TOKENS  # tokens of each; the prompt may end within the last
+    piece_tokens: int = PIECE_TOKENS  # of each piece; the prompt may end within the last one
 
     @property
     def tokens(self) -> int:
         return len(self.piece_ids) * self.piece_tokens
 
     def token_ids(self, prompt_tokens: int, request_number: int) -> list[int]:
-        """Return the tokens of the prompt of request `number`; what is beyond the beginning is nobody else's."""
+        """Return the token ids of the prompt of one request; ids after the prefix are unique to the request."""
         shared = chain.from_iterable(
-            range(name * self.piece_tokens, (name + 1) * self.piece_tokens) for name in self.piece_ids
+            range(piece * self.piece_tokens, (piece + 1) * self.piece_tokens) for piece in self.piece_ids
         )
         own = FIRST_UNSHARED_ID + request_number * MAX_PROMPT_TOKENS
         return [*shared, *range(own, own + max(0, prompt_tokens - self.tokens))][:prompt_tokens]
@@ -38,7 +38,7 @@ NO_PREFIX = SharedPrefix()
 
 @dataclass(frozen=True, slots=True)
 class PrefixPool:
-    """`share` of all prompts begin with one of `texts` texts of `tokens` tokens, each as likely: system prompts."""
+    """System prompts: a `share` of all prompts starts with one of `texts` texts, each of `tokens` tokens."""
 
     tokens: int
     texts: int = 1
@@ -50,10 +50,10 @@ class PrefixPool:
 
 
 def salt_of(tenant: str) -> bytes:
-    """Return what keeps a tenant's cached beginnings apart from all others', as auth makes it."""
+    """Return the cache salt of a tenant, which separates its cached prefixes from others, as auth does."""
     return blake2b(tenant.encode(), digest_size=SALT_BYTES).digest()
 
 
 def packed_block_hashes(token_ids: list[int], block_size: int, salt: bytes) -> bytes:
-    """Return the names of the leading KV blocks as a waiting ticket keeps them."""
+    """Return the hashes of the leading KV blocks in the format of a ticket."""
     return b"".join(each.to_bytes(8, "little") for each in block_hashes(token_ids, block_size, salt))

@@ -1,4 +1,4 @@
-"""Public traces as demand: Azure's CSV, Mooncake's JSON lines, ServeGen's folders. Files may be gzipped.
+"""Reads public traces as demand: Azure's CSV, Mooncake's JSON lines, ServeGen's folders. Files may be gzipped.
 
 Formats: Azure/AzurePublicDataset (AzureLLMInferenceTrace), kvcache-ai/Mooncake (FAST25-release/traces),
 alibaba/ServeGen (data/*/<model>: chunk-N-trace.csv and chunk-N-dataset.json for client N).
@@ -23,25 +23,25 @@ from penstock.simulator.traffic.lengths import Empirical
 from penstock.simulator.traffic.shared_prefixes import SharedPrefix
 
 SERVEGEN_WINDOW_S = 600.0  # s
-TIMESTAMP_CHARS = len("2023-11-16 18:15:46.680590")  # of an Azure time, which has one digit more
+TIMESTAMP_CHARS = len("2023-11-16 18:15:46.680590")  # Azure's timestamps have one more digit
 CLIENT_FILE = re.compile(r"chunk-(\d+)-trace\.csv$")
 
 
 class TraceError(Exception):
-    """A trace cannot be read; the message names its file and what is the matter."""
+    """A trace cannot be read; the message names the file and the error."""
 
 
 @contextmanager
 def trace_errors(path: Path, kind: str) -> Iterator[None]:
-    """Raises TraceError for whatever goes wrong while the trace at `path` is read: the file is somebody else's."""
+    """Convert every error of the block, which reads the trace at `path`, to TraceError."""
     try:
         yield
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
     except KeyError as error:
-        raise TraceError(f"{path} is no {kind} trace: it has no {error}") from error
+        raise TraceError(f"{path} is not a {kind} trace: it has no {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path} is no {kind} trace: {error}") from error
+        raise TraceError(f"{path} is not a {kind} trace: {error}") from error
 
 
 def read_azure(path: Path) -> TraceDemand:
@@ -50,19 +50,19 @@ def read_azure(path: Path) -> TraceDemand:
             (datetime.fromisoformat(row["TIMESTAMP"][:TIMESTAMP_CHARS]), row["ContextTokens"], row["GeneratedTokens"])
             for row in csv.DictReader(lines)
         ]
-    begin = min((at for at, _, _ in rows), default=None)
-    asks = [
-        OfferedRequest((at - begin).total_seconds(), _parse_tokens(prompt), _parse_tokens(output))
+    start = min((at for at, _, _ in rows), default=None)
+    requests = [
+        OfferedRequest((at - start).total_seconds(), _parse_tokens(prompt), _parse_tokens(output))
         for at, prompt, output in rows
-        if begin
+        if start
     ]
-    return _trace_demand(sorted(asks))
+    return _trace_demand(sorted(requests))
 
 
 def read_mooncake(path: Path) -> TraceDemand:
     with _open_text(path) as lines:
         rows = [json.loads(line) for line in lines if line.strip()]
-    asks = [
+    requests = [
         OfferedRequest(
             row["timestamp"] / 1e3,
             _parse_tokens(row["input_length"]),
@@ -71,18 +71,18 @@ def read_mooncake(path: Path) -> TraceDemand:
         )
         for row in rows
     ]
-    return _trace_demand(sorted(asks, key=lambda ask: ask.at))
+    return _trace_demand(sorted(requests, key=lambda each: each.at))
 
 
 def read_servegen(folder: Path, *, start: float, clients: int) -> Mapping[str, Demand]:
-    """Return the demand of the busiest clients from `start` s of the recording on, by client number."""
-    found = {match[1]: path for path in sorted(folder.iterdir()) if (match := CLIENT_FILE.search(path.name))}
-    windows = {number: _read_windows(path, start) for number, path in found.items()}
+    """Return the demand of the busiest clients by client number; the recording is read from `start` s on."""
+    paths = {match[1]: path for path in sorted(folder.iterdir()) if (match := CLIENT_FILE.search(path.name))}
+    windows = {number: _read_windows(path, start) for number, path in paths.items()}
     busiest = sorted(windows, key=lambda number: (-sum(each.rate for each in windows[number]), int(number)))
-    found_phases = ((number, _read_phases(folder, number, start)) for number in busiest)
-    chosen = dict(islice(((number, phases) for number, phases in found_phases if phases), clients))
+    phases_by_client = ((number, _read_phases(folder, number, start)) for number in busiest)
+    chosen = dict(islice(((number, phases) for number, phases in phases_by_client if phases), clients))
     if not chosen:
-        message = f"nobody's arrivals and lengths are there from {start:g} s on"
+        message = f"no client has arrivals and lengths from {start:g} s on"
         raise ValueError(message)
     return {number: PhasedDemand(Renewal(windows[number]), phases) for number, phases in chosen.items()}
 
@@ -103,7 +103,7 @@ def _read_windows(path: Path, start: float) -> list[RenewalWindow]:
 
 
 def _read_phases(folder: Path, number: str, start: float) -> list[tuple[float, Empirical, Empirical]]:
-    """Return the lengths from `start` on; none where they were not published or the client was never there."""
+    """Return the phases from `start` on; empty if the client's lengths were not published."""
     path = folder / f"chunk-{number}-dataset.json"
     recorded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     lengths = [
@@ -111,20 +111,20 @@ def _read_phases(folder: Path, number: str, start: float) -> list[tuple[float, E
         for at, row in recorded.items()
     ]
     phases = sorted((each for each in lengths if each[1] and each[2]), key=lambda each: each[0])
-    begun = sum(at <= start for at, *_ in phases)
-    return [(at - start, Empirical(prompt), Empirical(output)) for at, prompt, output in phases[max(0, begun - 1) :]]
+    started = sum(at <= start for at, *_ in phases)
+    return [(at - start, Empirical(prompt), Empirical(output)) for at, prompt, output in phases[max(0, started - 1) :]]
 
 
 def _parse_shares(text: str) -> dict[int, float]:
-    """Read a Python dict literal; as a literal, for the file is somebody else's."""
+    """Parse a Python dict literal, without evaluating it, because the file is not trusted."""
     return {int(tokens): float(share) for tokens, share in ast.literal_eval(text).items()}
 
 
-def _trace_demand(asks: list[OfferedRequest]) -> TraceDemand:
-    if not asks:
+def _trace_demand(requests: list[OfferedRequest]) -> TraceDemand:
+    if not requests:
         message = "it has no requests"
         raise ValueError(message)
-    return TraceDemand(asks)
+    return TraceDemand(requests)
 
 
 def _parse_tokens(value: object) -> int:

@@ -1,5 +1,9 @@
-"""The engine: a process of its own that owns torch, the KV pool and the batch, and knows no network.
+"""The engine: a process of its own that owns the KV pool and the batch and runs the model. It knows no network.
 
-`batch.py` and what it rests on decide, without a tensor; `model.py` and what it rests on compute, without a sequence;
-`torch_engine.py` joins the two. `interface.py` and `messages.py` are all that the front knows of it.
+`batching` decides which sequences a step computes, without tensors. `torch`, `native` (C++ for CPUs) and `cuda` compute
+the step, without sequences; `torch.engine` connects the two. `vllm` and `simulated` are further engines. `loaders` read
+models, `sampling` draws tokens, `machine` finds limits of the host, and `host` runs the step loop of the process.
+
+The folder has fifteen entries, because the four modules beside the folders are used by all of them: the worker process
+imports only `interface`, `options`, `model_card`, the errors of `batching` and the messages of `host`.
 """

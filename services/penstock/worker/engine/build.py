@@ -1,4 +1,4 @@
-"""From options to an engine: the object graph of the engine process. Loads what the chosen engine needs, no more."""
+"""The composition root of the engine process: builds the engine that the options name, and loads only its libraries."""
 
 from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.interface import Engine
@@ -12,7 +12,7 @@ SIMULATED_KV_BLOCKS = 7_500  # 120,000 tokens in blocks of 16
 
 
 def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
-    """Load the model and make its engine. Raises ModelUnsupported or ValueError over options that cannot work."""
+    """Load the model and build its engine. Raises ModelUnsupported, or ValueError for options that cannot work."""
     if options.engine == "sim":
         card = load_card(options.model)
         blocks = options.kv_blocks or SIMULATED_KV_BLOCKS
@@ -20,9 +20,9 @@ def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
         batch = build_batch(options, card, blocks)
         return SimulatedEngine(batch, options.step_time, card.plain_ids(), options.crash_token_id), card
     if options.engine == "vllm":
-        from penstock.worker.engine.vllm.build import build_vllm_engine  # noqa: PLC0415 - has libraries of its own
+        from penstock.worker.engine.vllm.build import build_vllm_engine  # noqa: PLC0415 - loads vLLM
 
         return build_vllm_engine(options)
-    from penstock.worker.engine.torch.build import build_torch_engine  # noqa: PLC0415 - torch is a second and 400 MB
+    from penstock.worker.engine.torch.build import build_torch_engine  # noqa: PLC0415 - torch takes 1 s and 400 MB
 
     return build_torch_engine(options)

@@ -1,6 +1,6 @@
-"""What an engine is told, what it answers, and the protocol that every engine satisfies.
+"""The interface of an engine: the values that it receives and returns, and the protocol that every engine satisfies.
 
-Plain values without tensors: they cross the pipe between the worker's two processes.
+They are plain values without tensors, because they cross the pipe between the worker's two processes.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0  # 0 or 1: none
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    logprobs: bool = False  # of the model's own distribution, before penalties, form and truncation
+    logprobs: bool = False  # of the model's own distribution, before penalties, constraint and truncation
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """Nothing but these and the ids that end a run may come."""
+    """Restricts the output to these ids and the ids that end a run."""
 
     token_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedChoices:
-    """The answer is one of these, token by token, and then an id that ends the run."""
+    """Restricts the output to one of these token sequences, followed by an id that ends the run."""
 
     choices: tuple[tuple[int, ...], ...]
 
@@ -50,47 +50,45 @@ OutputConstraint = AllowedTokens | AllowedChoices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
-    """One run. A resumed one is told apart by nothing but `emitted`: its text goes on as if it had never stopped."""
+    """One run. A resumed run differs only in `emitted`; its text continues as if it had never stopped."""
 
     seq_id: int
     token_ids: Sequence[int]  # prompt, then what earlier runs emitted
-    emitted: int = 0  # how many of the last `token_ids`; the next token has this index
+    emitted: int = 0  # number of the last `token_ids` that earlier runs emitted; the next token has this index
     max_output_tokens: int  # still to generate, at least 1
     stop_ids: frozenset[int] = frozenset()  # beside the model's end-of-sequence ids
     ignore_eos: bool = False
     sampling: SamplingParams = SamplingParams()
-    constraint: OutputConstraint | None = (
-        None  # what the answer is held to; a simulated engine makes up its tokens all the same
-    )
+    constraint: OutputConstraint | None = None  # ignored by a simulated engine
     seed: int = 0
-    # Runs of equal salt share the KV of equal beginnings, those still being computed too: a tenant's own, or one made
-    # up for the completions of a single request. Empty: shares nothing.
+    # Runs with equal salts share the KV of equal prefixes, also while it is being computed. The salt is the tenant's or
+    # one generated for the completions of a single request. Empty: no sharing.
     cache_salt: bytes = b""
-    is_express: bool = False  # prefilled before those that are not
+    is_express: bool = False  # prefilled before sequences that are not express
 
 
 class SequenceFinished(NamedTuple):
     seq_id: int
     reason: FinishReason
     output_tokens: int  # made by this run
-    cached_tokens: int  # of the prompt, found in the prefix cache
+    cached_tokens: int  # tokens of the prompt found in the prefix cache
 
 
 class SequenceCancelled(NamedTuple):
     seq_id: int
     output_tokens: int  # made by this run
-    blocks_freed: int  # back in the pool; a shared block counts for its last user
+    blocks_freed: int  # returned to the pool; a shared block counts for its last user
 
 
 class SequencePrefilled(NamedTuple):
-    """A step computed so many known tokens of a sequence, after a preemption for a second time."""
+    """Number of known tokens of a sequence that a step computed, after a preemption for a second time."""
 
     seq_id: int
     tokens: int
 
 
 class SequenceAdmitted(NamedTuple):
-    """A sequence's first step is this one."""
+    """This step is the sequence's first."""
 
     seq_id: int
     cached_tokens: int
@@ -98,36 +96,32 @@ class SequenceAdmitted(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step did. The first four lists run parallel, one entry per token made."""
+    """The results of one step. The four lists `seq_ids` to `logprobs` are parallel, with one entry per token made."""
 
     step: int  # from 1
     seq_ids: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     indexes: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # natural; 0 for sequences that did not ask
+    logprobs: list[float] = field(default_factory=list)  # natural logarithms; 0 for sequences that request none
     finished: list[SequenceFinished] = field(default_factory=list)
-    cancelled: list[SequenceCancelled] = field(
-        default_factory=list
-    )  # let go before this step: it spent nothing on them
+    cancelled: list[SequenceCancelled] = field(default_factory=list)  # released before the step computed
     admitted: list[SequenceAdmitted] = field(default_factory=list)
     prefilled: list[SequencePrefilled] = field(default_factory=list)
-    cache_changes: dict[bytes, bool] = field(
-        default_factory=dict
-    )  # names of KV blocks: in the prefix cache from now on
+    cache_changes: dict[bytes, bool] = field(default_factory=dict)  # by block hash: whether it is in the prefix cache
     preempted: int = 0
     prefill_tokens: int = 0
     decode_seqs: int = 0
-    duration_s: float = 0.0  # how long a simulated step should take; 0 where a real one has taken its time
+    duration_s: float = 0.0  # time that a simulated step should take; 0 for a real one
 
 
-@dataclass(slots=True)  # not frozen: one is made for each step, and that takes three times as long
+@dataclass(slots=True)  # not frozen, as making a frozen one for each step takes three times as long
 class Capacity:
     slots: int
     slots_free: int
     blocks: int
-    blocks_free: int  # cached ones among them: they are given up on demand
+    blocks_free: int  # includes cached blocks, which are evicted on demand
     blocks_cached: int
-    blocks_promised: int  # free ones that admitted and waiting sequences may still grow into
+    blocks_promised: int  # blocks that admitted and waiting sequences may still need
     block_size: int  # tokens
     waiting: int  # sequences
     running: int
@@ -135,13 +129,13 @@ class Capacity:
 
 
 class Engine(Protocol):
-    """Runs sequences, one step for all of them at a time. Called from one thread."""
+    """Runs sequences, one step at a time for all of them. Called from one thread."""
 
     def add(self, spec: SequenceSpec) -> None:
-        """Queue a sequence. Raises PromptTooLong or StartInvalid, and then knows nothing of it."""
+        """Queue a sequence. Raises PromptTooLong or StartInvalid, and then does not keep it."""
 
     def cancel(self, seq_id: int) -> bool:
-        """Let a sequence go before the next step; its receipt is in that step's result. False: not here (any more)."""
+        """Release a sequence before the next step, whose result has the receipt. Return False for an unknown one."""
 
     def step(self) -> StepResult: ...
 
@@ -149,4 +143,4 @@ class Engine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything, handing out the receipt of a cancel included."""
+        """Whether a step would compute tokens or report a cancelled sequence."""

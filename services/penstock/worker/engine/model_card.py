@@ -1,4 +1,4 @@
-"""What an edge needs to talk to a model. Knows no weights: the worker's front holds one without torch."""
+"""The model card: tokenizer, chat template and limits of a model, without its weights. Loads no torch."""
 
 import json
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from itertools import pairwise
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     name: str
-    context_length: int  # most tokens of prompt and output together
+    context_length: int  # maximum number of prompt and output tokens together
     vocab_size: int
     eos_ids: tuple[int, ...]
     bos_id: int | None
-    add_bos: bool  # raw text starts with `bos_id`; a rendered chat template writes its own, so none is added there
+    add_bos: bool  # whether `bos_id` precedes raw text; a rendered chat template has its own
     chat_template: str  # Jinja; empty: none
     tokenizer_json: str  # Hugging Face `tokenizers`; encode with add_special_tokens=False
     special_tokens: tuple[tuple[str, str], ...] = ()  # such as ("bos_token", "<s>"), named in chat templates
 
     def plain_ids(self) -> range:
-        """Longest run of ids none of which is a special token."""
+        """Longest range of ids without a special token."""
         tokenizer = json.loads(self.tokenizer_json)
         special = sorted(token["id"] for token in tokenizer["added_tokens"] if token["id"] < self.vocab_size)
         edges = [-1, *special, self.vocab_size]

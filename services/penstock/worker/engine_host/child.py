@@ -1,6 +1,6 @@
-"""Where the engine's process begins: `python -m penstock.worker.engine_host.child FD`, started by `EngineLink`.
+"""The engine process, started by `EngineProcess`: `python -m penstock.worker.engine_host.child FD`.
 
-Signals meant for the worker are the front's to answer: the engine ends when its pipe closes, and by nothing else.
+It ignores SIGINT and SIGTERM, because the worker process handles them. The engine ends when its pipe closes.
 """
 
 import signal

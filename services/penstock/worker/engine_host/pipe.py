@@ -1,4 +1,4 @@
-"""The front's end of the pipe to its engine: whole messages, and never a wait on the event loop."""
+"""The worker's end of the pipe to its engine, which never blocks the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from penstock.worker.engine.host.pipe import MessageDecoder, encode_message
 
 
 class EnginePipe(asyncio.Protocol):
-    """Messages of one engine process, in order, until its end of the pipe closes; then `lost` is done."""
+    """Passes on the messages of one engine process, in order; `closed` is done once its end of the pipe is closed."""
 
     def __init__(self, on_message: Callable[[object], None]) -> None:
         self._on_message = on_message
@@ -17,7 +17,7 @@ class EnginePipe(asyncio.Protocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own type is none of asyncio's
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's type is not a subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
         for message in self._decoder.feed(data):
@@ -28,7 +28,7 @@ class EnginePipe(asyncio.Protocol):
             self.closed.set_result(None)
 
     def send(self, message: object) -> None:
-        """Queue a message. What waits here is bounded by the leases a worker has: a spec each, and its cancel."""
+        """Queue a message. The queue is bounded by the worker's leases: one spec and one cancel each."""
         assert self._transport is not None
         self._transport.write(encode_message(message))
 

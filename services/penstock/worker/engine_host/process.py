@@ -1,4 +1,4 @@
-"""One engine process: started on its end of a pipe, known to be dead at once, and ended with all that it started."""
+"""One engine process: its start with its end of a pipe, the detection of its death, and the end of its descendants."""
 
 import asyncio
 import os
@@ -11,20 +11,20 @@ CHILD_MODULE = "penstock.worker.engine_host.child"
 
 
 class EngineProcess:
-    """Must be given its `end`, whatever happens. `exited` is done as soon as the process is dead, not yet reaped."""
+    """A started process; the caller must call `stop` on every path. `exited` is done at its death, before reaping."""
 
     def __init__(self, pipe: socket.socket, python: str = "") -> None:
-        """`pipe` is the child's end; the caller closes its own copy. `python` is another interpreter than our own."""
-        # Not asyncio's way of starting: uvloop forks, and gRPC's threads do not take that well.
+        """`pipe` is the child's end; the caller closes its own copy. `python` is an interpreter; empty: our own."""
+        # Not asyncio's subprocesses, because uvloop forks, which is unsafe with gRPC's threads.
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             [python or sys.executable, "-m", CHILD_MODULE, str(pipe.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=(pipe.fileno(),),
-            start_new_session=True,  # Ctrl-C in a terminal is the front's to answer
+            start_new_session=True,  # the worker process handles Ctrl-C in a terminal
         )
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = loop.create_future()
-        # Beside its end of the pipe, which a process that it started may have inherited.
+        # The closed pipe alone is no sign of death, because a descendant may have inherited its end.
         self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._on_exit)
 
@@ -34,7 +34,7 @@ class EngineProcess:
 
     @property
     def has_crashed(self) -> bool:
-        """Whether it is dead by what it did itself, not by a SIGKILL or SIGTERM from outside."""
+        """Whether the process died by its own fault, not by SIGKILL or SIGTERM from outside."""
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return False
@@ -45,15 +45,15 @@ class EngineProcess:
         self._process.kill()
 
     async def stop(self, timeout: float) -> int:
-        """Give it `timeout` seconds to end by itself, then kill what is left of it; returns its exit status.
+        """Wait `timeout` seconds for its end, then kill what is left of it; returns its exit status.
 
-        Who is cancelled meanwhile waits no longer for it to end by itself, and leaves nothing of it either.
+        If the caller is cancelled, the process is killed at once.
         """
         try:
-            # A bare await that is cut short would cancel the future.
+            # `wait`, because cancelling a bare await would cancel the future.
             await asyncio.wait([self.exited], timeout=timeout)
         finally:
-            # Its own session is all that it started. Until it is reaped here, no other process can have its number.
+            # Its session has all its descendants. Until it is reaped here, no other process can have its pid.
             os.killpg(self.pid, signal.SIGKILL)
             status = self._process.wait()  # no longer than a dying process takes
         return status

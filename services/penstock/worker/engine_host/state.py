@@ -1,4 +1,4 @@
-"""What the engine told last: its card, how full it is (nothing while there is no engine), how fast it is."""
+"""The last reported state of the engine: its model card, its capacity (None without an engine) and its throughput."""
 
 from dataclasses import dataclass, field
 
@@ -41,19 +41,19 @@ class EngineState:
         self.throughput.record(result, duration_s)
 
     def on_lost(self) -> None:
-        """Keep card and pace: the next engine has the same model on the same machine."""
+        """Keep card and throughput, because the next engine runs the same model on the same machine."""
         self.capacity = None
 
     def figures(self) -> dict[str, float]:
-        now = self.capacity
+        capacity = self.capacity
         return {
-            "kv_blocks": now.blocks if now else 0,
-            "kv_blocks_used": now.blocks - now.blocks_free if now else 0,
-            "kv_blocks_cached": now.blocks_cached if now else 0,
-            "slots": now.slots if now else 0,
-            "running": now.running if now else 0,
-            "waiting": now.waiting if now else 0,
-            "prefill_backlog_tokens": now.prefill_backlog_tokens if now else 0,
+            "kv_blocks": capacity.blocks if capacity else 0,
+            "kv_blocks_used": capacity.blocks - capacity.blocks_free if capacity else 0,
+            "kv_blocks_cached": capacity.blocks_cached if capacity else 0,
+            "slots": capacity.slots if capacity else 0,
+            "running": capacity.running if capacity else 0,
+            "waiting": capacity.waiting if capacity else 0,
+            "prefill_backlog_tokens": capacity.prefill_backlog_tokens if capacity else 0,
             "step_seconds": self.throughput.step_time or 0.0,
             "tokens_per_second": self.throughput.tokens_per_second,
         }

@@ -1,4 +1,4 @@
-"""The engine process as the front sees it: started, fed, noticed at once when it dies, and started again."""
+"""The supervisor of the engine process: starts it, passes messages, and restarts it after its death."""
 
 import asyncio
 import socket
@@ -12,21 +12,21 @@ from penstock.worker.engine_host.process import EngineProcess
 
 log = structlog.get_logger()
 
-RESTART_BACKOFF_S = (0.2, 30.0)  # s; first and longest wait before another start
-HEALTHY_AFTER_S = 60.0  # s; an engine that lived so long died of something else than its start
-EXIT_TIMEOUT_S = 3.0  # s; from a closed pipe to SIGKILL
-FINAL_MESSAGES_TIMEOUT_S = 0.5  # s; from the engine's death to the end of what it had said, where its pipe stays open
+RESTART_BACKOFF_S = (0.2, 30.0)  # first and longest wait before a restart
+HEALTHY_AFTER_S = 60.0  # lifetime after which the backoff starts again, as the start was not the cause of the death
+EXIT_TIMEOUT_S = 3.0  # from a closed pipe to SIGKILL
+FINAL_MESSAGES_TIMEOUT_S = 0.5  # for final messages after the engine's death, if its pipe stays open
 
 
 class EngineStartFailed(Exception):
-    """The engine ended before it was ready for the first time: starting it again would not help."""
+    """The first engine ended before it was ready, so a restart would not help."""
 
 
 class EngineSupervisor:
-    """Keeps one engine process for as long as `run` runs. Callbacks are plain calls on the loop.
+    """Keeps one engine process while `run` runs. Callbacks are plain calls on the loop.
 
-    `on_message` gets what the engine says; `on_down` comes once for each process that ended, as soon as it did, and
-    says whether it crashed, or hung and was killed for it: whether what it was at may be to blame.
+    `on_message` receives the engine's messages. `on_down` is called once for each process, as soon as it has ended; its
+    argument is True if the engine crashed or was killed because it hung, so that one of its runs may be the cause.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class EngineSupervisor:
         self._process: EngineProcess | None = None
         self._is_hung = False
         self.starts = 0
-        self.load_s = 0.0  # from the last start of one to its being ready
+        self.load_s = 0.0  # from the last start to `on_ready`
         self._started_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<EngineLink pid {self.pid}, {self.starts} starts>"
+        return f"<EngineSupervisor pid {self.pid}, {self.starts} starts>"
 
     @property
     def pid(self) -> int | None:
@@ -61,39 +61,39 @@ class EngineSupervisor:
         return max(0, self.starts - 1)
 
     def on_ready(self) -> None:
-        """Called by who understands the messages: from now on a dead engine is started again."""
+        """Record that the engine is ready, called by the receiver of its messages; from now on it is restarted."""
         self._was_ever_ready = True
         self.load_s = time.monotonic() - self._started_at
 
     def send(self, message: object) -> bool:
-        """Queue a message; False when there is no engine, in which case `on_down` has come or is about to."""
+        """Queue a message. Return False without an engine; then `on_down` was or is about to be called."""
         if self._pipe is None or self._pipe.closed.done():
             return False
         self._pipe.send(message)
         return True
 
     def kill(self) -> None:
-        """End a process that does not answer; it is noticed and replaced like any that crashed."""
+        """Kill an engine that hangs; it is then restarted like one that crashed."""
         if self._process:
             self._is_hung = True
             self._process.kill()
 
     async def run(self) -> None:
-        """Keep an engine until cancelled. Raises EngineFailed when the first one never became ready."""
-        wait = RESTART_BACKOFF_S[0]
+        """Keep an engine running until cancelled. Raises EngineStartFailed if the first one never became ready."""
+        backoff_s = RESTART_BACKOFF_S[0]
         while True:
             self._started_at = time.monotonic()
             status = await self._run_once()
             if not self._was_ever_ready:
-                raise EngineStartFailed(f"the engine could not start (exit status {status}); its log says why")
+                raise EngineStartFailed(f"the engine could not start (exit status {status}); see its log for the cause")
             if time.monotonic() - self._started_at > HEALTHY_AFTER_S:
-                wait = RESTART_BACKOFF_S[0]
-            log.error("engine_died", status=status, restart_in_s=wait)
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, RESTART_BACKOFF_S[1])
+                backoff_s = RESTART_BACKOFF_S[0]
+            log.error("engine_died", status=status, restart_in_s=backoff_s)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, RESTART_BACKOFF_S[1])
 
     async def _run_once(self) -> int:
-        """Run one engine process to its end; returns its exit status, and leaves no process whatever happens."""
+        """Run one engine process to its end and return its exit status; no process is left on any path."""
         self._process, self._pipe = await self._start()
         self._is_hung = False
         self.starts += 1
@@ -109,7 +109,7 @@ class EngineSupervisor:
 
     async def _start(self) -> tuple[EngineProcess, EnginePipe]:
         ours, theirs = socket.socketpair()
-        with theirs:  # a copy of their end kept open here would hide the engine's death
+        with theirs:  # an open copy of the engine's end would hide its death
             _, pipe = await asyncio.get_running_loop().create_unix_connection(
                 lambda: EnginePipe(self._on_message), sock=ours
             )
@@ -119,9 +119,7 @@ class EngineSupervisor:
 
 
 async def _wait_until_dead(process: EngineProcess, pipe: EnginePipe) -> None:
-    """Until both the process and the pipe have ended, and with it all that the engine said; where one of them does not
-    follow the other soon, until the first.
-    """
+    """Wait for the first of process and pipe to end, then at most `FINAL_MESSAGES_TIMEOUT_S` for the other."""
     ends = [process.exited, pipe.closed]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.wait(ends, timeout=FINAL_MESSAGES_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What every scheduler hears of a worker whose engine crashed: the one that it is attached to may be out of hearing."""
+"""Broadcast of poison reports to every scheduler, as the one that the worker is attached to may be unreachable."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from penstock.worker.quarantine.poison_list import PoisonReport
 SchedulerLink = Link[pb.AttachRequest, pb.AttachResponse]
 AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
-FINAL_REPORT_TIMEOUT_S = (
-    2.0  # s in which a scheduler hears how it ended; who does not lets go of suspects when their time is over
-)
+# For a scheduler to receive the final reports; without them it releases suspects after their time to live.
+FINAL_REPORT_TIMEOUT_S = 2.0
 
 
 class PoisonBroadcast:
-    """Holds streams for as long as there are suspects: a scheduler that stands still would keep it to itself for two
-    seconds, and one that is cut off from its worker for longer, while others place what the worker is about to try.
+    """Keeps a stream to every scheduler while there are suspects.
 
-    `blamed` returns all that is known, whenever it is asked.
+    The attached scheduler alone is not enough: if it is suspended, it delays the reports by two seconds, and if it is
+    cut off from the worker, by more, while other schedulers place the requests that the worker is about to isolate.
     """
 
     def __init__(self, schedulers: Sequence[str], hello: Hello, reports: Callable[[], Sequence[PoisonReport]]) -> None:
+        """`reports` returns all current reports."""
         self._hello = hello
         self._reports = reports
         self._sent: set[tuple[int, bool]] = set()
@@ -43,15 +43,15 @@ class PoisonBroadcast:
         return self._started.is_set()
 
     def send_changes(self) -> None:
-        """Tell what is news: the first suspect begins it, and it ends with the last."""
-        blames = self._reports()
-        known = {(each.fingerprint, each.is_confirmed) for each in blames}
+        """Send the reports if they changed. The first suspect starts the broadcast, and it ends with the last."""
+        reports = self._reports()
+        known = {(each.fingerprint, each.is_confirmed) for each in reports}
         if known == self._sent:
             return
         self._sent = known
         for link in self._links:
-            link.send(poison_broadcast_frame(blames))
-        if all(each.is_confirmed for each in blames):
+            link.send(poison_broadcast_frame(reports))
+        if all(each.is_confirmed for each in reports):
             self._started.clear()
             self._finished.set()
         else:
@@ -71,8 +71,8 @@ class PoisonBroadcast:
         link.send(poison_broadcast_frame(self._reports()))
 
     async def _keep_stream(self, address: str, call: Callable[[], AttachCall]) -> None:
-        """Be heard there until all is known."""
-        left = asyncio.Event()
+        """Keep a link to one scheduler until no suspect is left."""
+        is_down = asyncio.Event()
         link = SchedulerLink(
             f"scheduler {address}",
             call,
@@ -80,17 +80,17 @@ class PoisonBroadcast:
             self._hello,
             on_frame=lambda _: None,
             on_up=lambda _: self._send_all(link),
-            on_down=lambda _: left.set(),
+            on_down=lambda _: is_down.set(),
         )
         self._links.add(link)
         try:
             async with background(link.run()):
                 await self._finished.wait()
                 if link.is_up:
-                    left.clear()
-                    link.close("all is known")
+                    is_down.clear()
+                    link.close("no suspect is left")
                     with suppress(TimeoutError):
                         async with asyncio.timeout(FINAL_REPORT_TIMEOUT_S):
-                            await left.wait()
+                            await is_down.wait()
         finally:
             self._links.discard(link)

@@ -1,4 +1,4 @@
-"""Whom this worker blames for its crashed engines, as others get to hear of it. Knows no clock."""
+"""The poison list: fingerprints of requests that are confirmed to crash engines, and their reports. Knows no clock."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from penstock.worker.runs.run import Run
 
-CONFIRMED_TTL_S = 600.0  # s that nobody runs such a request; who sends it again then costs another engine
+CONFIRMED_TTL_S = 600.0  # time in which no worker runs such a request; if sent again later, it costs another engine
 MAX_CONFIRMED = 256
 
 
 class PoisonReport(NamedTuple):
-    """What holds of all requests of that fingerprint, for `lasts` seconds."""
+    """A report on all requests with the fingerprint, valid for `ttl_s` seconds."""
 
     fingerprint: int
     is_confirmed: bool
@@ -20,9 +20,9 @@ class PoisonReport(NamedTuple):
 
 @dataclass(slots=True)
 class PoisonList:
-    """Requests by fingerprint, as the same one may come again under another ticket and by another edge."""
+    """Confirmed requests by fingerprint, as the same request may be sent again with another ticket and edge."""
 
-    _confirmed_until: dict[int, float] = field(default_factory=dict)  # until when
+    _confirmed_until: dict[int, float] = field(default_factory=dict)
 
     def confirm(self, run: Run, now: float) -> None:
         if run.fingerprint:
@@ -35,7 +35,7 @@ class PoisonList:
         return self._confirmed_until.get(run.fingerprint, now) > now
 
     def reports(self, suspects: Iterable[Run], now: float, suspect_ttl_s: float) -> list[PoisonReport]:
-        """Return them with those that are being tried, whose trials take `hold_for` seconds at most."""
+        """Return reports of confirmed requests and of suspects, whose isolation takes `suspect_ttl_s` at most."""
         found = {
             run.fingerprint: PoisonReport(run.fingerprint, False, suspect_ttl_s) for run in suspects if run.fingerprint
         }

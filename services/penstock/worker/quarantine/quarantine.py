@@ -1,4 +1,4 @@
-"""Runs of which one may have crashed the engine. Knows no clock and no engine."""
+"""Quarantine of runs of which one may have crashed the engine. Knows no clock and no engine."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -11,67 +11,64 @@ from penstock.worker.runs.timers import Timers
 
 @dataclass(slots=True)
 class SuspectIsolation:
-    """Who is to blame for an engine that crashed, found out at the cost of no second worker.
+    """Finds the run that crashed an engine, without the loss of a second worker's engine.
 
-    Whatever crashed an engine by itself would crash the next one too, wherever it ran. So:
+    A run that crashes an engine by itself would crash the next one, too, on any worker. Therefore:
 
-    1. Every run that an engine had when it crashed is a suspect, and none leaves this worker: nobody is left to say
-       which of them the last step was at.
-    2. The next engine has one suspect at a time and nothing else, those first whose prompts were being computed.
-    3. One that comes further than it had is acquitted. It waits outside of the engine until all are: beside another
-       suspect it would be one again, and so would the other.
-    4. One that crashes the engine before that was alone in it, and where it was when the first one crashed: it is
-       guilty. Those acquitted by then may go where they like, the others are tried yet: it need not be the only one.
-    5. Whoever is a suspect is tried though nobody waits for its answer any more: the same request may come again.
-    6. An engine that is killed from outside says nothing of what it had: who was being tried is tried again.
-    7. A scheduler is told of it all the while, though this worker takes nothing: one that starts again, or that the
-       worker could not reach before, is to hear of a suspect before it places it elsewhere. Queues give them time. The
-       others are told as well, as the worker's own may be out of hearing without anybody's having noticed.
+    1. Every run in an engine that crashed is a suspect and stays on this worker, as the last step is unknown.
+    2. The next engine runs one suspect at a time, and no other run; suspects with the fewest tokens go first.
+    3. A suspect that makes a token beyond the point of the crash is cleared. It waits outside the engine until all
+       suspects are cleared or confirmed, because beside another suspect both would become suspects again.
+    4. A suspect that crashes the engine before that point is confirmed, as it was alone. Runs cleared by then may
+       continue on other workers. The remaining suspects stay in quarantine, because several runs may crash engines.
+    5. A suspect whose edge, lease or deadline is gone continues as an orphan, because its request may be sent again.
+    6. An engine that is killed from outside proves nothing; its isolated run is isolated again.
+    7. The worker stays attached to a scheduler without capacity, and broadcasts its suspects to the others, so that no
+       scheduler places a suspect elsewhere; queues give them the time to learn of it.
 
-    So a run that crashes every engine at some token does so twice, on one worker, and nobody else is told it was him.
-    Two things nobody can know in time. The same request sent twice may run on two workers when the first of them loses
-    its engine: to keep one from running beside the other would cost all who ask the same, and they are many. And where
-    a worker has one scheduler alone, which falls silent just then, a request whose edge is lost as well is placed
-    elsewhere until the silence is noticed.
+    So a run that crashes every engine at some token does so twice, on one worker, and no other run is confirmed.
+    Two cases are not covered. If the same request is sent twice, its copies may run on two workers when the first
+    engine crashes; preventing that would delay all equal requests. If a worker has only one scheduler, which becomes
+    unreachable at that moment, a request whose edge is lost, too, may be placed elsewhere until that is detected.
     """
 
-    pending: list[Run] = field(default_factory=list)  # wait for their turn
-    isolated: Run | None = None  # has it
-    cleared: list[Run] = field(default_factory=list)  # wait for the others
-    _tokens_before: int = 0  # tokens that `tried` had before
-    _is_releasing: bool = False  # `tried` is acquitted, and the engine has been told to let go of it
+    pending: list[Run] = field(default_factory=list)  # suspects that wait for isolation
+    isolated: Run | None = None  # the run that the engine runs alone
+    cleared: list[Run] = field(default_factory=list)  # wait for the end of the quarantine
+    _tokens_before: int = 0  # tokens of `isolated` before its isolation
+    _is_releasing: bool = False  # `isolated` is cleared, and its cancel was sent to the engine
 
     def __bool__(self) -> bool:
         return bool(self.pending or self.cleared) or self.isolated is not None
 
     @property
     def suspects(self) -> list[Run]:
-        """Those of whom it is not known yet."""
-        tried = [self.isolated] if self.isolated and self.isolated.tokens <= self._tokens_before else []
-        return [*tried, *self.pending]
+        """Runs that are neither cleared nor confirmed."""
+        isolated = [self.isolated] if self.isolated and self.isolated.tokens <= self._tokens_before else []
+        return [*isolated, *self.pending]
 
     @property
     def waiting(self) -> list[Run]:
-        """Those that no engine has."""
+        """Runs in quarantine that no engine has."""
         return [*self.pending, *self.cleared]
 
     def find_culprit(self, running: Collection[Run]) -> Run | None:
-        """Return who crashed the engine that had those runs, where that is beyond doubt."""
-        tried = self.isolated
-        if tried is None or tried.stop_reason or tried.tokens > self._tokens_before:
+        """Return the run that crashed the engine with these runs; None if it is not certain."""
+        isolated = self.isolated
+        if isolated is None or isolated.stop_reason or isolated.tokens > self._tokens_before:
             return None
-        assert list(running) == [tried], "whoever is tried is alone"
-        return tried
+        assert list(running) == [isolated], "an isolated run is alone in the engine"
+        return isolated
 
     def add_suspects(self, running: Iterable[Run], *, crashed: bool) -> list[Run]:
-        """Have the next engine try those of a lost one's runs that are suspects and do not end anyway; return them."""
+        """Add those runs of a lost engine that are suspects and were not being stopped; return them."""
         found = [run for run in running if run.stop_reason is None and (crashed or run is self.isolated)]
         self.isolated, self._is_releasing = None, False
         self.pending = sorted([*self.pending, *found], key=lambda run: run.tokens)
         return found
 
     def start_next(self) -> Run | None:
-        """Return whose turn it is where nobody is being tried."""
+        """Isolate the next suspect and return it; None if one is isolated or none is left."""
         if self.isolated is None and self.pending:
             self.isolated = self.pending.pop(0)
             self._tokens_before = self.isolated.tokens
@@ -79,7 +76,7 @@ class SuspectIsolation:
         return None
 
     def clear_isolated(self) -> Run | None:
-        """Return `tried` where it came further than it had and has to make room for the next; the last may run on."""
+        """Return the isolated run if it is cleared and must leave the engine to the next suspect; the last may stay."""
         run = self.isolated
         if run is None or run.tokens <= self._tokens_before or self._is_releasing:
             return None
@@ -90,12 +87,12 @@ class SuspectIsolation:
         return run
 
     def release_cleared(self) -> list[Run]:
-        """Return who may leave, as others keep the next engine to themselves."""
+        """Return and remove the cleared runs, which may continue elsewhere."""
         found, self.cleared = self.cleared, []
         return found
 
     def park_cleared(self, run: Run) -> bool:
-        """Have a run that the engine let go of wait for the others; False where that was not why it did."""
+        """Keep a cleared run that the engine has released. Return False if the run was released for another reason."""
         if run is not self.isolated or not self._is_releasing or run.stop_reason or run.is_orphan:
             return False
         self.isolated, self._is_releasing = None, False
@@ -103,18 +100,18 @@ class SuspectIsolation:
         return True
 
     def finish(self) -> list[Run]:
-        """Return who may go on together, once nobody is a suspect any more."""
+        """Return the cleared runs to restart together, once no suspect is left."""
         return [] if self.pending or self.isolated else self.release_cleared()
 
     def replace_with_orphan(self, orphan: Run, *, is_isolated: bool) -> None:
-        """Have a ghost take the place of a suspect that was dropped a moment ago."""
+        """Put an orphan in the place of a suspect that has just been discarded."""
         if is_isolated:
             self.isolated = orphan
         else:
             self.pending.append(orphan)
 
     def discard(self, run: Run) -> bool:
-        """Forget a run that is over; True where no engine had it."""
+        """Remove a run that has ended. Return True if no engine had it."""
         if run is self.isolated:
             self.isolated, self._is_releasing = None, False
         for waiting in (self.pending, self.cleared):
@@ -124,23 +121,23 @@ class SuspectIsolation:
         return False
 
 
-TimerKey = tuple[str, str] | int  # why and for which lease, or the number of a run that has a deadline
+TimerKey = tuple[str, str] | int  # the kind of timer and its lease_id, or the seq_id of a run with a deadline
 
 
 @dataclass(slots=True)
 class CrashQuarantine:
-    """Takes suspects out of what runs, and bounds how long they wait for an engine."""
+    """Moves suspects from the running runs to isolation, and limits the time for which they wait for an engine."""
 
-    running: dict[int, Run]  # the run book's own, as the next
+    running: dict[int, Run]  # the run table's, like the next
     timers: Timers[TimerKey]
-    max_wait_s: float = 30.0  # s that a run on probation waits for an engine
-    isolation: SuspectIsolation = field(default_factory=SuspectIsolation)  # those held are not running
+    max_wait_s: float = 30.0  # longest wait of a suspect for an engine
+    isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
     poison_list: PoisonList = field(default_factory=PoisonList)
 
     def on_engine_lost(self, now: float, *, crashed: bool) -> tuple[list[Run], list[Run]]:
-        """Keep what the next engine is to try; return who is found guilty, and those who need not wait any longer.
+        """Quarantine suspects. Return the confirmed runs, and the runs that leave the quarantine.
 
-        Whatever is the same as the run that was tried is as guilty: trying each would cost an engine each.
+        Suspects with the fingerprint of a confirmed run are confirmed, too, as isolating each would cost an engine.
         """
         running = list(self.running.values())
         culprit = self.isolation.find_culprit(running) if crashed else None
@@ -159,17 +156,17 @@ class CrashQuarantine:
             self._set_wait_limit(run, until)
 
     def park_cleared(self, run: Run) -> bool:
-        """Keep a run that the engine let go of as it was acquitted; False where that was not why it did."""
-        is_acquitted = self.isolation.park_cleared(run)
-        if is_acquitted:
+        """Keep a cleared run that the engine has released. Return False if the run was released for another reason."""
+        is_cleared = self.isolation.park_cleared(run)
+        if is_cleared:
             self._take_from_engine(run)
-        return is_acquitted
+        return is_cleared
 
     def is_suspect(self, run: Run) -> bool:
         return any(run is each for each in self.isolation.suspects)
 
     def replace_with_orphan(self, orphan: Run, now: float, *, is_isolated: bool) -> None:
-        """Go on with the trial of a run that is over for whoever waited for it."""
+        """Continue the quarantine with an orphan in place of a run that has ended for its edge."""
         self.isolation.replace_with_orphan(orphan, is_isolated=is_isolated)
         if is_isolated:
             self.running[orphan.seq_id] = orphan
@@ -188,11 +185,11 @@ class CrashQuarantine:
         return None, self.isolation.finish()
 
     def poison_reports(self, now: float) -> list[PoisonReport]:
-        """Return what is known of whoever crashed an engine here, or may have."""
+        """Return reports of all suspects and confirmed requests."""
         return self.poison_list.reports(self.isolation.suspects, now, self.max_wait_s)
 
     def _take_from_engine(self, run: Run) -> None:
-        """Keep a run that no engine has. Its scheduler takes this worker for gone, and its leases with it."""
+        """Remove a run from the running ones. Its scheduler considers the worker, and thus its leases, lost."""
         del self.running[run.seq_id]
         self.timers.cancel(run.seq_id)
         self._set_wait_limit(run, math.inf)

@@ -28,11 +28,10 @@ from penstock.worker.runs.errors import LeaseLost
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.limits import RunLimits
 from penstock.worker.runs.parking import ParkedStarts
-from penstock.worker.runs.run import LeaseProgress, Run, StopReason
+from penstock.worker.runs.run import Run, StopReason
 from penstock.worker.runs.streams import EdgeStreams
 from penstock.worker.runs.timers import Timers
 from penstock.worker.runs.token_fanout import RunCounters, fan_out_tokens, record_prefills
-from penstock.worker.scheduler_session.progress import ProgressReporter
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +52,6 @@ class RunTable:
     _limits: RunLimits | None = None
     _timers: Timers[TimerKey] = field(default_factory=Timers)
     _last_seq_id: int = 0
-    _progress: ProgressReporter = field(default_factory=ProgressReporter)
 
     def __post_init__(self, lease_announce_timeout: float, max_parked: int) -> None:
         self.parked = ParkedStarts(timers=self._timers, announce_timeout=lease_announce_timeout, max_runs=max_parked)
@@ -80,9 +78,6 @@ class RunTable:
         return self._last_seq_id
 
     # Events of an edge.
-
-    def open_stream(self, stream: int) -> None:
-        self.streams.open(stream)
 
     def close_stream(self, stream: int, now: float) -> list[Effect]:
         runs = self.streams.runs_of(stream)
@@ -172,9 +167,6 @@ class RunTable:
         if self.not_ready_error:  # steps run while the worker is not ready only if a suspect is isolated
             effects += self._advance_quarantine()
         return merge_releases(effects)
-
-    def take_progress(self, now: float) -> list[LeaseProgress]:
-        return self._progress.take_due(self.running.values(), now)
 
     # Events of the clock.
 

@@ -1,8 +1,8 @@
-"""This worker's session with the one scheduler that places on it.
+"""The worker's session with the one scheduler that places runs on it.
 
-It attaches to one of the schedulers at a time: whenever the stream is refused, cut or ended, the next attempt goes to
-the next address. It is attached only while its engine can take work, or while it has somebody to blame for its crashed
-engine: then with no capacity, and says nothing else.
+The worker attaches to one scheduler at a time. After a stream is rejected, cut or ended, the next attempt goes to the
+next address. The worker is attached only while its engine accepts work, or while it has poison reports after an engine
+crash: then without capacity, and it sends nothing else.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta
 
-DISCONNECT_TIMEOUT_S = 1.0  # s; for the scheduler to close the stream after our `end`
+DISCONNECT_TIMEOUT_S = 1.0  # for the scheduler to close the stream after our `end`
 
 
 class SchedulerClient:
-    """`run` keeps the session between `attach` and `detach`; the other methods are plain calls on the loop."""
+    """Keeps the session while `run` runs, between `attach` and `detach`. Other methods are plain calls on the loop."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class SchedulerClient:
         profile: Callable[[], pb.Profile],
         on_frame: Callable[[pb.AttachResponse], None],
     ) -> None:
-        """`profile` is asked at each attachment: it lists the leases that run by then, or nothing but blames."""
+        """`profile` is called at each attachment; it has the running leases, or only poison reports."""
         self._address_watch = AddressWatch(schedulers)
         self._address_ranks = {address: float(place) for place, address in enumerate(schedulers)}
         self._profile = profile
@@ -58,7 +58,7 @@ class SchedulerClient:
         self._load: LoadReport | None = None
         self._last_reported: LoadReport | None = None
         self._detach_reason = ""
-        self._is_accepting = False  # introduced as one that takes work
+        self._is_accepting = False  # whether the last profile offered capacity
         self._is_detaching = False
         self._link = Link[pb.AttachRequest, pb.AttachResponse](
             "scheduler",
@@ -72,20 +72,20 @@ class SchedulerClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a scheduler takes it for one that takes work."""
+        """Whether the worker is attached to a scheduler with capacity."""
         return self._is_accepting and self._link.is_up
 
     def attach(self) -> None:
-        """Be attached as what `profile` says by now."""
+        """Attach, or send the current `profile` if attached already."""
         self._detach_requested.clear()
         self._attach_requested.set()
         if self._link.is_up and not self._is_detaching:
             self._send_profile()
 
     def detach(self, reason: str) -> None:
-        """Have the scheduler forget this worker; leases it announced until then still arrive.
+        """End the session; leases that the scheduler announced before still arrive.
 
-        It is the first to be asked again: it knows whom this worker blamed.
+        The next attempt goes to the same scheduler, because it has this worker's poison reports.
         """
         self._next_address -= self._link.is_up and not self._is_detaching
         self._is_detaching = self._link.is_up
@@ -101,17 +101,17 @@ class SchedulerClient:
         self._send(released_frame(released))
 
     def send_poison_reports(self, reports: Sequence[PoisonReport]) -> None:
-        """Tell what `profile` would tell as well, at an attachment yet to come."""
+        """Send the reports at once; the profile of the next attachment has them, too."""
         self._send(poison_released_frame(reports))
 
-    def send_progress(self, served: Sequence[LeaseProgress]) -> None:
-        self._send(progress_frame(served))
+    def send_progress(self, leases: Sequence[LeaseProgress]) -> None:
+        self._send(progress_frame(leases))
 
     def send_prefix_cache_delta(self, delta: PrefixCacheDelta) -> None:
         self._send(prefix_cache_frame(delta))
 
     def report_load(self, load: LoadReport) -> None:
-        """Tell the scheduler where that is news; to be called at most once per engine step."""
+        """Send the load if it differs from the last report; called at most once per engine step."""
         self._load = load
         if load.differs_from(self._last_reported) and self._send(report_frame(load)):
             self._last_reported = load
@@ -147,8 +147,8 @@ class SchedulerClient:
                 self._addresses_known.set()
 
     def _rank_of(self, address: str) -> float:
-        """As listed; addresses behind a name in an order of our own, so that a fleet spreads over them."""
-        return self._address_ranks.setdefault(address, len(self._address_ranks) + random.random())  # noqa: S311  # spreads, guards nothing
+        """Rank by position in the list; addresses of a DNS name rank at random, so that a fleet spreads over them."""
+        return self._address_ranks.setdefault(address, len(self._address_ranks) + random.random())  # noqa: S311  # not a secret
 
     def _connect_next(self) -> grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]:
         address = self._addresses[self._next_address % len(self._addresses)]
@@ -162,7 +162,7 @@ class SchedulerClient:
         self._disconnected.set()
 
     def _on_link_up(self, _: Hello) -> None:
-        if self._attach_requested.is_set():  # otherwise unwanted while it connected: `run` is about to end it
+        if self._attach_requested.is_set():  # otherwise detached while connecting: `run` is about to end the link
             self._disconnected.clear()
             self._send_profile()
 

@@ -1,28 +1,27 @@
-"""How full the worker is, and whether that is news to its scheduler. Pure."""
+"""The load report: how full and how fast the worker is, and whether a report is due. Pure."""
 
 from dataclasses import dataclass
 
 from penstock.worker.engine.interface import Capacity
 from penstock.worker.scheduler_session.throughput import EngineThroughput
 
-MIN_REPORTED_CHANGE_SHARE = 0.1  # relative change of a smoothed figure; all others are news at any change
-MAX_STEPS_BETWEEN_REPORTS = (
-    4  # that are news even where nothing else has changed: by them a scheduler knows how far its leases are
-)
+MIN_REPORTED_CHANGE_SHARE = 0.1  # relative change of a smoothed figure; other figures are reported at any change
+# Steps after which a report is due without a change, as schedulers estimate the progress of leases by them.
+MAX_STEPS_BETWEEN_REPORTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    running: int  # sequences, waiting ones among them
+    running: int  # sequences, including waiting ones
     free_kv_blocks: int  # neither used nor promised
     prefill_backlog_tokens: int
     step_time: float | None  # s, smoothed
     tokens_per_second: float
     prefill_tokens_per_second: float = 0.0
     steps: int = 0
-    decode_step_time: float | None = None  # s, of a step that prefills nothing
-    prefill_token_time: float = 0.0  # s by which a prompt token makes a step longer
-    step_tokens: int = 0  # most that any step has had
+    decode_step_time: float | None = None  # s, of a step without prefills
+    prefill_token_time: float = 0.0  # s that a prompt token adds to a step
+    step_tokens: int = 0  # maximum number of tokens of any step
 
     def differs_from(self, last: "LoadReport | None") -> bool:
         if last is None or self.counts != last.counts or self.steps >= last.steps + MAX_STEPS_BETWEEN_REPORTS:
@@ -41,7 +40,7 @@ class LoadReport:
 def load_report_of(capacity: Capacity, throughput: EngineThroughput) -> LoadReport:
     return LoadReport(
         running=capacity.running + capacity.waiting,
-        # Promises may exceed what is free: the batch preempts when they all come due.
+        # Promised blocks may exceed the free ones; the batch preempts if all are needed.
         free_kv_blocks=max(0, capacity.blocks_free - capacity.blocks_promised),
         prefill_backlog_tokens=capacity.prefill_backlog_tokens,
         step_time=throughput.step_time,

@@ -1,4 +1,4 @@
-"""What a scheduler is told of runs while they run. Pure."""
+"""Progress of running leases, as reported to the scheduler. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from penstock.worker.runs.run import LeaseProgress, Run
 
-PROGRESS_INTERVAL_S = 0.25  # s
+PROGRESS_INTERVAL_S = 0.25
 
 
 @dataclass(slots=True)
 class ProgressReporter:
-    _reported_at: float = -math.inf  # s
+    _reported_at: float = -math.inf
 
     def take_due(self, running: Iterable[Run], now: float) -> list[LeaseProgress]:
-        """Return what runs were served so far, those of whom that is news, but not too often."""
+        """Return the progress of runs that changed since the last report, at most once per `PROGRESS_INTERVAL_S`."""
         if now < self._reported_at + PROGRESS_INTERVAL_S:
             return []
         self._reported_at = now

@@ -1,4 +1,4 @@
-"""Between the public contract's messages and the edge's own values."""
+"""Conversion between the messages of the public API and the edge's values."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from penstock.v1.inference_pb2 import (
     GenerateResponse,
 )
 
-# How the contract calls what the spec calls otherwise.
+# Fields of the spec whose path in the API differs.
 FIELD_PATHS: Mapping[str, str] = MappingProxyType(
     {
         **{
@@ -36,7 +36,7 @@ FIELD_PATHS: Mapping[str, str] = MappingProxyType(
 
 
 def spec_of(request: GenerateRequest) -> RequestSpec:
-    """Return what is asked; raises InvalidArgument with every limit of the contract that it breaks."""
+    """Return the spec of a request. Raises InvalidArgument with all violated limits."""
     _check_counts(request)
     sampling = request.sampling
     spec = RequestSpec(
@@ -66,7 +66,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
 
 
 def estimate_from_message(request: GenerateRequest) -> RequestEstimate:
-    """Return what can be told of a request before it is copied or checked."""
+    """Return the estimate of a request before it is copied or validated."""
     return RequestEstimate(
         request.request_id,
         request.model,
@@ -104,7 +104,7 @@ def _min_prompt_tokens(request: GenerateRequest) -> int:
 
 
 def _check_counts(request: GenerateRequest | CountTokensRequest) -> None:
-    """Refuse what is too many before any of it is copied: 16 MiB of empty messages are half a gigabyte as values."""
+    """Reject lists that are too long before they are copied: 16 MiB of empty messages take 0.5 GiB as values."""
     counts = [("input", len(request.chat.messages), limits.MESSAGES)]
     if isinstance(request, GenerateRequest):
         counts += [
@@ -127,5 +127,5 @@ def _prompt(request: GenerateRequest | CountTokensRequest) -> Prompt:
             return TokenInput(tuple(request.token_ids.ids))
         case _:
             raise InvalidArgument(
-                "set one of the inputs: there is nothing to continue", field="input", reason="INPUT_MISSING"
+                "the request has no input; set one of its input fields", field="input", reason="INPUT_MISSING"
             )

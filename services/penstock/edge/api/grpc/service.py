@@ -1,4 +1,4 @@
-"""penstock.v1.Inference: frames to calls of the gateway, and back."""
+"""The gRPC service `penstock.v1.Inference` over the gateway."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -34,11 +34,11 @@ class InferenceService(InferenceServicer):
                 credential,
                 admission,
                 traceparent=traceparent,
-                # Before anything is waited for, or a proxy counts early cancels as an attack.
+                # Sent before any wait, because a proxy may count cancels before a response as an attack.
                 on_admitted=partial(context.send_initial_metadata, ()),
             )
-            async with generating as answer:
-                async for event in answer:
+            async with generating as events:
+                async for event in events:
                     yield response_of(event)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes

@@ -1,4 +1,4 @@
-"""One client's session: many requests on one stream, each ending alone."""
+"""Session handler: many requests of one client on one stream."""
 
 import asyncio
 import time
@@ -18,11 +18,13 @@ from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.stream_pb2 import End, Heartbeat
 
-MAX_STALLED_FLUSHES = 30  # tries of FLUSH_TIMEOUT each; a client that takes nothing in all of them loses its session
+MAX_STALLED_FLUSHES = (
+    30  # flushes of `FLUSH_TIMEOUT_S` each, after which the session of a client that does not read is closed
+)
 
 
 class SessionHandler:
-    """Handles to flights. Step frames are written one at a time: what comes meanwhile waits with its own request."""
+    """Serves one session. Step frames are written one at a time; later output waits in the sinks of its requests."""
 
     def __init__(
         self, gateway: Gateway, peer: Peer[pb.SessionResponse, Any], credential: Credential, traceparent: str
@@ -33,7 +35,7 @@ class SessionHandler:
         self._traceparent = traceparent
         self._caller_classes = CallerClassCache()
         self._contexts: dict[int, RequestContext] = {}
-        self._probing: dict[int, asyncio.Task[None]] = {}  # nothing else is known of these
+        self._probing: dict[int, asyncio.Task[None]] = {}  # by handle; no active request exists for them yet
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._pending_sinks: dict[int, SessionSink] = {}
         self._has_output = asyncio.Event()
@@ -43,7 +45,7 @@ class SessionHandler:
         self._is_closed = False
 
     async def run(self) -> None:
-        """Serve the stream to its end; what still runs when it is cut is cancelled."""
+        """Serve the stream to its end. Requests that run when it is lost are cancelled."""
         async with asyncio.TaskGroup() as self._group:
             loops = [self._group.create_task(self._write_steps()), self._group.create_task(self._drain())]
             try:
@@ -58,10 +60,10 @@ class SessionHandler:
                 for each in (*loops, *self._probing.values()):
                     each.cancel()
 
-    # What a request's outlet tells.
+    # Calls of sinks.
 
     def send(self, frame: pb.SessionResponse) -> None:
-        # Whoever loses its stream is to go on elsewhere; a receipt would say that it had cancelled.
+        # A client that lost its stream resumes at another edge, so it must not receive acknowledged cancels.
         if not self._is_closed:
             self._peer.send(frame)
 
@@ -78,7 +80,7 @@ class SessionHandler:
         if not (self._contexts or self._probing):
             self._is_idle.set()
 
-    # What the client says.
+    # Frames of the client.
 
     def _on_frame(self, frame: pb.SessionRequest) -> None:
         kind = frame.WhichOneof("frame")
@@ -92,15 +94,15 @@ class SessionHandler:
             self._check_idle()
 
     def _cancel(self, handle: int) -> None:
-        """A prompt that still waits to be tokenized is let go as well: its room at this edge is free from now on."""
-        preparing = self._starting.get(handle)
+        """Cancel a request, and the tokenization of its prompt, so that its memory is free at once."""
+        starting = self._starting.get(handle)
         self._gateway.cancel(self._contexts[handle])
-        if preparing:
-            preparing.cancel()
+        if starting:
+            starting.cancel()
 
     def _generate(self, frame: pb.SessionGenerate) -> None:
         if frame.handle in self._contexts or frame.handle in self._probing:
-            text = f"handle {frame.handle} names a running request already; nobody could tell the two apart"
+            text = f"handle {frame.handle} is in use by a running request; choose a handle that is free"
             raise InvalidArgument(text, field="handle", reason="HANDLE_IN_USE")
         traceparent = frame.request.traceparent or self._traceparent
         try:
@@ -124,7 +126,7 @@ class SessionHandler:
     async def _probe(
         self, frame: pb.SessionGenerate, probe: AdmissionProbe, admission: AdmissionResult, traceparent: str
     ) -> None:
-        """Nothing is made of a request while the queue is asked, so a cancel has nothing to end but this."""
+        """Probe the queue, then start the request. Until the result arrives only this task exists for it."""
         try:
             await self._gateway.probe(probe, frame.ByteSize())
             del self._probing[frame.handle]
@@ -140,21 +142,21 @@ class SessionHandler:
         context = self._gateway.create(spec, self._credential, admission, sink, traceparent=traceparent)
         self._contexts[frame.handle] = context
         self._is_idle.clear()
-        self._starting[frame.handle] = preparing = self._group.create_task(self._gateway.start(context))
-        preparing.add_done_callback(lambda done: self._on_started(frame.handle, done))
+        self._starting[frame.handle] = starting = self._group.create_task(self._gateway.start(context))
+        starting.add_done_callback(lambda done: self._on_started(frame.handle, done))
 
     def _on_started(self, handle: int, task: asyncio.Task[None]) -> None:
-        if self._starting.get(handle) is task:  # a handle that is free again may be taken by the next request
+        if self._starting.get(handle) is task:  # the handle may be in use by a later request
             del self._starting[handle]
 
     def _check_accepting(self) -> None:
         if self._is_draining:
             raise Unavailable("this edge drains; open a session to another", reason="DRAINING", retry_after=0.1)
 
-    # Loops of the stream.
+    # Tasks of the stream.
 
     async def _write_steps(self) -> None:
-        """One frame for all requests that have something new, each time the last frame was taken."""
+        """Write one frame for all requests with new output, each time the previous frame was flushed."""
         while True:
             await self._has_output.wait()
             self._has_output.clear()
@@ -173,8 +175,10 @@ class SessionHandler:
         self._peer.close("client does not read")
 
     async def _wait_idle(self) -> None:
-        """Go on until the last request ends. A client that said `end` is silent by right, so its silence is no news:
-        the transport's own pings still tell when it dies.
+        """Wait until the last request ends.
+
+        A client that sent `end` sends no more frames, so its silence limit is disabled. Transport pings still detect
+        a lost client.
         """
         while self._contexts or self._probing:
             self._peer.on_frame(pb.SessionRequest(heartbeat=Heartbeat()))
@@ -185,7 +189,7 @@ class SessionHandler:
                 continue
 
     async def _drain(self) -> None:
-        """When this process is to end: take nothing new, and end the stream once nothing runs on it."""
+        """After a stop request, reject new requests and end the stream once no request runs on it."""
         await current_stop().requested.wait()
         self._is_draining = True
         await self._is_idle.wait()

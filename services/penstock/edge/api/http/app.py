@@ -1,6 +1,6 @@
-"""The OpenAI API over HTTP: paths to calls of the gateway, and back.
+"""The OpenAI HTTP application: routes requests to the gateway.
 
-Plain ASGI: a framework's layers around `send` cost 2 us of every token's 10, and there are seven paths.
+It is plain ASGI for six routes: a framework's layers around `send` would add 2 us to the 10 us of every token.
 """
 
 import time
@@ -29,9 +29,9 @@ from penstock.edge.request.estimate import estimate_from_spec
 Handler = Callable[[Exchange], Awaitable[None]]
 
 MODEL_PREFIX = "/v1/models/"
-MODEL_ROUTE = MODEL_PREFIX + "{name}"  # the rest of the path, slashes and all
-KEEPALIVE_INTERVAL_S = 10.0  # s; proxies and clients commonly give up on streams that say nothing for 30 to 60
-DRAIN_RETRY_AFTER_S = 0.1  # s; another edge can be tried at once
+MODEL_ROUTE = MODEL_PREFIX + "{name}"  # the rest of the path, including slashes
+KEEPALIVE_INTERVAL_S = 10.0  # proxies and clients commonly close streams that are silent for 30 to 60 s
+DRAIN_RETRY_AFTER_S = 0.1  # another edge can serve the retry at once
 
 
 class OpenAIApp:
@@ -42,7 +42,7 @@ class OpenAIApp:
     ) -> None:
         self._gateway = gateway
         self._is_ready = is_ready
-        self._keepalive_interval = keepalive_interval  # s, before a stream says that it lives
+        self._keepalive_interval = keepalive_interval  # s without output before a keep-alive is sent
         self._created = int(time.time())
         self._body_budget = BodyBudget(limits.BODY_BUDGET_BYTES)
         self._exchanges: set[Exchange] = set()
@@ -56,38 +56,40 @@ class OpenAIApp:
         }
 
     def __repr__(self) -> str:
-        return f"<HttpFront {len(self._exchanges)} running>"
+        return f"<OpenAIApp {len(self._exchanges)} running>"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         began = time.perf_counter()
         exchange = Exchange(scope, receive, send, keepalive_interval=self._keepalive_interval)
         self._exchanges.add(exchange)
-        has_left = False
+        is_disconnected = False
         try:
             async with exchange.abortable():
                 await self._handler_of(exchange)(exchange)
         except ClientDisconnected:
-            has_left = True
+            is_disconnected = True
         except PenstockError as error:
             await exchange.fail(error)
-        except Exception as error:  # noqa: BLE001  # logged there; its text is not for callers
+        except Exception as error:  # noqa: BLE001  # logged by `failure_from`; callers do not receive its text
             self._gateway.name_caller(error, exchange.credential)
             await exchange.fail(error_from_failure(failure_from(error)))
         finally:
             self._exchanges.discard(exchange)
-            took = time.perf_counter() - began
-            record_request(exchange.method, exchange.route, exchange.status, took, is_disconnected=has_left)
+            duration = time.perf_counter() - began
+            record_request(exchange.method, exchange.route, exchange.status, duration, is_disconnected=is_disconnected)
 
     @property
     def body_bytes_held(self) -> int:
         return self._body_budget.held_bytes
 
     def abort(self) -> int:
-        """End what still runs, each with an error that says to ask elsewhere; return how many there were."""
+        """End all running exchanges with a retryable error. Returns their number."""
         running = list(self._exchanges)
         for exchange in running:
             exchange.abort(
-                Unavailable("this edge drains; ask again", reason="DRAINING", retry_after=DRAIN_RETRY_AFTER_S)
+                Unavailable(
+                    "this edge drains; send the request again", reason="DRAINING", retry_after=DRAIN_RETRY_AFTER_S
+                )
             )
         return len(running)
 
@@ -112,12 +114,12 @@ class OpenAIApp:
         request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
         credential, traceparent = exchange.credential, exchange.header("traceparent")
         admission = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
-        shape = serializer_type(request, created=int(time.time()))
-        answer = write_stream if request.stream else write_whole
+        serializer = serializer_type(request, created=int(time.time()))
+        write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
         async with background(exchange.watch_disconnect()), generating as events:
             exchange.on_disconnect = events.cancel
-            await answer(exchange, shape, events)
+            await write(exchange, serializer, events)
 
     async def _list_models(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential)
@@ -130,7 +132,7 @@ class OpenAIApp:
         )
 
     async def _show_health(self, exchange: Exchange) -> None:
-        """For load balancers: 503 keeps requests away, whether the edge is not there yet or about to go."""
+        """Report health to load balancers: 503 while the edge starts or drains."""
         status = self._status()
         await exchange.respond(200 if status == "serving" else 503, orjson.dumps({"status": status}))
 

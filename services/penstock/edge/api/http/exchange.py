@@ -1,4 +1,4 @@
-"""Bodies on their way in, before anything is known of who sends them."""
+"""One HTTP request and its response, and the byte budget of request bodies."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from uuid import uuid4
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge
-from penstock.edge.api.openai.streaming import KEEPALIVE
+from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
 from penstock.edge.request import limits
 from penstock.edge.request.caller import credential_of
 from penstock.edge.request.validation import is_request_id
@@ -19,7 +19,7 @@ RETRY_AFTER_S = 1.0  # s
 
 
 class PendingBody:
-    """One of them, as far as it has come."""
+    """A body that is being received."""
 
     def __init__(self, budget: "BodyBudget") -> None:
         self.size = 0
@@ -32,14 +32,14 @@ class PendingBody:
 
 
 class BodyBudget:
-    """Bounds the bytes of all bodies together: the bound on requests counts them only once they are parsed."""
+    """Bounds the bytes of all bodies that are being received. Once parsed, they count as held bytes of requests."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Intake {self.held_bytes}/{self.max_bytes} bytes>"
+        return f"<BodyBudget {self.held_bytes}/{self.max_bytes} bytes>"
 
     @contextmanager
     def body(self) -> Iterator[PendingBody]:
@@ -50,58 +50,55 @@ class BodyBudget:
             self.held_bytes -= body.size
 
     def check_room(self, size: int) -> None:
-        """Raise Overloaded when there is no room for `size` bytes more."""
+        """Raise Overloaded if `size` more bytes exceed the budget."""
         if self.held_bytes + size > self.max_bytes:
-            text = f"this edge is reading {self.held_bytes} bytes of requests and takes no more now"
+            text = f"this edge is reading {self.held_bytes} bytes of requests and accepts no more now"
             raise Overloaded(text, reason="EDGE_FULL", retry_after=RETRY_AFTER_S)
 
 
-FINAL_WRITE_TIMEOUT_S = (
-    1.0  # s; what ends a stream may take no longer to write: a client that reads nothing holds up a drain
-)
+FINAL_WRITE_TIMEOUT_S = 1.0  # for the last frame of a stream, so that a client that does not read cannot delay a drain
 
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 EVENT_STREAM: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # some proxies hold a response back until it is whole, unless told
+    "x-accel-buffering": "no",  # otherwise some proxies buffer the whole response
 }
 
 
 class ClientDisconnected(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 class Exchange:
-    """Reads a body within its cap, writes a whole response or a stream, and notices when the client leaves."""
+    """Reads a body within its limit, writes a response or a stream, and detects a disconnect of the client."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, *, keepalive_interval: float) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         given = self.header("x-request-id")
-        # One that cannot be kept is replaced: the response says which id it was in the end.
+        # An invalid id is replaced; the response header returns the id in use.
         self.request_id = given if given and is_request_id(given) else uuid4().hex
-        self.route = ""  # that the path was found to be; empty: none
+        self.route = ""  # of the path; empty if it is not served
         self.status = 0  # of the response; 0 until it begins
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._keepalive_interval = keepalive_interval  # s, before a stream says that it lives
+        self._keepalive_interval = keepalive_interval  # s without output before a keep-alive is sent
         self._format_failure: Callable[[PenstockError], bytes] | None = None
         self._is_writing = False
-        self._written_at = 0.0  # s, the loop's clock
+        self._written_at = 0.0  # time of the event loop's clock, s
         self._abort_timeout: asyncio.Timeout | None = None
         self._abort_error: Exception | None = None
-        self.on_disconnect: Callable[[], None] = lambda: (
-            None
-        )  # done first when the client leaves, before all that unwinds
+        # Called at a disconnect, before the handler unwinds.
+        self.on_disconnect: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path} {self.status}>"
 
     def header(self, name: str) -> str:
-        """Return the first of that name; empty when there is none."""
+        """Return the first header of that name. Empty if there is none."""
         return next((value for given, value in self.headers if given == name), "")
 
     @property
@@ -110,7 +107,7 @@ class Exchange:
         return credential_of(self.headers, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     async def body(self, budget: BodyBudget) -> bytes:
-        """Raises BodyTooLarge, at once where the client says how much it will send; BodyStalled, EDGE_FULL."""
+        """Receive the body. Raises BodyTooLarge (at once by Content-Length), BodyStalled, or Overloaded / EDGE_FULL."""
         announced = self.header("content-length")
         _check_size(int(announced) if announced.isdecimal() else 0)
         parts = []
@@ -128,40 +125,40 @@ class Exchange:
             async with asyncio.timeout(limits.BODY_READ_TIMEOUT_S):
                 message = await self._receive()
         except TimeoutError:
-            raise BodyStalled(f"nothing more of the body came in {limits.BODY_READ_TIMEOUT_S:.0f} s") from None
+            raise BodyStalled(f"no further byte of the body arrived in {limits.BODY_READ_TIMEOUT_S:.0f} s") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         return message
 
-    # Answering.
+    # The response.
 
     async def respond(self, status: int, body: bytes, headers: Mapping[str, str] = JSON) -> None:
         await self._start(status, {**headers, "content-length": str(len(body))})
         await self.end(body)
 
     async def begin(self, frame: bytes, format_failure: Callable[[PenstockError], bytes]) -> None:
-        """Begin a stream; `fail` says how one that has begun ends in an error."""
+        """Begin a stream. `format_failure` formats an error that ends it."""
         self._format_failure = format_failure
         await self._start(200, EVENT_STREAM)
         if frame:
             await self.write(frame)
 
     async def write(self, frame: bytes) -> None:
-        """Waits while the client is behind with reading."""
+        """Write a frame of a stream. Waits while the client does not read."""
         self._is_writing = True
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})
         self._is_writing = False
         self._written_at = asyncio.get_running_loop().time()
 
     async def end(self, frame: bytes) -> None:
-        self._is_writing = True  # for good: nothing may follow
+        self._is_writing = True  # stays set, because no frame may follow
         await self._send({"type": "http.response.body", "body": frame, "more_body": False})
 
     async def fail(self, error: PenstockError) -> None:
-        """Tell of an error by status, or in the stream when that has begun."""
+        """Send an error as a status, or in the stream if it has begun."""
         if not self.status:
-            told = http_error(error)
-            await self.respond(told.status, told.body, told.headers)
+            response = http_error(error)
+            await self.respond(response.status, response.body, response.headers)
             return
         if self._format_failure:
             with suppress(TimeoutError):
@@ -175,11 +172,11 @@ class Exchange:
         named.append((b"x-request-id", self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 
-    # Ending early.
+    # Aborts and disconnects.
 
     @asynccontextmanager
     async def abortable(self) -> AsyncIterator[None]:
-        """A block that `cut` ends, from wherever it is called."""
+        """Run a block that `abort` can end from another task."""
         try:
             async with asyncio.timeout(None) as self._abort_timeout:
                 yield
@@ -191,13 +188,13 @@ class Exchange:
             self._abort_timeout = None
 
     def abort(self, error: Exception) -> None:
-        """Raise `error` where the exchange stands; nothing happens to one that is over."""
+        """Raise `error` in the `abortable` block. No effect once it has ended."""
         if self._abort_timeout and self._abort_error is None:
             self._abort_error = error
             self._abort_timeout.reschedule(0.0)
 
     async def watch_disconnect(self) -> None:
-        """Cut when the client leaves; say that the stream lives when it is silent for long. To run beside the rest."""
+        """Abort when the client disconnects, and send keep-alives to a silent stream. A task beside the handler."""
         loop = asyncio.get_running_loop()
         due = loop.time() + self._keepalive_interval
         while True:
@@ -213,11 +210,11 @@ class Exchange:
                 return
 
     async def _send_keepalive(self, now: float) -> float:
-        """Break a silence if there is one; return when to look again."""
+        """Send a keep-alive if one is due. Returns the time of the next check."""
         if not self.status or self._is_writing:
             return now + self._keepalive_interval
         if now - self._written_at >= self._keepalive_interval:
-            await self.write(KEEPALIVE)
+            await self.write(SSE_KEEPALIVE)
         return self._written_at + self._keepalive_interval
 
 

@@ -1,4 +1,4 @@
-"""HTTP requests as operators count them: one histogram, by route and status."""
+"""Metric of HTTP requests: one histogram of durations by route and status."""
 
 from functools import partial
 
@@ -9,19 +9,19 @@ from penstock.chassis.observability.deferred import defer
 from penstock.chassis.observability.telemetry import meter
 
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST"})
-OTHER_METHOD = "_OTHER"  # as the convention has it: callers must not be able to make up labels
+OTHER_METHOD = "_OTHER"  # by the OpenTelemetry convention; callers must not create labels
 CLIENT_DISCONNECTED = "client_disconnected"
 
 _duration = meter().create_histogram(
     semconv.HTTP_SERVER_REQUEST_DURATION,
     unit="s",
-    description="Duration of HTTP requests, to the last byte of the answer.",
+    description="Duration of HTTP requests, to the last byte of the response.",
     explicit_bucket_boundaries_advisory=list(semconv.RPC_DURATION_BUCKETS),
 )
 
 
 def record_request(method: str, route: str, status: int, seconds: float, *, is_disconnected: bool) -> None:
-    """`route` is empty for a path that is not served; `status` is 0 for a client that left before it was known."""
+    """Record a request. `route` is empty for an unknown path; `status` is 0 if the client disconnected before it."""
     labels: dict[str, AttributeValue] = {
         semconv.HTTP_REQUEST_METHOD: method if method in KNOWN_METHODS else OTHER_METHOD
     }

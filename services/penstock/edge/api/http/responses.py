@@ -1,4 +1,4 @@
-"""A generation's events onto an HTTP response: as a stream, or gathered into one body."""
+"""Writers of generation events to an HTTP response: as a stream or as one body."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ Events = AsyncIterator[Accepted | Delta | Finished]
 
 
 async def write_stream(exchange: Exchange, serializer: ResponseSerializer, events: Events) -> None:
-    """Nothing is sent before `accepted`, so that whoever is refused until then sees it in the status."""
+    """Stream the events. The response begins at `accepted`, so that an earlier rejection is an HTTP status."""
     async for event in events:
         if isinstance(event, Delta):
             if frame := serializer.delta(event):

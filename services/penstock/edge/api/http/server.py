@@ -1,4 +1,4 @@
-"""The HTTP listener beside the gRPC one, on the same loop: from bound port to drained."""
+"""HTTP server: the listener of the OpenAI API on the event loop of the gRPC server, from bind to drain."""
 
 import asyncio
 import socket
@@ -14,21 +14,19 @@ from penstock.edge.api.http.app import OpenAIApp
 
 log = structlog.get_logger()
 
-KEEP_ALIVE_TIMEOUT_S = (
-    3_700  # s; longer than clients and proxies keep idle connections, so that it is they who close them
-)
-TCP_USER_TIMEOUT_MS = (
-    30_000  # ms that a client may leave what we wrote unacknowledged; then its connection counts as dead
-)
-LISTEN_BACKLOG = 2_048  # connections not accepted yet
+# Longer than clients and proxies keep idle connections, so that the server does not close a connection in use.
+KEEP_ALIVE_TIMEOUT_S = 3_700
+# Longest time for which a client may leave sent bytes unacknowledged before its connection counts as dead.
+TCP_USER_TIMEOUT_MS = 30_000
+LISTEN_BACKLOG = 2_048  # connections that are not accepted yet
 
 
 @asynccontextmanager
 async def serving_http(listen: str, app: OpenAIApp, drain_grace: float) -> AsyncIterator[str]:
-    """Serve `front` at host:port and give the address; nothing, where `listen` is empty.
+    """Serve `app` at host:port and yield the address. An empty `listen` serves nothing.
 
-    The drain begins when the process is asked to stop, or else when the block is left, which waits for it.
-    Raises OSError when `listen` cannot be bound.
+    The drain begins at a stop request or at the end of the block, which waits for it. Raises OSError if `listen`
+    cannot be bound.
     """
     if not listen:
         yield ""
@@ -45,7 +43,7 @@ async def serving_http(listen: str, app: OpenAIApp, drain_grace: float) -> Async
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's, not this server's."""
+        """Leave signals to the process."""
         yield
 
 
@@ -65,10 +63,10 @@ class _Listener:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # below that it tells of every stranger that speaks no HTTP
+                log_level="error",  # lower levels log every client that does not speak HTTP
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # who called is for the edge to judge, by connection and headers together
+                proxy_headers=False,  # the edge derives the caller from connection and headers itself
                 timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
                 backlog=LISTEN_BACKLOG,
             )
@@ -86,7 +84,7 @@ class _Listener:
         await self.drain()
 
     async def drain(self) -> None:
-        """Take nothing new, close idle connections, let answers end within the grace, then end the rest."""
+        """Stop listening, close idle connections, let responses end within the grace, then abort the rest."""
         if self._is_closed.is_set():
             return
         self._server.should_exit = True
@@ -98,7 +96,7 @@ class _Listener:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_grace if stop.grace is None else stop.grace):
                 await stop.forced.wait()
-        log.warning("http_requests_aborted", address=self.address, cut=self._app.abort())
+        log.warning("http_requests_aborted", address=self.address, aborted=self._app.abort())
         await asyncio.sleep(CLEANUP_GRACE_S)
         self._server.force_exit = True
 

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: the body to a request."""
+"""The endpoint `POST /v1/chat/completions`: request body and response."""
 
 import orjson
 
@@ -22,7 +22,7 @@ from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 
 def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
-    """Raise InvalidArgument naming the field, in the caller's own words."""
+    """Parse a body. Raises InvalidArgument with the path of the field."""
     reject_unsupported(fields, UNSUPPORTED_IN_CHAT)
     reject_format(fields.object("response_format"))
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
@@ -50,7 +50,7 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
 
 
 class ChatSerializer:
-    """A chat completion: the role first, the finish reason last, then usage if asked for, then [DONE]."""
+    """Serializes a chat completion. A stream has the role, deltas, the finish reason, usage on request, and [DONE]."""
 
     __slots__ = ("_chunks", "_created", "_request")
 

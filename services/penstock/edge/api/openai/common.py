@@ -1,4 +1,4 @@
-"""What is common to the generating endpoints: the request as parsed, and the fields that say how tokens are drawn."""
+"""Types and fields that the generating endpoints share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from penstock.edge.request.spec import RequestSpec
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Finished, Priority, Timeline
 
 _SEED_MASK = 2**64 - 1
-# The API's way to say how urgent a request is; a tenant's own class is never raised by it.
+# The API's field for the class of a request. It cannot raise the tenant's own class.
 _PRIORITY_OF_TIER: Mapping[str, Priority.ValueType] = MappingProxyType(
     {
         "": Priority.PRIORITY_UNSPECIFIED,
@@ -27,14 +27,14 @@ _PRIORITY_OF_TIER: Mapping[str, Priority.ValueType] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiRequest:
-    """What is to be generated, and how the answer is to look."""
+    """A parsed request: the spec and the format of the response."""
 
     spec: RequestSpec
     stream: bool = False
-    include_usage: bool = False  # whether a stream of chunks ends with one that counts tokens
-    continuous_usage: bool = False  # whether each of its chunks counts them
-    instructions: str | None = None  # given back in a response
-    metadata: Mapping[str, str] = field(default_factory=dict)  # likewise
+    include_usage: bool = False  # whether a stream ends with a chunk that has the usage
+    continuous_usage: bool = False  # whether each chunk has the usage
+    instructions: str | None = None  # returned in a response
+    metadata: Mapping[str, str] = field(default_factory=dict)  # returned in a response
 
 
 class GenerationOptions(TypedDict):
@@ -53,12 +53,12 @@ class GenerationOptions(TypedDict):
 
 
 def generation_options(fields: Fields) -> GenerationOptions:
-    """The fields that every generating endpoint shares, those that other servers added to the API among them."""
+    """Parse the fields that all generating endpoints share, including extensions of other servers."""
     top_k = fields.integer("top_k", 0)
     return GenerationOptions(
         temperature=fields.number("temperature", 1.0),
         top_p=fields.number("top_p", 1.0),
-        top_k=0 if top_k == -1 else top_k,  # -1 is how vLLM's clients say "all"
+        top_k=0 if top_k == -1 else top_k,  # clients of vLLM send -1 for all
         min_p=fields.number("min_p", 0.0),
         presence_penalty=fields.number("presence_penalty", 0.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0),
@@ -72,7 +72,7 @@ def generation_options(fields: Fields) -> GenerationOptions:
 
 
 def usage_flags(fields: Fields) -> tuple[bool, bool]:
-    """Whether a stream ends with usage, and whether each chunk has it; `continuous` asks for the last one as well."""
+    """Return whether a stream ends with usage, and whether each chunk has it. The latter implies the former."""
     options = fields.object("stream_options")
     continuous = options.flag("continuous_usage_stats")
     return options.flag("include_usage") or continuous, continuous
@@ -80,7 +80,7 @@ def usage_flags(fields: Fields) -> tuple[bool, bool]:
 
 def _seed(fields: Fields) -> int | None:
     seed = fields.integer("seed", None)
-    # The API's seeds are signed, ours are 64 plain bits; JSON integers of more bits were read as floats and refused.
+    # Seeds of the API are signed, seeds of the edge unsigned. JSON integers above 64 bits are rejected as floats.
     return None if seed is None else seed & _SEED_MASK
 
 
@@ -110,9 +110,9 @@ Json = dict[str, Any]
 
 
 class ResponseSerializer(Protocol):
-    """One request's answer, as a stream or whole. A stream is `begin`, any number of `delta`, then `finish` or `fail`.
+    """Serializes one response. A stream is `begin`, any number of `delta`, then `finish` or `fail`.
 
-    Each returns what to send, which may be nothing.
+    Each method returns the bytes to send, which may be empty.
     """
 
     def begin(self, accepted: Accepted) -> bytes: ...
@@ -122,7 +122,7 @@ class ResponseSerializer(Protocol):
     def finish(self, finished: Finished) -> bytes: ...
 
     def fail(self, error: PenstockError) -> bytes:
-        """End a stream that has begun; before that an error is an HTTP status."""
+        """End a stream that has begun. An error before that is an HTTP status."""
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes: ...
 
@@ -141,12 +141,12 @@ def usage(prompt_tokens: int, output_tokens: int, cached_prompt_tokens: int = 0)
 
 
 def usage_of(finished: Finished) -> Json:
-    spent = finished.usage
-    return usage(spent.prompt_tokens, spent.output_tokens, spent.cached_prompt_tokens)
+    counts = finished.usage
+    return usage(counts.prompt_tokens, counts.output_tokens, counts.cached_prompt_tokens)
 
 
 def extra_members(finished: Finished) -> Json:
-    """What `explain` asked for: a member of our own beside the API's."""
+    """Return the timeline as an additional member, if `explain` requested it."""
     return {"timeline": _timeline(finished.timeline)} if finished.HasField("timeline") else {}
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: the body to a request."""
+"""The endpoint `POST /v1/completions`: request body and response."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
-_DEFAULT_MAX_TOKENS = 16  # what the API documents for this endpoint, and what its clients rely on
+_DEFAULT_MAX_TOKENS = 16  # the documented default of this endpoint
 
 
 def parse_completion(fields: Fields, request_id: str) -> ApiRequest:
-    """Raise InvalidArgument naming the field, in the caller's own words."""
+    """Parse a body. Raises InvalidArgument with the path of the field."""
     reject_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
     spec = RequestSpec(
         request_id=request_id,
@@ -42,7 +42,7 @@ def parse_completion(fields: Fields, request_id: str) -> ApiRequest:
 
 
 def _input(prompt: Any) -> TextInput | TokenInput:
-    """A string, a list of token ids, or a list of exactly one of these."""
+    """Parse a prompt: a string, a list of token ids, or a list with exactly one of these."""
     match prompt:
         case None:
             raise InvalidArgument("prompt is missing; give a string or a list of token ids", field="prompt")
@@ -68,7 +68,7 @@ def _ids(prompt: list[Any]) -> tuple[int, ...]:
 
 
 class CompletionSerializer:
-    """A text completion: chunks have the shape of the whole, the last one the finish reason."""
+    """Serializes a text completion. Chunks have the format of the whole; the last one has the finish reason."""
 
     __slots__ = ("_chunks", "_created", "_request")
 

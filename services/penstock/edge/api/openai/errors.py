@@ -1,4 +1,4 @@
-"""Errors as an HTTP status, headers and the API's body. The one place that knows how our reasons map."""
+"""Conversion of errors to an HTTP status, headers and the API's error body."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
         grpc.StatusCode.NOT_FOUND: 404,
         grpc.StatusCode.CANCELLED: 499,
         grpc.StatusCode.UNIMPLEMENTED: 501,
-        grpc.StatusCode.RESOURCE_EXHAUSTED: 503,  # we are full; the caller's own limit is 429
+        grpc.StatusCode.RESOURCE_EXHAUSTED: 503,  # the edge or queue is full; the caller's own limit is 429
         grpc.StatusCode.UNAVAILABLE: 503,
         grpc.StatusCode.ABORTED: 503,
         grpc.StatusCode.DEADLINE_EXCEEDED: 504,
@@ -36,7 +36,7 @@ _TYPE: Mapping[int, str] = MappingProxyType(
         504: "timeout_error",
     }
 )
-# The codes that clients of the API branch on; every other reason of ours is a code of its own in lower case.
+# Codes that clients of the API branch on. Every other reason becomes a code in lower case.
 _CODE: Mapping[str, str] = MappingProxyType(
     {
         "KEY_MISSING": "invalid_api_key",
@@ -50,16 +50,16 @@ _CODE: Mapping[str, str] = MappingProxyType(
 
 
 class MethodNotAllowed(Unimplemented):
-    """The path is served, by another method."""
+    """The path is served with another method only."""
 
     default_reason = "METHOD_NOT_ALLOWED"
 
     def __init__(self, path: str, allowed: str) -> None:
-        super().__init__(f"{path} answers to {allowed} only")
+        super().__init__(f"{path} accepts {allowed} only")
         self.allowed = allowed
 
 
-# Where the code alone does not say enough.
+# Error types whose status differs from that of their code.
 _STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
     {MethodNotAllowed: 405, BodyStalled: 408, BodyTooLarge: 413, QuotaExceeded: 429}
 )
@@ -95,14 +95,14 @@ def error_body(error: PenstockError) -> dict[str, Any]:
 
 
 def _headers(error: PenstockError, status: int) -> dict[str, str]:
-    """`x-should-retry` is always said: left alone, clients repeat every 5xx, though only some have a chance."""
+    """Return the headers. `x-should-retry` is always set, because clients otherwise retry every 5xx status."""
     headers = {
         "content-type": "application/json",
         "x-penstock-reason": error.reason,
         "x-should-retry": "false" if error.retry_after is None else "true",
     }
     if error.retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))  # whole seconds by its standard
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))  # whole seconds by RFC 9110
         headers["retry-after-ms"] = str(math.ceil(error.retry_after * 1000))
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allowed

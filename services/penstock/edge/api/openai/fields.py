@@ -1,4 +1,4 @@
-"""Typed reading of a JSON body. `null` counts as absent, as the API has it; a wrong type is refused by name."""
+"""Typed access to a JSON body. `null` counts as absent, as in the API. A wrong type is rejected with its path."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -9,23 +9,23 @@ from penstock.chassis.errors import DeadlineExceeded, InvalidArgument
 from penstock.edge.request import limits
 
 T = TypeVar("T")
-MAX_QUOTED_CHARS = 40  # characters that a message repeats
+MAX_QUOTED_CHARS = 40  # of a value that an error message repeats
 
 
 class BodyTooLarge(InvalidArgument):
-    """More bytes than any request may have."""
+    """The body exceeds the limit of a request."""
 
     default_reason = "BODY_TOO_LARGE"
 
 
 class BodyStalled(DeadlineExceeded):
-    """A body that began and does not go on."""
+    """No further byte of a body arrived in time."""
 
     default_reason = "BODY_STALLED"
 
 
 class Fields:
-    """The members of one JSON object, and the path by which its sender knows it."""
+    """The members of one JSON object and its path in the body."""
 
     __slots__ = ("_path", "members")
 
@@ -74,7 +74,7 @@ class Fields:
 
 
 def parse_body(body: bytes) -> Fields:
-    """Raise BodyTooLarge, or InvalidArgument for what is no JSON object."""
+    """Parse a body. Raises BodyTooLarge, or InvalidArgument if it is not a JSON object."""
     if len(body) > limits.BODY_BYTES:
         raise BodyTooLarge(f"the body has {len(body)} bytes; at most {limits.BODY_BYTES} are read")
     try:
@@ -91,7 +91,7 @@ def wrong_type(path: str, expected: str, value: object) -> InvalidArgument:
 
 
 def describe(value: object) -> str:
-    """A value as a message may quote it: never long, never a whole prompt."""
+    """Describe a value for an error message. Long values, such as prompts, are not repeated."""
     match value:
         case dict():
             return "an object"
@@ -106,5 +106,5 @@ def describe(value: object) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as a sentence may quote it, cut where it is long."""
+    """Quote a name for an error message, truncated if it is long."""
     return repr(name) if len(name) <= MAX_QUOTED_CHARS else f"{name[:MAX_QUOTED_CHARS]!r}…"

@@ -1,4 +1,4 @@
-"""Conversations as the API writes them, to ours: role and plain text."""
+"""Conversion of the API's messages to roles and plain text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,24 +8,24 @@ from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.request.spec import Message
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_ROLES: Mapping[str, str] = {"developer": "system"}  # the newer word for it; templates know the older
+_ROLES: Mapping[str, str] = {"developer": "system"}  # the newer name of the role; templates use the older one
 
 
 def message_from(members: Any, path: str) -> Message:
-    """One message; a path such as `messages[2]` names it in errors."""
+    """Parse one message. `path`, for example `messages[2]`, names it in errors."""
     if not isinstance(members, dict):
         raise wrong_type(path, "an object with role and content", members)
     fields = Fields(members, path)
     if fields.get("tool_calls") or fields.get("function_call"):
-        raise InvalidArgument(f"{path} calls a tool; this server takes text only", field=f"{path}.tool_calls")
+        raise InvalidArgument(f"{path} calls a tool; this server accepts text only", field=f"{path}.tool_calls")
     role = fields.text("role")
     if not role:
-        raise InvalidArgument(f"{path}.role is missing; say user, assistant or system", field=f"{path}.role")
+        raise InvalidArgument(f"{path}.role is missing; give user, assistant or system", field=f"{path}.role")
     return Message(_ROLES.get(role, role), content_text(fields.get("content"), f"{path}.content"))
 
 
 def content_text(content: Any, path: str) -> str:
-    """Text of a content, whether a string or a list of parts, which are joined by newlines."""
+    """Return the text of a content: a string, or a list of parts, which are joined by newlines."""
     if content is None:
         raise InvalidArgument(f"{path} is missing; give a string or a list of text parts", field=path)
     if isinstance(content, str):
@@ -44,8 +44,9 @@ def _part_text(part: Any, path: str) -> str:
     kind = part.get("type")
     if kind in _TEXT_PARTS:
         return fields.text("text")
-    if kind == "refusal":  # an earlier answer, sent back
+    if kind == "refusal":  # of an earlier answer
         return fields.text("refusal")
     raise InvalidArgument(
-        f"{path}.type is {describe(kind)}; this server takes text only: {', '.join(_TEXT_PARTS)}", field=f"{path}.type"
+        f"{path}.type is {describe(kind)}; this server accepts text only: {', '.join(_TEXT_PARTS)}",
+        field=f"{path}.type",
     )

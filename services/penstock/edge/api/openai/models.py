@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{name}`."""
+"""The endpoints `GET /v1/models` and `GET /v1/models/{name}`."""
 
 from collections.abc import Iterable
 
@@ -29,5 +29,5 @@ def _model(model: Model, created: int) -> Json:
         "object": "model",
         "created": created,
         "owned_by": "penstock",
-        "max_model_len": model.context_length,  # as vLLM says it; load tools read it
+        "max_model_len": model.context_length,  # a field of vLLM that load tools read
     }

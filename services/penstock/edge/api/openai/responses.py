@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: the body to a request."""
+"""The endpoint `POST /v1/responses`: request body and response."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import InvalidArgument, Overloaded, PenstockError, QuotaExceeded
-from penstock.edge.api.openai import streaming
 from penstock.edge.api.openai.common import ApiRequest, Json, extra_members, generation_options
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.api.openai.messages import message_from
+from penstock.edge.api.openai.streaming import named_sse_event, split_at_marker
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_format, reject_unsupported
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
@@ -18,15 +18,15 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Fin
 
 
 def parse_response(fields: Fields, request_id: str) -> ApiRequest:
-    """Raise InvalidArgument naming the field, in the caller's own words."""
+    """Parse a body. Raises InvalidArgument with the path of the field."""
     reject_unsupported(fields, UNSUPPORTED_IN_RESPONSES)
     reject_format(fields.object("text").object("format"))
     instructions = fields.text("instructions")
-    said_first = (Message("system", instructions),) if instructions else ()
+    system = (Message("system", instructions),) if instructions else ()
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
-        input=ChatInput(said_first + _messages(fields.get("input"))),
+        input=ChatInput(system + _messages(fields.get("input"))),
         max_output_tokens=fields.integer("max_output_tokens", None),
         **generation_options(fields),
     )
@@ -51,12 +51,14 @@ def _messages(given: Any) -> tuple[Message, ...]:
 def _item(item: Any, path: str) -> Message:
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     if kind != "message":
-        raise InvalidArgument(f"{path}.type is {describe(kind)}; this server takes messages only", field=f"{path}.type")
+        raise InvalidArgument(
+            f"{path}.type is {describe(kind)}; this server accepts messages only", field=f"{path}.type"
+        )
     return message_from(item, path)
 
 
 def _metadata(fields: Fields) -> Mapping[str, str]:
-    """The caller's own pairs, kept to the sizes that the API documents, since each event of a life carries them."""
+    """Return the caller's pairs within the documented limits, since several events repeat them."""
     given = fields.object("metadata").members
     if len(given) > limits.METADATA_PAIRS:
         raise InvalidArgument(
@@ -75,12 +77,11 @@ def _metadata(fields: Fields) -> Mapping[str, str]:
 
 
 class ResponseObject:
-    """One response: what was asked for, and so far as it is known what came of it.
+    """The JSON object of one response, at each stage of its life.
 
-    An answer cut off by the caller's own `max_output_tokens` is `incomplete`, as the API has it. One cut off by a limit
-    that the caller did not set (the context, or this server's default) is `completed` with `incomplete_details` saying
-    so: the official client's final-response call fails on anything but a completed one, which nobody expects who
-    asked for no limit. Either way the message itself is `incomplete`.
+    A response that ends at the caller's `max_output_tokens` is `incomplete`, as in the API. A response that ends at
+    another limit (the context or this server's default) is `completed` with `incomplete_details`, because the official
+    client raises an error for any other status. In both cases the message itself is `incomplete`.
     """
 
     __slots__ = ("_common", "_limit", "item_id")
@@ -114,11 +115,11 @@ class ResponseObject:
         return self._object("in_progress", [])
 
     def ended(self, text: str, finished: Finished) -> Json:
-        is_cut = finished.reason == FINISH_REASON_LENGTH
-        item = self.message("incomplete" if is_cut else "completed", [text_part(text)])
-        made = self._object("incomplete" if is_cut and self._limit is not None else "completed", [item])
-        details = {"reason": "max_output_tokens"} if is_cut else None
-        return made | {"incomplete_details": details, "usage": _usage(finished)}
+        is_truncated = finished.reason == FINISH_REASON_LENGTH
+        item = self.message("incomplete" if is_truncated else "completed", [text_part(text)])
+        response = self._object("incomplete" if is_truncated and self._limit is not None else "completed", [item])
+        details = {"reason": "max_output_tokens"} if is_truncated else None
+        return response | {"incomplete_details": details, "usage": _usage(finished)}
 
     def failed(self, text: str, error: PenstockError) -> Json:
         output = [self.message("incomplete", [text_part(text)])] if text else []
@@ -137,30 +138,30 @@ def text_part(text: str) -> Json:
 
 
 def _usage(finished: Finished) -> Json:
-    spent = finished.usage
+    counts = finished.usage
     return {
-        "input_tokens": spent.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": spent.cached_prompt_tokens, "cache_write_tokens": 0},
-        "output_tokens": spent.output_tokens,
+        "input_tokens": counts.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counts.cached_prompt_tokens, "cache_write_tokens": 0},
+        "output_tokens": counts.output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": spent.prompt_tokens + spent.output_tokens,
+        "total_tokens": counts.prompt_tokens + counts.output_tokens,
     }
 
 
 def _error_code(error: PenstockError) -> str:
-    """The API's own closed list has three that can happen here."""
+    """Return one of the three codes of the API that can occur here."""
     if isinstance(error, QuotaExceeded | Overloaded):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, InvalidArgument) else "server_error"
 
 
 _MARKER = "\0delta"
-_CONTENT_POSITION: Json = {"output_index": 0, "content_index": 0}  # an answer is one message of one part
+_CONTENT_POSITION: Json = {"output_index": 0, "content_index": 0}  # a response has one message with one part
 _SEQUENCE_NUMBER_KEY = b',"sequence_number":'
 
 
 class ResponsesSerializer:
-    """A response: every event is named, typed and numbered, and the last one carries the whole response."""
+    """Serializes a response. Every event is named, typed and numbered; the last one contains the whole response."""
 
     __slots__ = ("_after", "_before", "_created", "_number", "_request", "_response", "_texts")
 
@@ -212,11 +213,11 @@ class ResponsesSerializer:
 
     def _event(self, name: str, members: Json) -> bytes:
         kind = f"response.{name}"
-        frame = streaming.named_sse_event(kind, {"type": kind, **members, "sequence_number": self._number})
+        frame = named_sse_event(kind, {"type": kind, **members, "sequence_number": self._number})
         self._number += 1
         return frame
 
     def _prepare_deltas(self) -> None:
         kind = "response.output_text.delta"
         payload = {"type": kind, **self._of_item({"logprobs": [], "delta": _MARKER})}
-        self._before, self._after = streaming.split_at_marker(streaming.named_sse_event(kind, payload), _MARKER)
+        self._before, self._after = split_at_marker(named_sse_event(kind, payload), _MARKER)

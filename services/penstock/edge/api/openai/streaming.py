@@ -1,4 +1,4 @@
-"""Server-sent events as bytes. What is the same for every token of an answer is serialised once."""
+"""Server-sent events. The constant parts of an answer's chunks are serialized once."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from penstock.edge.api.openai.common import ApiRequest, Json, extra_members, usa
 from penstock.edge.api.openai.errors import error_body
 from penstock.v1.inference_pb2 import Finished
 
-DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": waiting\n\n"  # a comment, which readers skip: shows proxies and clients that the stream lives
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_KEEPALIVE = b": waiting\n\n"  # a comment, which readers ignore
 
 
 def sse_event(payload: object) -> bytes:
@@ -22,19 +22,19 @@ def named_sse_event(name: str, payload: object) -> bytes:
 
 
 def split_at_marker(frame: bytes, marker: str) -> tuple[bytes, bytes]:
-    """Cut a frame at the JSON string `marker`: what comes before that value, and after it."""
+    """Split a frame at the JSON string `marker`: the bytes before that value and after it."""
     before, found, after = frame.partition(orjson.dumps(marker))
     assert found, "the marker is one of the frame's strings"
     return before, after
 
 
-TextChoice = Callable[[str], Json]  # the one choice of a chunk that carries this text
+TextChoice = Callable[[str], Json]  # builds the choice of a chunk from its text
 
 _MARKER = "\0text"
 
 
 class ChunkStream:
-    """The chunks of one answer: what is constant is serialised once, so a delta costs its text alone."""
+    """Serializes the chunks of one answer. Only the text of a delta is serialized for each chunk."""
 
     __slots__ = (
         "_after",
@@ -57,7 +57,7 @@ class ChunkStream:
         self._before, self._after = split_at_marker(self.choice(text_choice(_MARKER)), _MARKER)
 
     def text(self, text: str, tokens: int) -> bytes:
-        """One delta; nothing while its text is held back, though its tokens count."""
+        """Return the chunk of a delta. Empty if its text is held back; its tokens count nevertheless."""
         self._output_tokens += tokens
         if not text:
             return b""
@@ -72,10 +72,10 @@ class ChunkStream:
         last = sse_event(self._chunk(choice) | extra_members(finished))
         if self._has_usage:
             last += sse_event({**self._envelope, "choices": [], "usage": usage_of(finished)})
-        return last + DONE
+        return last + SSE_DONE
 
     def fail(self, error: PenstockError) -> bytes:
-        """An error and no [DONE]: clients raise on the one and would take the other for success."""
+        """Return an error without [DONE], which clients would take for success."""
         return sse_event(error_body(error))
 
     def _chunk(self, choice: Json) -> Json:

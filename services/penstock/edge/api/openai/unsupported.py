@@ -1,4 +1,4 @@
-"""What the API has and this server has not: refused when asked for, and harmless when merely mentioned."""
+"""Fields of the API that this server does not support. A value that requests such a feature is rejected."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -7,7 +7,7 @@ from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.openai.fields import Fields, describe
 from penstock.edge.request import limits
 
-# Each field: the values that ask for nothing, and what the caller can do instead.
+# For each field: the values that request nothing, and an alternative for the caller.
 UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
 
 _UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
@@ -40,26 +40,26 @@ UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
         "background": ((False,), "stream the answer, or keep the connection open"),
-        "previous_response_id": ((), "nothing is stored here: send the earlier turns in `input`"),
-        "conversation": ((), "nothing is stored here: send the earlier turns in `input`"),
-        "prompt": ((), "no prompts are stored here: send `instructions` and `input`"),
+        "previous_response_id": ((), "this server stores nothing; send the earlier turns in `input`"),
+        "conversation": ((), "this server stores nothing; send the earlier turns in `input`"),
+        "prompt": ((), "this server stores no prompts; send `instructions` and `input`"),
     }
 )
 
 
 def reject_unsupported(fields: Fields, unsupported: UnsupportedFields) -> None:
-    for name, (idle, instead) in unsupported.items():
+    for name, (no_request, instead) in unsupported.items():
         value = fields.get(name)
-        if value is not None and not any(value == each and type(value) is type(each) for each in idle):
+        if value is not None and not any(value == each and type(value) is type(each) for each in no_request):
             raise _unsupported_error(fields.path(name), value, instead)
 
 
 def reject_format(fields: Fields) -> None:
-    """An output format other than text cannot be promised, so it is not."""
+    """Reject an output format other than text, which this server cannot guarantee."""
     kind = fields.get("type")
     if kind not in (None, "text"):
         raise _unsupported_error(fields.path("type"), kind, "ask for the format in the prompt")
 
 
 def _unsupported_error(path: str, value: object, instead: str) -> InvalidArgument:
-    return InvalidArgument(f"{path} is {describe(value)}, which is not served here; {instead}", field=path)
+    return InvalidArgument(f"{path} is {describe(value)}, which is not supported; {instead}", field=path)

@@ -1,7 +1,7 @@
-"""Iteration-level batching: which sequences the next step works on, and what its tokens change.
+"""Iteration-level batching: selects the sequences of each step and applies the step's tokens.
 
-Knows no clock, no tensor and no pipe: real engines and simulated ones drive this very code.
-Each step is `plan`, the computing in between, `commit`.
+Knows no clock, tensor or pipe; real and simulated engines run this code. Each step is `plan`, then the computation by
+the engine, then `commit`.
 """
 
 from collections import deque
@@ -25,16 +25,16 @@ from penstock.worker.engine.interface import (
     StepResult,
 )
 
-MAX_REPORTED_BLOCKS = 64  # leading blocks of a sequence, as far as tickets name their prompts
+MAX_REPORTED_BLOCKS = 64  # leading blocks of a sequence that are reported, as tickets list no more hashes
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
     """All sequences of one engine.
 
-    Invariant: everyone running is older than everyone waiting. Admission is first come first served and preemption
-    takes the newest, so the oldest always goes on and the batch cannot lock itself up. Who waits for the content of a
-    shared block waits for an older sequence, as whoever was admitted first fills it.
+    Invariant: each running sequence is older than each waiting one. Admission is in order of arrival and preemption
+    takes the newest, so the oldest always progresses and the batch cannot deadlock. A sequence that waits for the
+    content of a shared block waits for an older sequence, because the first one admitted fills the block.
     """
 
     pool: BlockPool
@@ -45,13 +45,12 @@ class Batch:
     step: int = 0
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
-    slots_taken: int = 0  # slots taken; in a static batch finished members keep theirs
-    _sequences: dict[int, Sequence] = field(default_factory=dict)
+    slots_taken: int = 0  # in a static batch, finished sequences keep their slots
+    _sequences: dict[int, Sequence] = field(default_factory=dict)  # running and waiting, by seq_id
     _cancelling: list[int] = field(default_factory=list)
-    _promised_blocks: int = (
-        0  # blocks; this and the next are kept up, as summing over all sequences would cost each step
-    )
-    _prefill_backlog_tokens: int = 0  # tokens
+    # These two sums are updated with each sequence, as summing over all sequences in each step would take time.
+    _promised_blocks: int = 0
+    _prefill_backlog_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -73,7 +72,7 @@ class Batch:
         self._count(sequence, 1)
 
     def cancel(self, seq_id: int) -> bool:
-        """Take effect at the next plan, whose result holds the receipt. False when the sequence is not here."""
+        """Cancel a sequence at the next plan, whose result has the receipt. Return False for an unknown sequence."""
         if seq_id not in self._sequences or seq_id in self._cancelling:
             return False
         self._cancelling.append(seq_id)
@@ -92,7 +91,7 @@ class Batch:
         return StepPlan(decodes, prefills, result)
 
     def commit(self, plan: StepPlan, tokens: Values[int], logprobs: Values[float]) -> StepResult:
-        """Enter what the step computed: one token and logprob for each of `plan.sampled`, in that order."""
+        """Apply the results of the step: one token and logprob for each of `plan.sampled`, in that order."""
         for part in plan.decodes:
             sequence = part.sequence
             sequence.computed += 1
@@ -124,14 +123,14 @@ class Batch:
         )
 
     def _count(self, sequence: Sequence, sign: int) -> None:
-        """Add what a sequence has yet to take and to prefill, or subtract it, before it changes and after."""
+        """Add (1) or subtract (-1) a sequence's open blocks and prefill tokens; called after and before it changes."""
         self._promised_blocks += sign * (self.pool.blocks_for(sequence.max_total_tokens) - len(sequence.table))
         if sequence.remaining > 1:
             self._prefill_backlog_tokens += sign * sequence.remaining
 
     def _check(self, spec: SequenceSpec) -> None:
         if spec.seq_id in self._sequences:
-            raise StartInvalid(f"sequence {spec.seq_id} is here already; choose another id")
+            raise StartInvalid(f"sequence {spec.seq_id} already exists; choose another id")
         check_spec(spec, context_length=self.context_length, blocks=self.pool.blocks, block_size=self.pool.block_size)
 
     def _release_cancelled(self) -> list[SequenceCancelled]:
@@ -141,15 +140,15 @@ class Batch:
             self._count(sequence, -1)
             receipts.append(SequenceCancelled(seq_id, sequence.generated, self.pool.release(sequence.table, seq_id)))
         if receipts:
-            gone = {receipt.seq_id for receipt in receipts}
-            self.waiting = deque(each for each in self.waiting if each.spec.seq_id not in gone)
-            self._remove_from_running(gone)
+            released = {receipt.seq_id for receipt in receipts}
+            self.waiting = deque(each for each in self.waiting if each.spec.seq_id not in released)
+            self._remove_from_running(released)
             self._cancelling.clear()
         return receipts
 
     def _plan_decodes(self, result: StepResult) -> list[Slice]:
-        # A sequence preempted for an older one is still in this copy, without a table. What holds for most is looked at
-        # first: a step costs this for each that decodes.
+        # A sequence preempted for an older one is still in this copy, without a table. The conditions are ordered by
+        # cost, because each step evaluates them for each decoding sequence.
         block_size = self.pool.block_size
         return [
             Slice(sequence, sequence.computed, 1)
@@ -161,7 +160,7 @@ class Batch:
         ]
 
     def _grow(self, sequence: Sequence, result: StepResult) -> bool:
-        """Have a block for the next position, preempting the newest as needed; False when that was itself."""
+        """Allocate a block for the next position, preempting the newest sequences. Return False if it was preempted."""
         while len(sequence.table) * self.pool.block_size < len(sequence.ids):
             if self.pool.extend(sequence.table):
                 self._promised_blocks -= 1
@@ -194,18 +193,18 @@ class Batch:
                 result.admitted.append(SequenceAdmitted(sequence.spec.seq_id, sequence.cached_tokens))
 
     def _allocate(self, sequence: Sequence) -> bool:
-        """Give a sequence blocks for all its known tokens, as many as possible with their KV in them already."""
+        """Allocate blocks for all known tokens of a sequence, and share those whose content is in the prefix cache."""
         known = len(sequence.ids)
-        # The last token is always computed anew, for its logits; so its block is nobody else's to write.
+        # The last token is always recomputed for its logits, so its block is never shared.
         shareable = (known - 1) // self.pool.block_size if sequence.can_share else 0
-        names = sequence.hash_blocks(shareable, self.pool.block_size)
-        found = self.pool.find_prefix(names)
-        # One block for each that runs stays free, or admitting would preempt within a few steps.
+        hashes = sequence.hash_blocks(shareable, self.pool.block_size)
+        found = self.pool.find_prefix(hashes)
+        # One block per running sequence stays free; otherwise an admission would cause preemptions within a few steps.
         table = self.pool.allocate(found, self.pool.blocks_for(known) - len(found), min_free=len(self.running))
         if table is None:
             return False
         for block in range(len(found), shareable):
-            self.pool.announce(table[block], names[block], sequence.spec.seq_id)
+            self.pool.announce(table[block], hashes[block], sequence.spec.seq_id)
         self._count(sequence, -1)
         sequence.table = table
         sequence.shared_blocks = sequence.published_blocks = len(found)
@@ -215,7 +214,7 @@ class Batch:
         return True
 
     def _has_shared_content(self, sequence: Sequence) -> bool:
-        """Whether all blocks that a sequence shares have their content by now."""
+        """Whether all blocks that a sequence shares have their content."""
         while (
             sequence.filled_blocks < sequence.shared_blocks
             and self.pool.writer(sequence.table[sequence.filled_blocks]) is None
@@ -224,7 +223,7 @@ class Batch:
         return sequence.filled_blocks == sequence.shared_blocks
 
     def _claim_unwritten(self, sequence: Sequence) -> bool:
-        """Have a sequence fill what it waits for, if the one that was to has left."""
+        """Let a sequence compute the shared blocks that it waits for, if their writer has left."""
         awaited = sequence.table[sequence.filled_blocks : sequence.shared_blocks]
         if self.pool.writer(awaited[0]) != NO_WRITER:
             return False
@@ -245,8 +244,8 @@ class Batch:
             for each in self.running
             if each.spec.seq_id not in decoding and (self._has_shared_content(each) or self._claim_unwritten(each))
         ]
-        urgent = [each.spec.is_express for each in prefilling]
-        chunks = self.policy.split_prefill([each.remaining for each in prefilling], len(decodes), urgent)
+        express = [each.spec.is_express for each in prefilling]
+        chunks = self.policy.split_prefill([each.remaining for each in prefilling], len(decodes), express)
         pairs = zip(prefilling, chunks, strict=True)
         return [Slice(sequence, sequence.computed, chunk) for sequence, chunk in pairs if chunk]
 
@@ -255,9 +254,9 @@ class Batch:
             return
         full = sequence.computed // self.pool.block_size
         if full > sequence.published_blocks:
-            names = sequence.hash_blocks(full, self.pool.block_size)
+            hashes = sequence.hash_blocks(full, self.pool.block_size)
             for block in range(sequence.published_blocks, full):
-                self.pool.publish(sequence.table[block], names[block], is_reported=block < MAX_REPORTED_BLOCKS)
+                self.pool.publish(sequence.table[block], hashes[block], is_reported=block < MAX_REPORTED_BLOCKS)
             sequence.published_blocks = full
 
     def _emit(
@@ -282,6 +281,6 @@ class Batch:
         cached = sequence.cached_tokens or 0
         result.finished.append(SequenceFinished(sequence.spec.seq_id, reason, sequence.generated, cached))
 
-    def _remove_from_running(self, gone: set[int]) -> None:
-        self.running = [each for each in self.running if each.spec.seq_id not in gone]
+    def _remove_from_running(self, seq_ids: set[int]) -> None:
+        self.running = [each for each in self.running if each.spec.seq_id not in seq_ids]
         self.slots_taken = self.policy.slots_taken(self.slots_taken, len(self.running))

@@ -1,19 +1,19 @@
-"""The KV blocks of one engine: who holds which, which content is still worth keeping. Knows no tensors."""
+"""The pool of KV blocks of one engine: reference counts and the prefix cache. Knows no tensors."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-NO_WRITER = -1  # writer of a block whose content was to come and whose writer has left
+NO_WRITER = -1  # writer of an announced block whose writer has left
 
 
 class BlockPool:
     """A fixed number of KV blocks with reference counts and a prefix cache.
 
-    A block is in exactly one of three states: held (counted references), cached (no reference, content named and
-    findable) or unused. Cached and unused ones together are free: the least recently used content is given up first.
+    A block is in exactly one of three states: held (counted references), cached (no reference, found by its hash) or
+    unused. Cached and unused blocks together are free; the least recently used cached block is evicted first.
 
-    A held block may be found before its content is there, so that what comes at the same time shares it too. It then
-    has one writer; whoever else holds it reads it once `writer` is None, or claims it when that is `NOBODY`.
+    A held block can be found before its content is computed, so that sequences that arrive together share it. It then
+    has one writer. Other holders read it once `writer` is None, or claim it if that is `NO_WRITER`.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
@@ -22,14 +22,12 @@ class BlockPool:
         self.blocks = blocks
         self.block_size = block_size  # tokens
         self._references = [0] * blocks
-        self._unused = list(range(blocks))  # last in, first out: memory in use stays small and warm
+        self._unused = list(range(blocks))  # last in, first out, so that the memory in use stays small
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_by_hash: dict[bytes, int] = {}
         self._hash_by_block: dict[int, bytes] = {}
-        self._writers: dict[int, int] = {}  # of named blocks whose content is still to come
-        self._cache_changes: dict[
-            bytes, bool
-        ] = {}  # names that can be found since they were last asked for, or no more
+        self._writers: dict[int, int] = {}  # of blocks that are announced and not yet published
+        self._cache_changes: dict[bytes, bool] = {}  # by hash, since the last `pop_cache_changes`: True if cached
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.used}/{self.blocks} used, {self.cached} cached>"
@@ -50,19 +48,19 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def find_prefix(self, hashes: Iterable[bytes]) -> list[int]:
-        """Blocks of the longest known beginning of `names`. Takes no reference."""
+        """Return the blocks of the longest known prefix of `hashes`. Takes no reference."""
         found = []
-        for name in hashes:
-            block = self._block_by_hash.get(name)
+        for block_hash in hashes:
+            block = self._block_by_hash.get(block_hash)
             if block is None:
                 break
             found.append(block)
         return found
 
     def allocate(self, shared: Sequence[int], new_blocks: int, *, min_free: int = 0) -> list[int] | None:
-        """Return a block table: `shared` blocks as just found, then `fresh` new ones.
+        """Return a block table: the `shared` blocks that `find_prefix` returned, then new ones.
 
-        None, and nothing taken, when fewer than `keep` blocks would stay free.
+        Return None, and take no block, if fewer than `min_free` blocks would stay free.
         """
         revived = sum(1 for block in shared if not self._references[block])
         if self.free - revived - new_blocks < min_free:
@@ -73,37 +71,37 @@ class BlockPool:
         return [*shared, *(self._pop_free() for _ in range(new_blocks))]
 
     def extend(self, table: list[int]) -> bool:
-        """Add one block to `table`; False when none is free."""
+        """Add one block to `table`. Return False if none is free."""
         if not self.free:
             return False
         table.append(self._pop_free())
         return True
 
     def announce(self, block: int, block_hash: bytes, writer: int) -> None:
-        """Let a held block be found whose content `writer` is going to compute. The first block of a name keeps it."""
+        """Make a held block findable before `writer` has computed its content. The first block with a hash keeps it."""
         if block_hash not in self._block_by_hash and block not in self._hash_by_block:
             self._block_by_hash[block_hash] = block
             self._hash_by_block[block] = block_hash
             self._writers[block] = writer
 
     def publish(self, block: int, block_hash: bytes, *, is_reported: bool = True) -> None:
-        """Make the content of a held, full block findable, announced or not. The first block of a name keeps it."""
+        """Make a held, full block findable, announced or not. The first block with a hash keeps it."""
         self.announce(block, block_hash, NO_WRITER)
         self._writers.pop(block, None)
         if is_reported:
             self._cache_changes[block_hash] = True
 
     def writer(self, block: int) -> int | None:
-        """Who is to fill the block; None once it is full."""
+        """Sequence that computes the block's content; None once it is published."""
         return self._writers.get(block)
 
     def claim(self, block: int, writer: int) -> None:
         self._writers[block] = writer
 
     def release(self, table: list[int], writer: int = NO_WRITER) -> int:
-        """Empty the table of `writer` and return how many blocks became free by it."""
+        """Empty the table of `writer` and return the number of blocks that became free."""
         freed = 0
-        # Last block first: a chain without its beginning is of no use, so its end is to be given up before it.
+        # Last block first, so that the end of a chain is evicted before its beginning, without which it has no use.
         for block in reversed(table):
             self._references[block] -= 1
             if not self._references[block]:
@@ -115,9 +113,9 @@ class BlockPool:
         return freed
 
     def pop_cache_changes(self) -> dict[bytes, bool]:
-        """Return the names whose content came, if that was to be news, or was given up since the last call."""
-        news, self._cache_changes = self._cache_changes, {}
-        return news
+        """Return the hashes that were published with `is_reported` (True) or evicted (False) since the last call."""
+        changes, self._cache_changes = self._cache_changes, {}
+        return changes
 
     def _pop_free(self) -> int:
         if self._unused:

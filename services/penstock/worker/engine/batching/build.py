@@ -1,4 +1,4 @@
-"""From options to the batch that every engine with a KV pool of ours runs."""
+"""Builds the batch of every engine that uses our KV pool."""
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool

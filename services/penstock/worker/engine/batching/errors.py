@@ -1,17 +1,17 @@
-"""Why a sequence is refused. Each is the caller's to mend, so each names its numbers."""
+"""Errors that reject a sequence. The caller can correct each of them, so each names its numbers."""
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.worker.engine.interface import SequenceSpec
 
 
 class PromptTooLong(InvalidArgument):
-    """Prompt and output can never fit together: neither now nor when the worker is empty."""
+    """Prompt and output do not fit, even if the worker is empty."""
 
     default_reason = "PROMPT_TOO_LONG"
 
 
 class StartInvalid(InvalidArgument):
-    """The sequence contradicts itself or one that already runs."""
+    """The sequence has invalid fields, or its id is in use."""
 
     default_reason = "START_INVALID"
 
@@ -19,7 +19,7 @@ class StartInvalid(InvalidArgument):
 def exceeds_context(prompt: int, output: int, context: int) -> PromptTooLong:
     return PromptTooLong(
         f"{prompt} prompt tokens and up to {output} output tokens exceed the context of {context} tokens; "
-        "shorten the prompt or ask for fewer output tokens",
+        "shorten the prompt or request fewer output tokens",
         field="token_ids",
         metadata={"prompt_tokens": str(prompt), "max_output_tokens": str(output), "context_length": str(context)},
     )
@@ -28,17 +28,17 @@ def exceeds_context(prompt: int, output: int, context: int) -> PromptTooLong:
 def exceeds_pool(prompt: int, output: int, needed: int, blocks: int) -> PromptTooLong:
     return PromptTooLong(
         f"{prompt} prompt tokens and up to {output} output tokens need {needed} KV blocks and the worker has {blocks}; "
-        "shorten the prompt, ask for fewer output tokens, or give the worker more KV memory",
+        "shorten the prompt, request fewer output tokens, or give the worker more KV memory",
         field="token_ids",
         metadata={"prompt_tokens": str(prompt), "kv_blocks_needed": str(needed), "kv_blocks": str(blocks)},
     )
 
 
 def check_spec(spec: SequenceSpec, *, context_length: int, blocks: int, block_size: int) -> None:
-    """Raise StartInvalid or PromptTooLong for what can never run in this context (tokens) and this pool."""
+    """Raise StartInvalid or PromptTooLong for a sequence that can never run in this context (tokens) and pool."""
     prompt, output = len(spec.token_ids), spec.max_output_tokens
     if not 0 <= spec.emitted < prompt:
-        raise StartInvalid(f"{spec.emitted} of {prompt} token ids are said to be emitted; a prompt must be left")
+        raise StartInvalid(f"emitted is {spec.emitted} of {prompt} token ids; at least one must be of the prompt")
     if output < 1:
         raise StartInvalid(f"max_output_tokens is {output}; it must be at least 1")
     if prompt + output > context_length:

@@ -1,7 +1,7 @@
-"""Which tokens may come next where an answer is held to a form. Knows no logits and no tensors.
+"""Token masks: the tokens that an output constraint allows next. Knows no logits and no tensors.
 
-A mask is a function of the output so far, so a preempted or resumed answer is held to the very same form. Another kind
-of form is a class in `interface.Form` and a builder in `_MASKS`.
+A mask is a function of the output so far, so a preempted or resumed sequence keeps its constraint. A new kind of
+constraint is a class in `interface.OutputConstraint` and a builder in `_MASK_BUILDERS`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, Outp
 
 class TokenMask(Protocol):
     def allowed(self, output: Sequence[int]) -> Sequence[int] | None:
-        """Ids that may follow `output`, which earlier runs' is part of: ascending, at least one; None: any."""
+        """Return the ids that may follow `output` (of earlier runs, too), ascending, at least one; None: any id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class FixedMask:
 
 @dataclass(slots=True)
 class _Node:
-    """A beginning of choices, and what each token that goes on leads to."""
+    """A node of the trie: a prefix of choices."""
 
     children: dict[int, "_Node"] = field(default_factory=dict)
     is_choice: bool = False
 
 
 class ChoiceMask:
-    """A trie over the choices; after a whole one an end id may come, and must where no longer one begins with it."""
+    """A trie over the choices. An end id may follow a whole choice, and must if no longer choice begins with it."""
 
     def __init__(self, choices: Sequence[Sequence[int]], end_ids: frozenset[int]) -> None:
         self._root = _Node()
@@ -48,30 +48,30 @@ class ChoiceMask:
     def allowed(self, output: Sequence[int]) -> Sequence[int]:
         node = self._root
         for token in output:
-            if token not in node.children:  # an earlier run was not held to these choices
+            if token not in node.children:  # an earlier run did not have this constraint
                 return sorted(self._end_ids)
             node = node.children[token]
         return sorted(node.children.keys() | self._end_ids) if node.is_choice else sorted(node.children)
 
 
 def build_mask(constraint: OutputConstraint, end_ids: frozenset[int]) -> TokenMask:
-    """Raises StartInvalid for a form that nothing can have."""
+    """Build the mask of a constraint. Raises StartInvalid for a constraint that no output satisfies."""
     if type(constraint) not in _MASK_BUILDERS:
-        raise StartInvalid(f"no mask is known for a {type(constraint).__name__}; add one beside the others")
+        raise StartInvalid(f"a {type(constraint).__name__} has no mask; add a builder to _MASK_BUILDERS")
     return _MASK_BUILDERS[type(constraint)](constraint, end_ids)
 
 
 def _fixed_mask(constraint: AllowedTokens, end_ids: frozenset[int]) -> FixedMask:
     if not constraint.token_ids:
-        raise StartInvalid("no token is allowed; allow at least one, or leave the list out to allow all")
+        raise StartInvalid("no token is allowed; allow at least one, or omit the list to allow all")
     return FixedMask(sorted(constraint.token_ids | end_ids))
 
 
 def _choice_mask(constraint: AllowedChoices, end_ids: frozenset[int]) -> ChoiceMask:
     if not constraint.choices or not all(constraint.choices):
-        raise StartInvalid("a choice is empty, or there is none; give each at least one token")
+        raise StartInvalid("a choice is empty, or there is no choice; give each choice at least one token")
     if not end_ids:
-        raise StartInvalid("nothing can end a choice; do not ignore the model's end ids, or give stop ids")
+        raise StartInvalid("no id can end a choice; do not ignore the model's end ids, or give stop ids")
     return ChoiceMask(constraint.choices, end_ids)
 
 

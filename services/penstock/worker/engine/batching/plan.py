@@ -1,4 +1,4 @@
-"""What one step is to compute: the batch draws it up, runners carry it out."""
+"""The plan of one step, which the batch makes and a runner computes."""
 
 from dataclasses import dataclass, field
 
@@ -6,9 +6,9 @@ from penstock.worker.engine.batching.sequence import Sequence
 from penstock.worker.engine.interface import StepResult
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that takes three times as long to make
+@dataclass(slots=True, eq=False)  # not frozen, which would take three times as long to construct
 class Slice:
-    """The part of one sequence that a step computes: `count` positions from `start` on."""
+    """The part of one sequence that a step computes: `count` positions from `start`."""
 
     sequence: Sequence
     start: int
@@ -27,11 +27,11 @@ class Slice:
 class StepPlan:
     decodes: list[Slice]
     prefills: list[Slice]
-    result: StepResult  # what is known of it before the computing
-    sampled: list[Sequence] = field(init=False)  # get a token, in the order in which `commit` expects the tokens
+    result: StepResult  # filled as far as it is known before the computation
+    sampled: list[Sequence] = field(init=False)  # sequences that get a token, in the order that `commit` expects
 
     def __post_init__(self) -> None:
-        # A decode computes the last token there is, so that each gets another.
+        # Each decode computes the last known token of its sequence, so each gets a new one.
         prefilled = [part.sequence for part in self.prefills if part.is_sampled]
         self.sampled = [part.sequence for part in self.decodes] + prefilled
 

@@ -1,23 +1,23 @@
-"""How a batch forms: who may join a step, and how the prefill budget of a step is split. Pure arithmetic."""
+"""Batching policies: the number of sequences that join a step, and the split of its prefill budget. Pure arithmetic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-OVERTAKEN_OLDEST_FACTOR = 1 / 8  # of its share, which the oldest keeps while an urgent one prefills that is not as old
+OVERTAKEN_OLDEST_FACTOR = 1 / 8  # of its share, which the oldest sequence keeps while a newer express one prefills
 
 
 class BatchingPolicy(Protocol):
     def slots_taken(self, slots_taken: int, running: int) -> int:
-        """Slots taken now, after `members` were and `running` sequences are left."""
+        """Return the slots taken when `running` sequences are left; `slots_taken` is the number before."""
 
     def max_joining(self, slots_taken: int, slots: int) -> int:
-        """Most sequences that may join this step."""
+        """Return the maximum number of sequences that may join this step."""
 
     def split_prefill(self, remaining: Sequence[int], decodes: int, express: Sequence[bool] = ()) -> list[int]:
-        """Tokens to prefill this step for each prefilling sequence, oldest first, beside `decodes` decodes.
+        """Return the tokens to prefill in this step for each prefilling sequence, oldest first.
 
-        `urgent` says which go before the others; empty: none does.
+        decodes: number of decodes in the step. express: whether each sequence goes before the others; empty: none does.
         """
 
 
@@ -25,10 +25,10 @@ class BatchingPolicy(Protocol):
 class ContinuousBatching:
     """Sequences join and leave at every step; one token budget holds decodes and prefill chunks.
 
-    Shortest remaining prefill first keeps a short prompt's first token from waiting behind a long prompt, and urgent
-    ones go before all others. The oldest has a guaranteed share, so it ends in bounded time; as each in turn becomes
-    the oldest, none starves. While urgent ones prefill, the oldest of them has it, but for a little: otherwise each
-    of a busy neighbour's prompts, as it becomes the oldest in its turn, holds them up by as much.
+    The shortest remaining prefill goes first, so that a short prompt does not wait behind a long one; express sequences
+    go before all others. The oldest sequence has a guaranteed share of the budget, so that none starves. While express
+    sequences prefill, the oldest of them has most of that share; otherwise each prompt of a busy tenant would delay
+    them when it becomes the oldest.
     """
 
     token_budget: int = 512  # tokens per step
@@ -48,12 +48,12 @@ class ContinuousBatching:
         chunks = [0] * len(remaining)
         if not remaining:
             return chunks
-        budget = max(1, self.token_budget - decodes)  # never 0: decodes alone must not hold up prefills for ever
-        oldest = next((place for place, is_urgent in enumerate(express) if is_urgent), 0)
-        for place in (0, oldest) if oldest else (0,):
-            share = self.oldest_share * (1 if place == oldest else OVERTAKEN_OLDEST_FACTOR)
-            chunks[place] = min(remaining[place], max(1, int(budget * share)), budget)
-            budget -= chunks[place]
+        budget = max(1, self.token_budget - decodes)  # never 0, so that decodes cannot starve prefills
+        oldest = next((index for index, is_express in enumerate(express) if is_express), 0)
+        for index in (0, oldest) if oldest else (0,):
+            share = self.oldest_share * (1 if index == oldest else OVERTAKEN_OLDEST_FACTOR)
+            chunks[index] = min(remaining[index], max(1, int(budget * share)), budget)
+            budget -= chunks[index]
         shortest = sorted(range(len(remaining)), key=remaining.__getitem__)
         for index in sorted(shortest, key=lambda each: not express[each]) if any(express) else shortest:
             extra = min(remaining[index] - chunks[index], budget)
@@ -64,10 +64,10 @@ class ContinuousBatching:
 
 @dataclass(frozen=True, slots=True)
 class StaticBatching:
-    """Static batches, the baseline: whoever waits when the last batch has ended runs together until all have ended.
+    """Static batches, a baseline: the sequences that wait when a batch ends run together until all have ended.
 
-    Kinder than the usual static batch: tokens stream, nobody is padded, and a finished row costs no computing;
-    what it keeps is its slot.
+    Unlike in a usual static batch, tokens are streamed, rows are not padded, and a finished sequence keeps its slot but
+    is not computed.
     """
 
     def slots_taken(self, slots_taken: int, running: int) -> int:

@@ -1,4 +1,4 @@
-"""One sequence inside the engine: its tokens, its KV blocks, how far both have come."""
+"""One sequence in the engine: its tokens, its KV blocks and its progress."""
 
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
@@ -10,26 +10,26 @@ from penstock.worker.engine.interface import SequenceSpec
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Changed by `Batch` alone.
+    """A sequence, changed by `Batch` alone.
 
-    `ids` are all tokens known, `computed` is how many of them need no computing any more: their K and V are in the
-    pool, or in the `shared` blocks that another sequence is about to fill. Decode is the state in which one is
-    missing; a preempted sequence has lost its KV and prefills prompt and output alike.
+    `ids` are all known tokens. `computed` is the number of them whose K and V are in the pool, or in shared blocks that
+    another sequence is computing. A sequence decodes if exactly one is not computed. A preempted sequence has lost its
+    KV and prefills its prompt and its output.
     """
 
     spec: SequenceSpec
     end_ids: frozenset[int]
     mask: TokenMask | None = None
     ids: list[int] = field(init=False)
-    prompt_tokens: int = field(init=False)  # tokens the client sent, what earlier runs emitted not among them
-    max_total_tokens: int = field(init=False)  # most tokens it can come to hold
+    prompt_tokens: int = field(init=False)  # tokens of the prompt, without tokens that earlier runs emitted
+    max_total_tokens: int = field(init=False)  # maximum number of prompt and output tokens
     table: list[int] = field(default_factory=list)  # block table: KV block of each `block_size` positions
     computed: int = 0  # positions
-    shared_blocks: int = 0  # leading blocks found under their names when it was admitted
-    filled_blocks: int = 0  # how many of those are known to have their content
-    cached_tokens: int | None = None  # of the prompt, at first admission; None before it
+    shared_blocks: int = 0  # leading blocks found by their hashes at admission
+    filled_blocks: int = 0  # number of those known to have their content
+    cached_tokens: int | None = None  # tokens of the prompt in shared blocks at first admission; None before it
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, for prefix sharing
-    published_blocks: int = 0  # leading blocks that others can find filled
+    published_blocks: int = 0  # leading blocks that other sequences can find with their content
 
     def __post_init__(self) -> None:
         self.ids = list(self.spec.token_ids)
@@ -49,7 +49,7 @@ class Sequence:
 
     @property
     def allowed(self) -> Values[int] | None:
-        """Ids that may come next, ascending; None: any."""
+        """Ids that may follow, ascending; None: any."""
         return self.mask.allowed(self.ids[self.prompt_tokens :]) if self.mask else None
 
     @property
@@ -57,7 +57,7 @@ class Sequence:
         return bool(self.spec.cache_salt)
 
     def hash_blocks(self, count: int, block_size: int) -> list[bytes]:
-        """Names of the first `count` blocks, all full of known tokens. Each is hashed once."""
+        """Return the hashes of the first `count` blocks, which are full of known tokens. Each is computed once."""
         for block in range(len(self.block_hashes), count):
             parent = self.block_hashes[-1] if self.block_hashes else root_hash(self.spec.cache_salt)
             self.block_hashes.append(chain_hash(parent, self.ids[block * block_size : (block + 1) * block_size]))

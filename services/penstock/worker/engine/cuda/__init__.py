@@ -1,4 +1,4 @@
-"""A GPU's own forward: Triton kernels around cuBLAS's products, decode steps as CUDA graphs.
+"""The forward pass on a GPU: Triton kernels and cuBLAS matrix products, with decode steps as CUDA graphs.
 
 Only `runner` and what it imports need Triton, which comes with torch's CUDA build.
 """

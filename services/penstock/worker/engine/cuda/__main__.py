@@ -1,6 +1,6 @@
-"""Checks that kernels can be compiled and launched from this environment: `python -m penstock.worker.engine.cuda`.
+"""Checks that this environment can compile and launch kernels: `python -m penstock.worker.engine.cuda`.
 
-Run while an image for GPUs is built, where there is no GPU: a mistake ends the build, not the start of a worker.
+The build of a GPU image runs it, on a machine without a GPU, so that a mistake fails the build instead of a worker.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Attention of a step's rows over the paged KV of their sequences: how its kernels are launched.
+"""Launches of the attention kernels over the paged KV cache.
 
-Their sizes were chosen on paper for a GPU of 132 cores; none has been tuned on one.
+The sizes were chosen by calculation for a GPU of 132 cores; none has been tuned on one.
 """
 
 import math
@@ -15,26 +15,24 @@ from penstock.worker.engine.cuda.attention_kernels import combine_kernel, decode
 from penstock.worker.engine.cuda.step import StepTensors
 from penstock.worker.engine.torch.kv_cache import LayerKv
 
-MAX_SPLITS = 64  # of a row's keys; they bound the memory of the partial results
-MIN_SPLIT_KEYS = 128  # keys
-MIN_DECODE_PROGRAMS = (
-    512  # a decode has about so many at least, if there are as many splits: a few for each of a GPU's 132 cores
-)
-TILE_KEYS = 64  # per tile
-PREFILL_TILE_ROWS = 64  # of a prefill's tile: tokens times the heads that share a KV head
-MIN_TILE_ROWS = 16  # what a tensor core multiplies at once
+MAX_SPLITS = 64  # splits of a row's keys, which bound the memory of the partial results
+MIN_SPLIT_KEYS = 128
+MIN_DECODE_PROGRAMS = 512  # of a decode with enough splits: a few programs for each of a GPU's 132 cores
+TILE_KEYS = 64
+PREFILL_TILE_ROWS = 64  # tokens times the heads that share a KV head
+MIN_TILE_ROWS = 16  # rows that a tensor core multiplies at once
 
 
 def split_length(context_length: int) -> int:
-    """Keys of a split: one for all sequences of an engine, or a row's result would depend on its batch mates."""
-    least = -(-context_length // MAX_SPLITS)
-    return max(MIN_SPLIT_KEYS, 1 << (least - 1).bit_length())
+    """Return the keys of a split, equal for all sequences of an engine, so that rows do not depend on batch mates."""
+    min_keys = -(-context_length // MAX_SPLITS)
+    return max(MIN_SPLIT_KEYS, 1 << (min_keys - 1).bit_length())
 
 
 def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, split: int) -> None:
     """Attention of the leading `step.decodes` rows; 0 where a row's position is -1.
 
-    qkv: [rows, heads + 2 * kv_heads, head_size]; out: [rows, heads, head_size]; split: a multiple of KEYS.
+    qkv: [rows, heads + 2 * kv_heads, head_size]; out: [rows, heads, head_size]; split: a multiple of TILE_KEYS.
     """
     rows, heads, kv_heads, head_size = step.decodes, out.shape[1], kv.k.shape[2], out.shape[2]
     partials = torch.empty(rows, heads, MAX_SPLITS, head_size, dtype=torch.float32, device=out.device)
@@ -43,9 +41,9 @@ def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, spl
     decode_kernel[rows, kv_heads, programs](
         *(qkv, kv.k, kv.v, step.positions, step.table_offsets, step.tables, partials, weights),
         **_sizes(heads, kv_heads, head_size, kv.k.shape[1]),
-        LANES=max(MIN_TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
+        TILE_ROWS=max(MIN_TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
         SPLIT=split,
-        MOST_SPLITS=MAX_SPLITS,
+        MAX_SPLITS=MAX_SPLITS,
     )
     combine_kernel[rows, heads](
         *(partials, weights, step.positions, out),
@@ -53,7 +51,7 @@ def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, spl
         HEAD_SIZE=head_size,
         WIDTH=triton.next_power_of_2(head_size),
         SPLIT=split,
-        MOST_SPLITS=MAX_SPLITS,
+        MAX_SPLITS=MAX_SPLITS,
     )
 
 
@@ -63,13 +61,13 @@ def attend_prefills(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor) ->
     Shapes as in `attend_decodes`.
     """
     heads, kv_heads, head_size = out.shape[1], kv.k.shape[2], out.shape[2]
-    lanes = max(PREFILL_TILE_ROWS, triton.next_power_of_2(heads // kv_heads))
-    tokens = lanes // (heads // kv_heads)
+    tile_rows = max(PREFILL_TILE_ROWS, triton.next_power_of_2(heads // kv_heads))
+    tokens = tile_rows // (heads // kv_heads)
     prefill_kernel[triton.cdiv(step.longest_prefill, tokens), kv_heads, step.prefills](
         *(qkv, kv.k, kv.v, step.positions, step.first_rows, step.table_offsets, step.tables, out, step.decodes),
         **_sizes(heads, kv_heads, head_size, kv.k.shape[1]),
-        LANES=lanes,
-        TOKENS=tokens,
+        TILE_ROWS=tile_rows,
+        TILE_TOKENS=tokens,
     )
 
 
@@ -82,5 +80,5 @@ def _sizes(heads: int, kv_heads: int, head_size: int, block_size: int) -> dict[s
         "WIDTH": triton.next_power_of_2(head_size),
         "BLOCK_SIZE": block_size,
         "SCALE": math.log2(math.e) / math.sqrt(head_size),
-        "KEYS": TILE_KEYS,
+        "TILE_KEYS": TILE_KEYS,
     }

@@ -1,4 +1,4 @@
-"""The decoder's forward on a GPU: our kernels around cuBLAS's products. Knows no sequences and no graphs."""
+"""The decoder's forward pass on a GPU: our kernels and cuBLAS matrix products. Knows no sequences and no graphs."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rop
 
 
 class Decoder:
-    """Computes what `Model` does, from the same weights. Nothing in it waits for the GPU."""
+    """Computes the same as `Model`, from the same weights. It never waits for the GPU."""
 
     def __init__(self, shape: ModelShape, weights: Weights) -> None:
         self._shape = shape
@@ -26,7 +26,7 @@ class Decoder:
     def forward(self, step: StepTensors, kv: list[LayerKv]) -> Tensor:
         """Write the K and V of every row; return the logits of the sampled rows: [sampled, vocab_size] float32."""
         weights = self._weights
-        residual = embedding(step.tokens, weights.embedding).float()  # [rows, dim], float32 for the reasons of `Model`
+        residual = embedding(step.tokens, weights.embedding).float()  # [rows, dim], float32 as in `Model`
         x = self._norm(residual, None, weights.layers[0].attention_norm)
         following = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
         for layer, head_norms, layer_kv, norm in zip(weights.layers, self._head_norms, kv, following, strict=True):
@@ -36,7 +36,7 @@ class Decoder:
         return linear(x.index_select(0, step.sampled_rows), weights.head).float()
 
     def _attend(self, layer: Layer, head_norms: Tensor | None, kv: LayerKv, x: Tensor, step: StepTensors) -> Tensor:
-        """[rows, heads * head_size]"""
+        """Return the attention output, [rows, heads * head_size]."""
         shape = self._shape
         qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_size)
         rotate_and_write(qkv, self._rope, head_norms, kv, step, eps=shape.norm_eps)
@@ -53,6 +53,6 @@ class Decoder:
 
 def _head_norms(layer: Layer) -> Tensor | None:
     if layer.q_norm is None or layer.k_norm is None:
-        assert layer.q_norm is layer.k_norm, "q and k are both normalised, or neither"
+        assert layer.q_norm is layer.k_norm, "q and k are both normalized, or neither"
         return None
     return torch.stack([layer.q_norm, layer.k_norm])

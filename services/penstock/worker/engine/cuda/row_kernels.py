@@ -1,4 +1,4 @@
-"""What a layer does to each row by itself, in Triton: read once, computed in float32, written once."""
+"""Row-wise kernels of a layer, in Triton: each row is read once, computed in float32 and written once."""
 
 import triton
 import triton.language as tl
@@ -22,7 +22,7 @@ def norm_kernel(
 
 @triton.jit
 def rotate_kernel(
-    qkv, cos, sin, norms, positions, owners, table_offsets, tables, k, v,
+    qkv, cos, sin, norms, positions, row_parts, table_offsets, tables, k, v,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, EPS: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def rotate_kernel(
         tl.store(source, turned, mask=inside)
         tl.store(source + HALF, turned_second, mask=inside)
     else:
-        table = tables + tl.load(table_offsets + tl.load(owners + row))
+        table = tables + tl.load(table_offsets + tl.load(row_parts + row))
         slot = tl.load(table + position // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
         place = (slot * KV_HEADS + head - HEADS) * (2 * HALF) + at
         tl.store(k + place, turned, mask=inside)

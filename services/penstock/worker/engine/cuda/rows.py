@@ -1,4 +1,4 @@
-"""What a layer does to each row by itself: how its kernels are launched."""
+"""Launches of the row-wise kernels of a layer."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from penstock.worker.engine.cuda.row_kernels import norm_kernel, rotate_kernel, 
 from penstock.worker.engine.cuda.step import StepTensors
 from penstock.worker.engine.torch.kv_cache import LayerKv
 
-_COLUMNS_PER_PROGRAM = 1024  # per program
+_COLUMNS_PER_PROGRAM = 1024
 
 
 def add_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -32,7 +32,7 @@ def add_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float
 def rotate_and_write(
     qkv: Tensor, rope: tuple[Tensor, Tensor], norms: Tensor | None, kv: LayerKv, step: StepTensors, *, eps: float
 ) -> None:
-    """RoPE on half-split pairs of q, in place, and of k, into the cache with v. Rows without a position write nothing.
+    """Apply RoPE on half-split pairs to q, in place, and to k, and write k and v to the cache, except for padding rows.
 
     qkv: [rows, heads + 2 * kv_heads, head_size]; rope: as `rope_tables`;
     norms: [2, head_size], weights of the RMS norms of each head of q and of k before it is rotated.
@@ -54,7 +54,7 @@ def rotate_and_write(
 
 
 def silu_multiply(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up: [rows, hidden]. gate_up: [rows, 2 * hidden]"""
+    """Return silu(gate) * up, [rows, hidden]. gate_up: [rows, 2 * hidden]"""
     rows, hidden = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, hidden, dtype=gate_up.dtype, device=gate_up.device)
     silu_kernel[rows, triton.cdiv(hidden, _COLUMNS_PER_PROGRAM)](

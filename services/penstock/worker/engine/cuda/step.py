@@ -1,4 +1,4 @@
-"""A step's plan as one run of int32, so that a single copy brings it to the GPU. Launches nothing itself."""
+"""A step's plan packed into one int32 buffer, so that a single copy moves it to the GPU."""
 
 from array import array
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from penstock.worker.engine.batching.plan import Slice, StepPlan
 
-_ALIGNMENT_WORDS = 4  # int32: kernels are compiled anew for pointers of another alignment than 16 bytes
+_ALIGNMENT_WORDS = 4  # int32 words, as kernels are recompiled for pointers without 16-byte alignment
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What kernels' grids follow from: equal shapes lay their steps out alike."""
+    """The counts that determine the kernels' grids and the layout of the buffer."""
 
     rows: int
     decodes: int  # leading rows, each of a sequence of its own
@@ -34,7 +34,7 @@ class StepShape:
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """Lengths of all sections but the last, the tables', in the order of `StepTensors`."""
+        """Lengths of all sections except the last (`tables`), in the order of `StepTensors`."""
         parts = self.decodes + self.prefills
         return (self.rows, self.rows, self.rows, parts, parts + 1, self.sampled)
 
@@ -45,13 +45,13 @@ class StepShape:
 
 @dataclass(slots=True)
 class StepTensors:
-    """Views of one int32 run. A part is a decode or a prefill chunk. Rows that pad a step have position -1."""
+    """Views of one int32 buffer. A part is a decode or a prefill chunk. Padding rows have position -1."""
 
     shape: StepShape
     tokens: Tensor  # [rows]
     positions: Tensor  # [rows]
     row_parts: Tensor  # [rows]: part of each row
-    table_offsets: Tensor  # [parts]: where in `tables` each part's table begins
+    table_offsets: Tensor  # [parts]: start of each part's table in `tables`
     first_rows: Tensor  # [parts + 1]: first row of each part, and the number of rows
     sampled_rows: Tensor  # [sampled]
     tables: Tensor  # block tables, one after another
@@ -70,19 +70,19 @@ class StepTensors:
 
 
 class StepPacker:
-    """Remembers block tables from step to step: to turn them into int32 anew would take longer than a short step."""
+    """Packs plans. Caches packed block tables across steps, as packing all of them takes longer than a short step."""
 
     def __init__(self) -> None:
         self._tables: dict[int, _PackedTable] = {}  # of the last step, by the identity of the table
 
     def pack(self, plan: StepPlan, shape: StepShape) -> "array[int]":
-        """The plan laid out for `shape`: its own, or one of more decodes, whose rows beyond the plan's are padding."""
+        """Pack the plan for `shape`, which is its own or has more decodes; the additional rows are padding."""
         decodes, count = plan.decodes, len(plan.decodes)
         tokens = array("i", [part.sequence.ids[part.start] for part in decodes])
         positions = array("i", [part.start for part in decodes])
-        owners, first_rows, sampled = (array("i", range(count)) for _ in range(3))
+        row_parts, first_rows, sampled = (array("i", range(count)) for _ in range(3))
         for part in plan.prefills:
-            owners.extend([len(first_rows)] * part.count)
+            row_parts.extend([len(first_rows)] * part.count)
             first_rows.append(len(tokens))
             tokens.extend(part.sequence.ids[part.start : part.end])
             positions.extend(range(part.start, part.end))
@@ -92,14 +92,14 @@ class StepPacker:
         positions.extend([-1] * (shape.rows - len(positions)))
         offsets, tables = self._pack_tables(plan.slices)
         packed = array("i")
-        sections = (tokens, positions, owners, offsets, first_rows, sampled)
+        sections = (tokens, positions, row_parts, offsets, first_rows, sampled)
         for section, length in zip(sections, shape.sections, strict=True):
             packed += section
             packed.extend([0] * (_aligned(length) - len(section)))
         return packed + tables
 
     def _pack_tables(self, parts: list[Slice]) -> "tuple[array[int], array[int]]":
-        """Where each part's table begins, and all tables one after another."""
+        """Return the start of each part's table, and all tables in one array."""
         known, self._tables = self._tables, {}
         offsets, tables = array("i"), array("i")
         for part in parts:
@@ -114,17 +114,17 @@ class StepPacker:
 
 
 class _PackedTable(NamedTuple):
-    """A sequence keeps its list for as long as it keeps its blocks, and only ever adds to it."""
+    """A block table and its packed copy. A sequence keeps its list as long as its blocks, and only appends to it."""
 
-    blocks: list[int]  # held, so that its identity is no other list's
+    blocks: list[int]  # referenced, so that no other list gets its identity
     packed: "array[int]"
 
 
 def unpack(buffer: Tensor, shape: StepShape) -> StepTensors:
-    begins = accumulate(map(_aligned, shape.sections), initial=0)
-    views = (buffer[at : at + length] for at, length in zip(begins, shape.sections, strict=False))
-    tokens, positions, owners, offsets, first_rows, sampled_rows = views
-    return StepTensors(shape, tokens, positions, owners, offsets, first_rows, sampled_rows, buffer[shape.header :])
+    starts = accumulate(map(_aligned, shape.sections), initial=0)
+    views = (buffer[start : start + length] for start, length in zip(starts, shape.sections, strict=False))
+    tokens, positions, row_parts, offsets, first_rows, sampled_rows = views
+    return StepTensors(shape, tokens, positions, row_parts, offsets, first_rows, sampled_rows, buffer[shape.header :])
 
 
 def _aligned(length: int) -> int:

@@ -1,4 +1,4 @@
-"""The engine's process: steps while there is work, sleeps on its pipe while there is none, ends when the pipe does."""
+"""The step loop of the engine process: steps while there is work, waits on its pipe otherwise, ends with the pipe."""
 
 import gc
 import os
@@ -10,19 +10,19 @@ from penstock.worker.engine.host.pipe import HostGone, HostPipe
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.options import EngineOptions
 
-FATAL_FLUSH_TIMEOUT_S = 1.0  # s
+FATAL_FLUSH_TIMEOUT_S = 1.0
 
 
 def engine_main(pipe: HostPipe) -> None:
-    """Run until the other end of the pipe closes. What else ends it is told there as `Fatal`, and raised."""
-    # Threads that spin while they wait steal the core that the thread they wait for needs: beside one other busy
-    # process a step took 50 to 490 ms with them, and 26 to 39 ms without. Alone on its cores an engine may spin.
+    """Run until the other end of the pipe closes. Any error is sent there as `EngineFatal` and raised."""
+    # Threads that spin while waiting occupy cores that the working thread needs: beside one other busy process, a step
+    # took 50 to 490 ms with spinning threads and 26 to 39 ms without. An engine alone on its cores may spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from penstock.worker.engine.build import build_engine  # noqa: PLC0415 - torch reads the line above when it is loaded
+    from penstock.worker.engine.build import build_engine  # noqa: PLC0415 - torch reads OMP_WAIT_POLICY when loaded
 
     try:
         engine, card = build_engine(_receive_options(pipe))
-        # A collection of garbage that walks all that is loaded, and stays, would hold up a step for every sequence.
+        # Garbage collection that walks all loaded objects would delay a step of every sequence.
         gc.collect()
         gc.freeze()
         pipe.send(EngineReady(card, engine.capacity()))
@@ -40,7 +40,7 @@ def engine_main(pipe: HostPipe) -> None:
 
 
 def _receive_options(pipe: HostPipe) -> EngineOptions:
-    """What the front says first, and nothing beside it before `Ready`."""
+    """Receive the options, the only message that the worker sends before `EngineReady`."""
     while not (messages := pipe.receive()):
         pipe.wait()
     [options] = messages
@@ -49,7 +49,7 @@ def _receive_options(pipe: HostPipe) -> EngineOptions:
 
 
 def _receive_messages(pipe: HostPipe, engine: Engine) -> None:
-    """Take what the front has said; wait for it while there is no work, or no room for a step's result."""
+    """Apply received messages; wait for more while there is no work or the pipe is full."""
     _apply_messages(pipe, engine)
     while pipe.is_full or not engine.has_work:
         pipe.wait()
@@ -63,7 +63,7 @@ def _apply_messages(pipe: HostPipe, engine: Engine) -> None:
         elif isinstance(message, Cancel):
             engine.cancel(message.seq_id)
         else:
-            raise TypeError(f"the front sent a {type(message).__name__}")
+            raise TypeError(f"the worker sent a {type(message).__name__}")
 
 
 def _add(pipe: HostPipe, engine: Engine, message: Add) -> None:

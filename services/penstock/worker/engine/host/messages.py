@@ -1,4 +1,4 @@
-"""What the worker's two processes say to each other: plain values, pickled, one message per step outwards."""
+"""Messages between the worker and its engine process: plain values, pickled. The engine sends one per step."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,35 +8,35 @@ from penstock.worker.engine.model_card import ModelCard
 
 
 class Add(NamedTuple):
-    """Front to engine: run this. A refusal comes as `Refused`, anything else in steps."""
+    """Worker to engine: run a sequence. An `AddRejected` or the results of steps follow."""
 
     spec: SequenceSpec
 
 
 class Cancel(NamedTuple):
-    """Front to engine: let go. The receipt is in the next step; none comes when it had ended already."""
+    """Worker to engine: cancel a sequence. The receipt is in the next step; none if the sequence has ended already."""
 
     seq_id: int
 
 
 class EngineReady(NamedTuple):
-    """Engine to front, once, first."""
+    """Engine to worker: the first message, once."""
 
     card: ModelCard
     capacity: Capacity
 
 
 class StepCompleted(NamedTuple):
-    """Engine to front, after each step."""
+    """Engine to worker, after each step."""
 
     result: StepResult
     capacity: Capacity
     duration_s: float
-    ended_at: float  # Unix s; what it made, it made before: the front may hear of it later
+    ended_at: float  # Unix s; the worker may receive the message later
 
 
 class AddRejected(NamedTuple):
-    """Engine to front: an `Add` that the engine knows nothing of any more. Always the caller's to mend."""
+    """Engine to worker: an `Add` was rejected for an error of the caller; the engine does not keep the sequence."""
 
     seq_id: int
     reason: str
@@ -45,6 +45,6 @@ class AddRejected(NamedTuple):
 
 
 class EngineFatal(NamedTuple):
-    """Engine to front, last: it cannot start or go on."""
+    """Engine to worker: the last message of an engine that cannot start or continue."""
 
     message: str

@@ -1,8 +1,8 @@
-"""The engine's end of the pipe to its front: sending never waits.
+"""The engine's end of the pipe to the worker process, and the encoding of messages. Sending never waits.
 
-A front that is busy, or stopped for a while, must not hold up a step. What the socket does not take stays here, whole
-and in order, and goes with a later call. Beyond `UNSENT_LIMIT` the pipe is full, and the engine takes no step until the
-front has read some: it hears cancels all the while, and every token made is still handed over, once and in order.
+A busy or suspended worker process must not delay a step. Bytes that the socket does not accept are kept in order and
+sent with a later call. Beyond `MAX_UNSENT_BYTES` the pipe is full, and the engine makes no step until the worker has
+read some. It still receives cancels meanwhile, and every token is delivered once and in order.
 """
 
 import pickle
@@ -19,7 +19,7 @@ def encode_message(message: object) -> bytes:
 
 
 class MessageDecoder:
-    """Gives whole messages back, in order, however the bytes were cut on their way."""
+    """Restores whole messages from a stream of bytes, in order."""
 
     def __init__(self) -> None:
         self._unread = bytearray()
@@ -42,16 +42,16 @@ class MessageDecoder:
         return body
 
 
-MAX_UNSENT_BYTES = 4 << 20  # bytes; some 800 steps of 256 sequences, so a front that is this late is as good as dead
-_READ_BYTES = 1 << 16  # bytes read at a time
+MAX_UNSENT_BYTES = 4 << 20  # about 800 steps of 256 sequences
+_READ_BYTES = 1 << 16  # bytes per read
 
 
 class HostGone(Exception):
-    """The front has closed its end, or died. Nobody waits for what was to come."""
+    """The worker process has closed its end or died."""
 
 
 class HostPipe:
-    """Takes the socket over. Every call may raise FrontGone."""
+    """Owns the socket. Every call may raise HostGone."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -70,7 +70,7 @@ class HostPipe:
         self._send_unsent()
 
     def receive(self) -> list[object]:
-        """What the front has said since, to its last word; sends on what was left unsent."""
+        """Return all messages received since the last call, and send unsent bytes."""
         messages: list[object] = []
         try:
             self._send_unsent()
@@ -82,11 +82,11 @@ class HostPipe:
         return messages
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until the front says something, or takes more of what is unsent."""
+        """Wait until the worker sends a message or the socket accepts unsent bytes."""
         select.select([self._end], [self._end] if self._unsent else [], [], seconds)
 
     def flush(self, seconds: float) -> None:
-        """Send all, or as much as goes in one wait after the other of `seconds`: the last words of an engine."""
+        """Send all unsent bytes; give up after a wait of `seconds` in which the worker reads none."""
         while self._unsent:
             before = len(self._unsent)
             select.select([], [self._end], [], seconds)
@@ -107,7 +107,7 @@ class HostPipe:
             raise HostGone from error
 
     def _read(self) -> memoryview | None:
-        """One piece of what there is to read; None when there is nothing now."""
+        """Read once; None if there is nothing to read now."""
         try:
             count = self._end.recv_into(self._read_buffer)
         except BlockingIOError:

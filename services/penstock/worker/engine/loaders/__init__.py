@@ -1,6 +1,6 @@
-"""From a model's files to a `Model` and its card: GGUF, Hugging Face folders and llama2.c files, all to one layout.
+"""Loaders of model files: GGUF, Hugging Face folders and llama2.c files, converted to one layout.
 
-Each format is read in two halves: its card, without torch, and its weights.
+Each format has two modules: one reads the model card, without torch, the other the weights.
 """
 
 from penstock.worker.engine.loaders.errors import ModelUnsupported

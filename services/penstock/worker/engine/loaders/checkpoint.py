@@ -1,4 +1,4 @@
-"""What a loader reads a file into: the model's shape, its card, and each tensor by its Hugging Face name, unread."""
+"""A checkpoint, the result of a loader: the model's shape, its card and its unread tensors by Hugging Face name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, hal
 
 
 class TensorSource(NamedTuple):
-    """One tensor, unread. `read` fills a tensor of this shape, whatever its float dtype and its device."""
+    """One unread tensor. `read` fills a tensor of this shape, of any float dtype and on any device."""
 
     shape: tuple[int, ...]
     read: Callable[[Tensor], None]
@@ -34,7 +34,7 @@ class Checkpoint:
     interleaved_rope: bool  # q and k were trained on pairs (2i, 2i+1)
 
     def weights(self, dtype: torch.dtype, device: torch.device) -> Weights:
-        """Read everything. Raises ModelUnsupported over what is missing, and over what is there and not understood."""
+        """Read all tensors. Raises ModelUnsupported for missing and for unknown tensors."""
         reader = _TensorReader(self.card.name, dict(self.tensors), dtype, device)
         embedding = reader.read("model.embed_tokens.weight")
         head = reader.read_optional("lm_head.weight")
@@ -79,7 +79,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class _TensorReader:
-    """Reads each tensor once, and straight to where it stays: a copy on the way would be touched memory for nothing."""
+    """Reads each tensor once, directly to its final memory."""
 
     model: str
     unread: dict[str, TensorSource]
@@ -93,7 +93,7 @@ class _TensorReader:
         return self.read_joined([name])
 
     def read_joined(self, names: list[str]) -> Tensor:
-        """Tensors that differ in their first dimension alone, one below the other."""
+        """Read tensors that differ only in their first dimension, concatenated along it."""
         sources = [self._source(name) for name in names]
         rows = [source.shape[0] for source in sources]
         dtype = torch.float32 if "norm" in names[0] else self.dtype

@@ -1,7 +1,7 @@
-"""From ggml's blocks of quantised values to numbers, in slices that stay in a core's cache.
+"""Dequantization of ggml blocks, in slices that stay in a core's cache.
 
-Q4_0, Q4_1 and Q8_0 are done here, straight into the memory that the model will use; gguf-py does the other kinds, at
-a tenth of the speed. A block is 32 values. Source: ggml's reference dequantisation.
+Q4_0, Q4_1 and Q8_0 are dequantized here, directly into the model's memory; gguf-py does the other kinds at a tenth of
+the speed. A block has 32 values. Source: ggml's reference dequantization.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from torch import Tensor
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.gguf_file import GgufFile, StoredTensor
 
-# Blocks. Less than torch splits between threads: on a machine whose cores have other work, each of the thousands of
-# short operations would wait for a thread that does not run. It also lets malloc reuse what a slice leaves behind.
+# Fewer than torch splits between threads: on a machine with busy cores, each of thousands of short operations would
+# wait for a thread that is not scheduled. It also lets malloc reuse the memory of a slice.
 _SLICE_BLOCKS = 1_000
 _Unpack: TypeAlias = Callable[[Tensor, Tensor], None]  # blocks [count, bytes of one] to float32 values [count, 32]
 _UNQUANTISED_DTYPES = {
@@ -43,7 +43,7 @@ def read_tensor(out: Tensor, file: GgufFile, stored: StoredTensor) -> None:
 
 
 def _raw(file: GgufFile, stored: StoredTensor, kind: GGMLQuantizationType) -> Tensor:
-    """The tensor's bytes, mapped. Raises ValueError when the file ends before they do."""
+    """Return the tensor's bytes, mapped. Raises ValueError if the file is too short."""
     block, size = GGML_QUANT_SIZES[kind]
     count = torch.Size(stored.shape).numel() // block * size
     return torch.frombuffer(file.bytes, dtype=torch.uint8, count=count, offset=stored.offset)
@@ -63,12 +63,12 @@ def _fill_blocks(out: Tensor, blocks: Tensor, unpack: _Unpack) -> None:
 
 
 def _read_float16(blocks: Tensor, start: int) -> Tensor:
-    """The float16 at byte `start` of each block: [blocks, 1] float32."""
+    """Return the float16 at byte `start` of each block, [blocks, 1] float32."""
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
 def _unpack_nibbles(packed: Tensor, values: Tensor) -> Tensor:
-    """Low halves of a block's 16 bytes, then the high ones. packed: [blocks, 16]; values: [blocks, 32]."""
+    """Unpack the low halves of a block's 16 bytes, then the high halves. packed: [blocks, 16]; values: [blocks, 32]."""
     packed = packed.contiguous()  # torch's bit operations take ten times as long over strides
     values[:, :16] = packed & 0x0F
     values[:, 16:] = packed >> 4

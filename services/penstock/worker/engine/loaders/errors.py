@@ -1,2 +1,5 @@
+"""Errors of loaders."""
+
+
 class ModelUnsupported(ValueError):
-    """These files do not hold a model that the engine can run. The message says what about them it is."""
+    """The engine cannot run the model in these files; the message says why."""

@@ -1,4 +1,4 @@
-"""GGUF files, dequantised as they are read. One file holds weights, tokenizer and chat template."""
+"""The loader of GGUF files, which dequantizes while reading. One file has weights, tokenizer and chat template."""
 
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ _LAYER_TENSOR_NAMES = {
 
 
 def read_gguf(path: Path, name: str = "") -> Checkpoint:
-    """`name` is what the model is called; by default, what its file is called."""
+    """Read a GGUF file. `name` is the model's name; empty: the name of the file."""
     file = GgufFile(path)
     architecture = architecture_of(file)
     shape = _shape(file, architecture)
@@ -51,7 +51,7 @@ def read_gguf(path: Path, name: str = "") -> Checkpoint:
 
 
 def _huggingface_name(name: str) -> str:
-    """Hugging Face name of a tensor; an unknown one as it stands, to be refused when the weights are read."""
+    """Return the Hugging Face name of a tensor. An unknown name is unchanged and rejected when weights are read."""
     parts = name.split(".")
     if parts[0] == "blk" and parts[2] in _LAYER_TENSOR_NAMES:
         return ".".join(["model.layers", parts[1], _LAYER_TENSOR_NAMES[parts[2]], *parts[3:]])
@@ -83,7 +83,7 @@ def _shape(file: GgufFile, architecture: str) -> ModelShape:
 def _frequencies(file: GgufFile, architecture: str, shape: ModelShape, divisors: TensorSource | None) -> Tensor:
     scaling = file.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in {"none", "linear"}:
-        raise ModelUnsupported(f"RoPE scaling {scaling!r} is not known; none, linear and frequency factors are")
+        raise ModelUnsupported(f"RoPE scaling {scaling!r} is not supported; none, linear and frequency factors are")
     plain = rope_frequencies(shape.head_size, file.get(f"{architecture}.rope.freq_base", 10000.0))
     if scaling == "linear":
         plain = plain / file.require(f"{architecture}.rope.scaling.factor")

@@ -1,14 +1,14 @@
-"""The card of a GGUF file: tokenizer, chat template and what ends a text."""
+"""The card of a GGUF file: tokenizer, chat template and end-of-sequence ids."""
 
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.gguf_file import GgufFile
 from penstock.worker.engine.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
 from penstock.worker.engine.model_card import ModelCard
 
-INTERLEAVED_ROPE = {"llama": True, "qwen2": False, "qwen3": False}  # architectures, as llama.cpp writes them
+INTERLEAVED_ROPE = {"llama": True, "qwen2": False, "qwen3": False}  # by architecture, as llama.cpp names it
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
 
-# Texts of control tokens that end a turn; files name only one of them as end of sequence.
+# Control tokens that end a turn; files name only one of them as end of sequence.
 _END_TEXTS = {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "</s>"}
 
 
@@ -20,7 +20,7 @@ def architecture_of(file: GgufFile) -> str:
 
 
 def gguf_card(file: GgufFile, name: str = "") -> ModelCard:
-    """`name` is what the model is called; by default, what its file is called."""
+    """Read the card of a GGUF file. `name` is the model's name; empty: the name of the file."""
     tokens, types = file.require("tokenizer.ggml.tokens"), file.require("tokenizer.ggml.token_type")
     bos_id, eos_id = file.get("tokenizer.ggml.bos_token_id"), file.get("tokenizer.ggml.eos_token_id")
     ends = {index for index, text in enumerate(tokens) if types[index] == _CONTROL and text in _END_TEXTS}
@@ -51,6 +51,8 @@ def _tokenizer(file: GgufFile, tokens: list[str], types: list[int]) -> str:
         scores = file.require("tokenizer.ggml.scores")
         return sentencepiece_bpe(tokens, scores, [*special, *added], space="▁", unknown=unknown)
     if file.require("tokenizer.ggml.model") != "gpt2":
-        raise ModelUnsupported(f"tokenizer {file.require('tokenizer.ggml.model')!r} is not known; gpt2 and llama are")
+        raise ModelUnsupported(
+            f"tokenizer {file.require('tokenizer.ggml.model')!r} is not supported; gpt2 and llama are"
+        )
     flavour = file.get("tokenizer.ggml.pre", "default")
     return byte_level_bpe(tokens, file.require("tokenizer.ggml.merges"), flavour, special, added)

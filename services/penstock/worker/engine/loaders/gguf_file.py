@@ -1,7 +1,7 @@
-"""A GGUF file's directory: its metadata, and where each tensor lies. Knows no model, and loads no numpy.
+"""The directory of a GGUF file: its metadata, and the offset of each tensor. Knows no model and loads no numpy.
 
-The public reader makes several numpy views of every string: 2 s of CPU for a vocabulary of 49,152 tokens and its
-merges, where this takes 0.05 s. Source: the GGUF specification, versions 2 and 3, little-endian.
+The public reader makes several numpy views of each string, which takes 2 s for a vocabulary of 49,152 tokens and its
+merges; this module takes 0.05 s. Source: the GGUF specification, versions 2 and 3, little-endian.
 """
 
 import mmap
@@ -15,34 +15,34 @@ _MAGIC = b"GGUF"
 _VERSIONS = {2, 3}
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_DEFAULT_ALIGNMENT_BYTES = 32  # bytes, where the file names none
+_DEFAULT_ALIGNMENT_BYTES = 32  # of a file that names none
 _LENGTH = struct.Struct("<Q")
 
 
 class StoredTensor(NamedTuple):
-    """One tensor, as it lies in the file."""
+    """One tensor in the file."""
 
     name: str
     shape: tuple[int, ...]  # outermost dimension first
-    kind: int  # ggml's number of how its values are coded
+    kind: int  # ggml's number of the encoding of its values
     offset: int  # bytes from the start of the file
 
 
 class GgufFile:
-    """Raises ModelUnsupported over a file that is none, or is cut short before its tensors."""
+    """A mapped GGUF file. The constructor raises ModelUnsupported for a file that is damaged or not GGUF."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
                 raise ModelUnsupported(f"{path.name} is no GGUF file: it does not begin with {_MAGIC.decode()}")
-            # Private pages: torch wants memory that it might write to, and the file is never to change.
+            # Private pages, because torch requires writable memory and the file must not change.
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._offset = len(_MAGIC)
         try:
             self.fields, self.tensors = self._read()
         except (struct.error, KeyError, UnicodeDecodeError) as error:
-            raise ModelUnsupported(f"{path.name} is cut short or damaged; fetch it anew ({error!r})") from error
+            raise ModelUnsupported(f"{path.name} is truncated or damaged; download it again ({error!r})") from error
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.fields.get(key, default)
@@ -55,7 +55,8 @@ class GgufFile:
     def _read(self) -> tuple[dict[str, Any], list[StoredTensor]]:
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise ModelUnsupported(f"{self.path.name} is of GGUF version {version}; 2 and 3, little-endian, are known")
+            text = f"{self.path.name} has GGUF version {version}; 2 and 3, little-endian, are supported"
+            raise ModelUnsupported(text)
         tensors, pairs = self._scalar("Q"), self._scalar("Q")
         fields = {self._string(): self._value(self._scalar("I")) for _ in range(pairs)}
         found = [self._tensor() for _ in range(tensors)]

@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json, safetensors in one file or in shards."""
+"""The loader of Hugging Face folders: config.json, and safetensors in one file or in shards."""
 
 import math
 from pathlib import Path
@@ -58,11 +58,11 @@ def _frequencies(config: dict[str, Any], shape: ModelShape) -> Tensor:
         case "llama3":
             return _llama3_frequencies(plain, scaling)
         case other:
-            raise ModelUnsupported(f"RoPE scaling {other!r} is not known; default, linear and llama3 are")
+            raise ModelUnsupported(f"RoPE scaling {other!r} is not supported; default, linear and llama3 are")
 
 
 def _llama3_frequencies(plain: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Slow rotations divided by `factor`, fast ones kept, a linear blend between. Source: Llama 3.1's model card."""
+    """Divide slow rotations by `factor`, keep fast ones, and blend linearly between. Source: Llama 3.1's model card."""
     turns = plain * float(scaling["original_max_position_embeddings"]) / (2 * math.pi)  # within the original context
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -77,7 +77,7 @@ def _tensors(folder: Path, *, tied: bool) -> dict[str, TensorSource]:
     tensors: dict[str, TensorSource] = {}
     for path in files:
         if not path.is_file():
-            raise ModelUnsupported(f"{folder} lacks {path.name}, which its index names")
+            raise ModelUnsupported(f"{folder} has no {path.name}, which its index names")
         shard: Any = safe_open(path, framework="pt")
         tensors |= {name: _source(shard, name) for name in shard.keys()}  # noqa: SIM118 - not a dict
     if not tensors:

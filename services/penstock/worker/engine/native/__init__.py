@@ -1,4 +1,4 @@
-"""The CPU's own forward: C++ that is compiled for this very processor when it is first needed, and its bindings."""
+"""The native forward pass for CPUs: C++ code, compiled for the type of processor at first use, and its bindings."""
 
 from penstock.worker.engine.native.compiler import NativeUnavailable
 from penstock.worker.engine.native.runner import NativeRunner, check_native

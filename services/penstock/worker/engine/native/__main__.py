@@ -1,4 +1,4 @@
-"""Build the native forward for every kind of processor that an image may come to run on."""
+"""Builds the native forward pass for all types of x86 processors, for an image."""
 
 import platform
 

@@ -1,4 +1,4 @@
-"""From C++ sources to a shared library for this kind of processor: shipped with an image, or compiled once and kept."""
+"""The shared library for the type of processor: part of an image, or compiled once and cached."""
 
 import ctypes
 import functools
@@ -16,20 +16,20 @@ import structlog
 log = structlog.get_logger()
 
 SOURCES = Path(__file__).parent
-PREBUILT_FOLDER = SOURCES / "built"  # where images have them all
+PREBUILT_FOLDER = SOURCES / "built"  # the libraries of an image
 _FLAGS = ("-std=c++20", "-O3", "-Wno-psabi", "-shared", "-fPIC", "-pthread")
-_COMPILE_TIMEOUT_S = 300.0  # s; a compilation takes some 5
+_COMPILE_TIMEOUT_S = 300.0  # a compilation takes about 5 s
 
 
 class NativeUnavailable(Exception):
-    """There is no native forward for this machine or model, and the message says why. Plain torch does the same."""
+    """The native forward pass does not support this machine or model; the message says why. Torch computes the same."""
 
 
 class CpuTarget(NamedTuple):
-    """A kind of processor. Workers of one kind run one code, so a text may go on on another of them bit for bit."""
+    """A type of processor. Workers of one type run the same code, so a text continues on another one bit for bit."""
 
-    march: str  # as compilers name it
-    required_flags: frozenset[str] = frozenset()  # as Linux names what the processor can do
+    march: str  # the compiler's name
+    required_flags: frozenset[str] = frozenset()  # flags of /proc/cpuinfo
 
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
@@ -44,7 +44,7 @@ X86_TARGETS = (  # best first
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
-    """Raises NativeUnavailable where it cannot be had."""
+    """Load the library of this machine, and compile it if needed. Raises NativeUnavailable."""
     target = host_target()
     name = library_name(target)
     library = next((each for each in (PREBUILT_FOLDER / name, _cache_folder() / name) if each.exists()), None)
@@ -58,10 +58,10 @@ def load_library() -> ctypes.CDLL:
 
 
 def build(target: CpuTarget, library: Path) -> None:
-    """Compile beside the final name and rename: whoever compiles at the same time ends with the same file."""
+    """Compile to a temporary file and rename it, so that processes that compile at the same time do not conflict."""
     compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
     if compiler is None:
-        raise NativeUnavailable("there is no C++ compiler; install g++ to make CPU steps several times faster")
+        raise NativeUnavailable("no C++ compiler is installed; install g++ to make CPU steps several times faster")
     log.info("native_compiling", compiler=compiler, target=target.march, library=str(library))
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def build(target: CpuTarget, library: Path) -> None:
             output.replace(library)
     except OSError as error:
         raise NativeUnavailable(
-            f"{library} cannot be written ({error}); set XDG_CACHE_HOME to a place for it"
+            f"{library} cannot be written ({error}); set XDG_CACHE_HOME to a writable folder"
         ) from error
     except subprocess.CalledProcessError as error:
         raise NativeUnavailable(f"{compiler} failed: {error.stderr.strip()[-500:]}") from error
@@ -83,12 +83,12 @@ def build(target: CpuTarget, library: Path) -> None:
 def host_target() -> CpuTarget:
     if platform.machine() != "x86_64":
         return CpuTarget("native")
-    can = _cpu_flags()
-    return next(target for target in X86_TARGETS if target.required_flags <= can)
+    flags = _cpu_flags()
+    return next(target for target in X86_TARGETS if target.required_flags <= flags)
 
 
 def library_name(target: CpuTarget) -> str:
-    """Named by all that the library follows from."""
+    """Return a name with a digest of the sources and flags of the library."""
     digest = hashlib.blake2b(" ".join(_FLAGS).encode(), digest_size=8)
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         digest.update(source.read_bytes())

@@ -1,4 +1,4 @@
-"""How the native forward wants its weights: in panels of sixteen outputs, padded so that no loop knows of edges."""
+"""The layout of weights for the native forward pass: panels of 16 outputs, padded so that no loop has edge cases."""
 
 import mmap
 from math import prod
@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-PANEL_OUTPUTS = 16  # outputs of a panel
+PANEL_OUTPUTS = 16
 OUTPUT_MULTIPLE = 32  # outputs are padded to a multiple of this
-INPUT_MULTIPLE = 32  # and inputs to one of this
-_WORD_BYTES = 4  # bytes
+INPUT_MULTIPLE = 32  # inputs are padded to a multiple of this
+_WORD_BYTES = 4
 
 
 class Arena:
-    """Zeroed memory for as long as it lives, which the system gives as it is first written.
+    """Zeroed memory, which the system provides at the first write.
 
-    In few large pieces and thus in large pages where there are such: weights are read in long runs, and looking up
-    their small pages took a tenth of a decode step.
+    It is allocated in few large chunks, and thus in huge pages where available: weights are read sequentially, and the
+    lookup of small pages took a tenth of a decode step.
     """
 
-    _CHUNK_BYTES = 1 << 28  # bytes
-    _ALIGNMENT_BYTES = 64  # bytes
+    _CHUNK_BYTES = 1 << 28
+    _ALIGNMENT_BYTES = 64
 
     def __init__(self) -> None:
         self._chunk = mmap.mmap(-1, self._ALIGNMENT_BYTES)
@@ -40,7 +40,7 @@ class Arena:
 
 
 def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Panels, words along the inputs of each, and lanes."""
+    """Return the packed size: panels, words along the inputs, and outputs of a panel."""
     return (
         -(-outputs // OUTPUT_MULTIPLE) * OUTPUT_MULTIPLE // PANEL_OUTPUTS,
         -(-inputs // INPUT_MULTIPLE) * INPUT_MULTIPLE * dtype.itemsize // _WORD_BYTES,
@@ -49,9 +49,9 @@ def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int
 
 
 def pack(weight: Tensor, panels: Tensor) -> None:
-    """Write a matrix [outputs, inputs] into zeroed panels [panels, words, 16] int32, of which it may fill a part.
+    """Write a matrix [outputs, inputs] into zeroed panels [panels, words, 16] int32, which it may fill partly.
 
-    A word is what 32 bits hold along the inputs: one float32 or two bfloat16.
+    A word is 32 bits along the inputs: one float32 or two bfloat16.
     """
     whole = weight if len(weight) % PANEL_OUTPUTS == 0 else pad(weight, (0, 0, 0, -len(weight) % PANEL_OUTPUTS))
     words = whole.view(torch.int32).view(-1, PANEL_OUTPUTS, whole.shape[1] * weight.itemsize // _WORD_BYTES)

@@ -1,4 +1,4 @@
-"""The border to C++: the structs of forward.cpp, field by field, and its functions."""
+"""Bindings to C++: the structs of forward.cpp, whose fields must have the same order, and its functions."""
 
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_void_p
 
@@ -45,7 +45,7 @@ class NativeStep(Structure):
 
 
 class Library:
-    """Raises NativeUnavailable where there is none for this machine."""
+    """The functions of the library. The constructor raises NativeUnavailable."""
 
     def __init__(self) -> None:
         native = load_library()

@@ -1,4 +1,4 @@
-"""Runs a step's plan through the native forward. Owns the packed weights and the KV cache."""
+"""Computes a step's plan with the native forward pass. Owns the packed weights and the KV cache."""
 
 import ctypes
 import weakref
@@ -23,21 +23,18 @@ from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rop
 
 
 class NativeRunner:
-    """Logits of a row depend on its own tokens alone, bit for bit, in float32 and bfloat16 alike.
+    """Satisfies `Runner`. The logits of a row depend on its own tokens alone, bit for bit, in float32 and bfloat16.
 
-    So batch mates, chunking, preemption and resume on a machine of the same kind never change a text.
+    Therefore batch mates, chunking, preemption and resume on a machine of the same type never change a text.
     """
 
     def __init__(self, shape: ModelShape, weights: Weights, blocks: int, block_size: int, threads: int) -> None:
-        """Take over the weights: layer by layer they are packed and let go.
-
-        To be asked after `check_native`.
-        """
+        """Pack the weights and release the originals layer by layer. Call `check_native` first."""
         library = Library()
         dtype = weights.embedding.dtype
         assert dtype == torch.float32 or (dtype == torch.bfloat16 and library.has_bfloat16), f"no native {dtype}"
         self._arena = layout.Arena()
-        self._tensors: list[Tensor] = []  # what C++ knows by its address
+        self._tensors: list[Tensor] = []  # kept alive, as C++ has their addresses
         self._shape = shape
         self._kv_elements = blocks * block_size * shape.kv_heads * shape.head_size
         layers = (NativeLayerWeights * shape.layers)(*(self._layer(weights.layers.pop(0)) for _ in range(shape.layers)))
@@ -80,7 +77,7 @@ class NativeRunner:
             samples=len(sampled),
         )
         self._forward(self._model, byref(step))
-        del tables  # alive until here
+        del tables  # kept alive until here, as C++ has their addresses
         return logits
 
     def _fill_parts(self, slices: list[Slice]) -> "tuple[ctypes.Array[NativePart], list[array[int]]]":
@@ -119,7 +116,7 @@ class NativeRunner:
         return panels.data_ptr()
 
     def _pack_alternating(self, gate_up: Tensor) -> int:
-        """Panels of gate and up take turns, so that both halves of an output meet on one thread."""
+        """Pack panels of gate and up alternately, so that one thread computes both halves of an output."""
         hidden = -(-len(gate_up) // 2 // layout.PANEL_OUTPUTS) * layout.PANEL_OUTPUTS
         panels = self._arena.zeros(layout.packed_size(2 * hidden, gate_up.shape[1], gate_up.dtype), torch.int32)
         for half, weight in enumerate(gate_up.chunk(2)):
@@ -128,10 +125,10 @@ class NativeRunner:
         return panels.data_ptr()
 
     def _copy_to_arena(self, tensor: Tensor) -> int:
-        """Copy it to the arena; returns its address there."""
-        held = self._arena.zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-        self._tensors.append(held)
-        return held.data_ptr()
+        """Copy a tensor to the arena and return its address."""
+        copy = self._arena.zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        self._tensors.append(copy)
+        return copy.data_ptr()
 
     def _allocate_cache(self, dtype: torch.dtype) -> int:
         self._tensors.append(self._arena.zeros((self._kv_elements,), dtype))
@@ -144,8 +141,8 @@ def _native_shape(shape: ModelShape, block_size: int) -> NativeShape:
 
 
 def check_native(shape: ModelShape, block_size: int) -> bool:
-    """Whether bfloat16 is native too. Raises NativeUnavailable for a machine, model or block size that is not."""
+    """Return whether bfloat16 is native. Raises NativeUnavailable if machine, model or block size is unsupported."""
     for name, value in (("model's dim", shape.dim), ("head size", shape.head_size), ("block size", block_size)):
         if value % layout.PANEL_OUTPUTS:
-            raise NativeUnavailable(f"the {name} is {value}, no multiple of {layout.PANEL_OUTPUTS}")
+            raise NativeUnavailable(f"the {name} is {value}, which is not a multiple of {layout.PANEL_OUTPUTS}")
     return Library().has_bfloat16

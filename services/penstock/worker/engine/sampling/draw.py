@@ -1,7 +1,7 @@
-"""The draw of one row: penalties, then what is allowed, then temperature, truncation and chance.
+"""The draw of one row's token: penalties, then the allowed ids, then temperature, truncation and noise.
 
-Tokens are drawn by the Gumbel-max trick rather than by inverting the cumulated probabilities: rounding that differs
-between batches shifts every later border of a cumulated sum, but changes an argmax only where two scores all but tie.
+Tokens are drawn by the Gumbel-max trick instead of inverting cumulative probabilities. Rounding that differs between
+batches shifts every later boundary of a cumulative sum, but changes an argmax only if two scores are nearly equal.
 """
 
 import math
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from penstock.worker.engine.interface import SamplingParams
 from penstock.worker.engine.sampling.gumbel import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
 
-MIN_TEMPERATURE = 1e-5  # below it scores would leave float32; it is greedy but for ties long before
+MIN_TEMPERATURE = 1e-5  # below it scores would exceed float32; such a draw is greedy except for ties
 
 Scores = NDArray[np.float32]  # [candidates]
 Ids = NDArray[np.uint32]  # [candidates]
 
 
 class RowDraw(NamedTuple):
-    """One row's draw: how, the tokens before it, and which may follow."""
+    """The parameters of one row's draw, the tokens before it, and the tokens that may follow."""
 
     params: SamplingParams
     seed: int
     ids: Sequence[int]
-    min_prompt_tokens: int  # leading `ids` that are not output
+    prompt_tokens: int  # leading `ids` that are not output
     allowed: Sequence[int] | None = None  # token ids, ascending; None: all
 
     @property
@@ -36,18 +36,18 @@ class RowDraw(NamedTuple):
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether it is not drawn from the model's own logits of the whole vocabulary."""
+        """Whether penalties or a constraint change the model's own logits."""
         return self.allowed is not None or _has_penalties(self.params)
 
 
 def draw_token(logits: Scores, draw: RowDraw) -> int:
-    """Token of one row: the penalties first, then what is allowed, then temperature, truncation and chance."""
+    """Return the token of one row."""
     scores, ids = _penalised(logits, draw), _all_ids(len(logits))
     if draw.allowed is not None:
         ids = np.array(draw.allowed, dtype=np.uint32)
         scores = scores[ids]
     best = int(scores.argmax())
-    # A broken model's logits may be no numbers: then nothing compares, and which token comes is all one.
+    # The logits of a broken model may be NaN, which do not compare; then any token will do.
     if draw.params.temperature == 0 or not np.isfinite(scores[best]):
         return int(ids[best])
     scores = scores / np.float32(max(draw.params.temperature, MIN_TEMPERATURE))
@@ -70,7 +70,7 @@ def _has_penalties(params: SamplingParams) -> bool:
 
 
 def _penalised(logits: Scores, draw: RowDraw) -> Scores:
-    """Logits after penalties and biases; the same array where there are none.
+    """Return logits after penalties and biases, or the same array if there are none.
 
     Repetition: CTRL, Keskar et al. 2019, section 4.1.
     """
@@ -79,10 +79,10 @@ def _penalised(logits: Scores, draw: RowDraw) -> Scores:
         return logits
     scores = logits.copy()
     if params.repetition_penalty not in {0.0, 1.0}:
-        seen = np.array(draw.ids)  # one that comes twice is written the same value twice
+        seen = np.array(draw.ids)  # a repeated id is written twice with the same value
         values, penalty = logits[seen], np.float32(params.repetition_penalty)
         scores[seen] = np.where(values > 0, values / penalty, values * penalty)
-    output = draw.ids[draw.min_prompt_tokens :]
+    output = draw.ids[draw.prompt_tokens :]
     if output and (params.presence_penalty or params.frequency_penalty):
         seen, counts = np.unique(np.array(output), return_counts=True)
         scores[seen] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
@@ -92,7 +92,7 @@ def _penalised(logits: Scores, draw: RowDraw) -> Scores:
 
 
 def _kept(scores: Scores, ids: Ids, draw: RowDraw) -> NDArray[np.intp]:
-    """Places in `scores` among which chance decides: what truncation leaves, or all that could win at all."""
+    """Return the indexes in `scores` to draw from: those left by truncation, or those that noise can make the best."""
     params, best = draw.params, scores.argmax()
     if params.top_k == 0 and params.top_p == 1.0:
         if params.min_p > 0:
@@ -106,7 +106,7 @@ def _kept(scores: Scores, ids: Ids, draw: RowDraw) -> NDArray[np.intp]:
 
 
 def _head(scores: Scores, params: SamplingParams) -> NDArray[np.intp]:
-    """Places of what top-k leaves, and of that what top-p leaves after renormalising, the likeliest first."""
+    """Return the indexes left by top-k and then, after renormalizing, by top-p, the likeliest first."""
     count = len(scores)
     if 0 < params.top_k < count:
         head = np.flatnonzero(scores >= np.partition(scores, count - params.top_k)[count - params.top_k])
@@ -114,20 +114,20 @@ def _head(scores: Scores, params: SamplingParams) -> NDArray[np.intp]:
         return head[: _nucleus(scores[head], params.top_p)]
     weights = np.exp(scores - scores.max())
     total = float(weights.sum())
-    # All tokens that are each below this share have less than 1 - top_p together, so no token of the nucleus is.
+    # All tokens below this share have less than 1 - top_p together, so no token of the nucleus is below it.
     head = _descending(scores, np.flatnonzero(weights >= total * (1 - params.top_p) / count))
     return head[: _nucleus(scores[head], params.top_p, total)]
 
 
-def _descending(scores: Scores, places: NDArray[np.intp]) -> NDArray[np.intp]:
-    """`places` by score, the likeliest first, equal ones by id."""
-    return places[np.argsort(-scores[places], kind="stable")]
+def _descending(scores: Scores, indexes: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return `indexes` by score, the likeliest first, equal ones by id."""
+    return indexes[np.argsort(-scores[indexes], kind="stable")]
 
 
 def _nucleus(scores: Scores, top_p: float, total: float | None = None) -> int:
-    """How many of the likeliest it takes until the mass before the last one stays below top_p: at least one.
+    """Return the number of likeliest tokens whose predecessors' mass is below top_p; at least 1.
 
-    scores: descending; total: mass of all that is truncated, in units of the first one's; None: that of `scores`.
+    scores: descending. total: mass of all candidates, in units of the first one's; None: the mass of `scores`.
     """
     if top_p == 1.0:
         return len(scores)

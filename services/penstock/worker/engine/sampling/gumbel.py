@@ -1,6 +1,7 @@
-"""Randomness without state: the noise of a token is a function of (seed, position, token id) and of nothing else.
+"""Counter-based Gumbel noise: the noise of a token is a function of seed, position and token id alone.
 
-So batch mates, preemption and resume cannot change a text, and any subset of tokens may be drawn from in any order.
+Therefore batch mates, preemption and resume cannot change a text, and any subset of tokens can be drawn from in any
+order.
 """
 
 import numpy as np
@@ -8,12 +9,12 @@ from numpy.typing import NDArray
 
 from penstock.worker.engine.sampling.splitmix64 import MASK64, mix64
 
-MAX_GUMBEL_NOISE = 16.7  # no noise is above it: the largest is that of 1 - 2**-24, which is 16.64
+MAX_GUMBEL_NOISE = 16.7  # upper bound; the largest noise is that of 1 - 2**-24, which is 16.64
 _MULTIPLIERS = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))  # of "lowbias32", Wellons 2018
 
 
 def noise_key(seed: int, position: int) -> int:
-    """64 bits that all noise of one token's draw follows from."""
+    """Return the 64-bit key of all noise of one draw."""
     return mix64(mix64(seed & MASK64) ^ position)
 
 
@@ -21,7 +22,7 @@ def gumbel_noise(key: int, token_ids: NDArray[np.uint32]) -> NDArray[np.float32]
     """Standard Gumbel noise of the shape of `token_ids`: argmax(logits + noise) draws from softmax."""
     bits = _mix(token_ids ^ np.uint32(key & 0xFFFFFFFF))
     bits += np.uint32(key >> 32)
-    # 23 bits and a half: exact in float32, never 0 and never 1, so that neither logarithm is infinite.
+    # 23 bits plus one half: exact in float32, never 0 and never 1, so that neither logarithm is infinite.
     noise = (_mix(bits) >> np.uint32(9)).astype(np.float32)
     noise += np.float32(0.5)
     noise *= np.float32(2.0**-23)

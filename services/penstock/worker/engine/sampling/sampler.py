@@ -1,7 +1,7 @@
-"""From logits to tokens, for all rows of a step. A row's token depends on that row alone.
+"""The sampler: draws a token for each row of a step. A row's token depends on that row alone.
 
-On a CPU it is numpy and row by row: at the size of a vocabulary its argmax is over twenty times as fast as torch's,
-a call costs a fraction, and a row's temporaries stay in the cache.
+On a CPU it works row by row in numpy: at the size of a vocabulary, numpy's argmax is over twenty times as fast as
+torch's, a call costs a fraction, and the temporaries of a row stay in the cache.
 """
 
 import math
@@ -15,7 +15,7 @@ from penstock.worker.engine.sampling.sampler_cuda import sample_batch
 
 
 def sample(logits: Tensor, draws: Sequence[RowDraw]) -> tuple[list[int], list[float]]:
-    """Token of each row, and the logarithm of its probability before penalties and truncation where asked for (else 0).
+    """Return the token of each row, and its log probability before penalties and truncation if requested (else 0).
 
     logits: [rows, vocab_size] float32
     """

@@ -1,7 +1,7 @@
 """The sampler on a GPU: all rows in one set of kernels, as each launch costs more than a row's arithmetic.
 
-The same tokens as row by row, but where rounding decides. Rows with penalties or with only some tokens allowed
-come to the CPU, alone. Without such rows and without logprobs it waits for the GPU once, for the tokens.
+It draws the same tokens as the sampler for CPUs, except where rounding decides. Only rows with penalties or a
+constraint are copied to the CPU. Without such rows and without logprobs, it waits for the GPU once, for the tokens.
 """
 
 import math
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from penstock.worker.engine.sampling.draw import MIN_TEMPERATURE, RowDraw, draw_token
 
-_MULTIPLIERS = (0x7FEB352D, -0x7B935975)  # those of `noise`; the second is 0x846CA68B as int32
+_MULTIPLIERS = (0x7FEB352D, -0x7B935975)  # those of `gumbel`; the second is 0x846CA68B as int32
 
 
 def sample_batch(logits: Tensor, draws: Sequence[RowDraw]) -> tuple[list[int], list[float]]:
-    """As `sample`. logits: [rows, vocab_size] float32, on any device"""
+    """Like `sampler.sample`. logits: [rows, vocab_size] float32, on any device"""
     chosen = logits.argmax(dim=-1)
     drawn = [row for row, draw in enumerate(draws) if draw.params.temperature > 0 and not draw.is_adjusted]
     if len(drawn) == len(draws):
@@ -31,28 +31,28 @@ def sample_batch(logits: Tensor, draws: Sequence[RowDraw]) -> tuple[list[int], l
 
 
 def _draw(scores: Tensor, draws: Sequence[RowDraw]) -> Tensor:
-    """Token ids, [rows] int64. scores: [rows, vocab_size]"""
+    """Return token ids, [rows] int64. scores: [rows, vocab_size]"""
     params = [draw.params for draw in draws]
     scores = scores / _column(scores, [max(each.temperature, MIN_TEMPERATURE) for each in params])
     ids = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
     if any(each.top_k > 0 or each.top_p < 1.0 for each in params):
         scores, ids = scores.sort(dim=-1, descending=True, stable=True)
-        places = torch.arange(scores.shape[1], device=scores.device)
-        scores.masked_fill_(places >= _column(scores, [each.top_k or math.inf for each in params]), -torch.inf)
+        ranks = torch.arange(scores.shape[1], device=scores.device)
+        scores.masked_fill_(ranks >= _column(scores, [each.top_k or math.inf for each in params]), -torch.inf)
         weights = scores.softmax(-1)
         before = weights.cumsum(-1) - weights
-        # Rounding may take the mass up to 1 before the end: who does not truncate loses nothing by it.
+        # Rounding may take the mass to 1 before the end, which must not truncate rows without top_p.
         scores.masked_fill_(
             before >= _column(scores, [each.top_p if each.top_p < 1.0 else 2.0 for each in params]), -torch.inf
         )
     shares = _column(scores, [math.log(each.min_p) if each.min_p > 0 else -math.inf for each in params])
     scores = scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + shares, -torch.inf)
-    places = (scores + gumbel_noise([draw.key for draw in draws], ids.int())).argmax(dim=-1, keepdim=True)
-    return ids.gather(1, places)[:, 0]
+    indexes = (scores + gumbel_noise([draw.key for draw in draws], ids.int())).argmax(dim=-1, keepdim=True)
+    return ids.gather(1, indexes)[:, 0]
 
 
 def gumbel_noise(keys: Sequence[int], ids: Tensor) -> Tensor:
-    """`noise.gumbel_noise` of each row's key. ids: [rows, candidates] int32"""
+    """`gumbel.gumbel_noise` of each row's key. ids: [rows, candidates] int32"""
     low, high = (
         _to_device([_int32(key >> shift & 0xFFFFFFFF) for key in keys], torch.int32, ids.device) for shift in (0, 32)
     )
@@ -72,7 +72,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, places: int) -> Tensor:
-    """Logical shift: torch's own copies the sign bit."""
+    """Shift without copying the sign bit, as torch's own shift would."""
     return (x >> places).bitwise_and_(0xFFFFFFFF >> places)
 
 
@@ -85,17 +85,17 @@ def _column(like: Tensor, values: Sequence[float]) -> Tensor:
 
 
 def _to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """From memory that the GPU copies from by itself: from any other, the copy would wait for all it has to do."""
+    """Copy from pinned memory, because a copy from other memory would wait for all queued work of the GPU."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _logprobs(logits: Tensor, chosen: Tensor, draws: Sequence[RowDraw]) -> list[float]:
     logprobs = [0.0] * len(draws)
-    asked = [row for row, draw in enumerate(draws) if draw.params.logprobs]
-    if asked:
-        places = _to_device(asked, torch.int64, logits.device)
-        rows = logits.index_select(0, places)
-        values = rows.gather(1, chosen.index_select(0, places)[:, None])[:, 0] - rows.logsumexp(dim=-1)
-        for row, value in zip(asked, values.tolist(), strict=True):
+    requested = [row for row, draw in enumerate(draws) if draw.params.logprobs]
+    if requested:
+        indexes = _to_device(requested, torch.int64, logits.device)
+        rows = logits.index_select(0, indexes)
+        values = rows.gather(1, chosen.index_select(0, indexes)[:, None])[:, 0] - rows.logsumexp(dim=-1)
+        for row, value in zip(requested, values.tolist(), strict=True):
             logprobs[row] = value
     return logprobs

@@ -1,4 +1,4 @@
-"""The engine that only takes time: the real batch over a step-time law, for capacity work without a GPU."""
+"""The simulated engine: the real batch with modelled step times, for capacity planning without a GPU."""
 
 import hashlib
 import os
@@ -13,19 +13,19 @@ from penstock.worker.engine.simulated.step_time import StepTimeModel, work_of
 
 
 class SimulatedEngine:
-    """Satisfies `Engine`; never sleeps: `StepResult.duration_s` says what the caller is to wait.
+    """Satisfies `Engine`. It never sleeps; the caller waits for `StepResult.duration_s`.
 
-    A token is a function of prompt, seed and position, so a resumed sequence goes on as it would have. It never is an
-    end-of-sequence id: every answer has the length asked for.
+    A token is a function of prompt, seed and position, so a resumed sequence continues with the same tokens. No token
+    is an end-of-sequence id, so every output has the requested length.
     """
 
     def __init__(self, batch: Batch, step_time: StepTimeModel, token_ids: range, crash_token_id: int = -1) -> None:
-        """`crash_on`: a token at which the process dies as by a fault in a kernel, to prove what is done then."""
+        """`crash_token_id` in a prompt aborts the process like a fault in a kernel, to test quarantine; -1: none."""
         self.batch = batch
         self._crash_token_id = crash_token_id
         self.step_time = step_time
         self._token_ids = token_ids
-        self._keys: dict[int, int] = {}  # of the sequences here
+        self._keys: dict[int, int] = {}  # `sequence_key` by seq_id
 
     @property
     def has_work(self) -> bool:
@@ -68,7 +68,7 @@ def prompt_of(spec: SequenceSpec) -> Sequence[int]:
 
 
 def sequence_key(spec: SequenceSpec) -> int:
-    """What a sequence's tokens follow from: its prompt without what earlier runs emitted, and its seed."""
+    """Key of a sequence's tokens: a digest of its prompt, without emitted tokens, and its seed."""
     prompt = array("q", prompt_of(spec))
     salt = (spec.seed & MASK64).to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=salt).digest(), "little")

@@ -1,4 +1,4 @@
-"""How long an engine's step takes, as a law over the work that is in it."""
+"""The step time model: the duration of an engine's step as a linear function of its work, and its file format."""
 
 import json
 import math
@@ -10,19 +10,19 @@ from typing import NamedTuple, Protocol
 
 
 class PositionSpan(Protocol):
-    """A run of one sequence's positions that a step computes; `Slice` is one."""
+    """Consecutive positions of one sequence that a step computes; `Slice` is one."""
 
     start: int
     count: int
 
 
 class StepWork(NamedTuple):
-    """What a step's time follows from."""
+    """The work of a step."""
 
     prefill_tokens: int
     decode_seqs: int
     context_tokens: int  # positions that decodes read
-    prefill_context_tokens: int  # positions that prefilled tokens read, each token counting its own and all before it
+    prefill_context_tokens: int  # positions that prefilled tokens read: each reads its own and all before it
 
 
 def work_of(decodes: Iterable[PositionSpan], prefills: Iterable[PositionSpan]) -> StepWork:
@@ -35,19 +35,19 @@ def work_of(decodes: Iterable[PositionSpan], prefills: Iterable[PositionSpan]) -
 
 
 def prefill_reads(start: int, count: int) -> int:
-    """Positions read by `count` tokens from `start` on."""
+    """Positions read by `count` prefilled tokens from `start`."""
     return count * start + count * (count + 1) // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeModel:
-    """Time of a step, linear in its work. The defaults are one mid-size GPU's."""
+    """Time of a step, linear in its work. The defaults are those of a mid-size GPU."""
 
     base_s: float = 0.006
     per_prefill_token_s: float = 0.0001
     per_decode_seq_s: float = 0.00005
-    per_context_token_s: float = 0.0  # for each position that a decode reads
-    per_prefill_context_token_s: float = 0.0  # for each that a prefilled token reads
+    per_context_token_s: float = 0.0  # per position that a decode reads
+    per_prefill_context_token_s: float = 0.0  # per position that a prefilled token reads
 
     def duration_s(self, work: StepWork) -> float:
         return (
@@ -67,36 +67,39 @@ FIELD_BY_KEY = {
     "prefill_context_token_ms": "per_prefill_context_token_s",
 }
 SECONDS_PER_MS = 1e-3
+TABLE = "step_time"  # of the TOML file
 
 MeasurementFacts = Mapping[str, str | float]
 
 
 def step_time_toml(model: StepTimeModel, facts: MeasurementFacts) -> str:
-    """The file's text. `facts` say how the law was measured; nobody reads them but people."""
+    """Return the text of a step time file. `facts` describe the measurement, for human readers alone."""
     terms = (f"{name} = {getattr(model, field) / SECONDS_PER_MS:.6g}" for name, field in FIELD_BY_KEY.items())
-    told = (f"{name} = {json.dumps(value)}" for name, value in facts.items())
-    return "\n".join(["[step_law]", *terms, "", "[measured]", *told, ""])
+    measured = (f"{name} = {json.dumps(value)}" for name, value in facts.items())
+    return "\n".join([f"[{TABLE}]", *terms, "", "[measured]", *measured, ""])
 
 
 def read_step_time_model(path: Path) -> StepTimeModel:
-    """Raises ValueError that names the field to mend; a term that is not there costs nothing."""
+    """Read a step time file; an absent term is 0. Raises ValueError that names the wrong field."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8")).get("step_law")
+        values = tomllib.loads(path.read_text(encoding="utf-8")).get(TABLE)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a law: {error}") from error
+        raise ValueError(f"{path} cannot be read as a step time file: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(  # noqa: TRY004  # a file is wrong, no caller is
-            f"{path} has no [step_law] table; `penstock simulate --calibrate --out {path}` writes one"
+        raise ValueError(  # noqa: TRY004  # the file is wrong, not the caller
+            f"{path} has no [{TABLE}] table; `penstock simulate --calibrate --out {path}` writes one"
         )
     if unknown := next((name for name in values if name not in FIELD_BY_KEY), None):
-        raise ValueError(f"{path}: step_law.{unknown} is unknown; known are {', '.join(FIELD_BY_KEY)}")
-    law = StepTimeModel(**{field: _seconds(path, name, values.get(name, 0.0)) for name, field in FIELD_BY_KEY.items()})
-    if not law.base_s:
-        raise ValueError(f"{path}: step_law.base_ms must be above 0, or empty steps would take no time")
-    return law
+        raise ValueError(f"{path}: {TABLE}.{unknown} is unknown; known are {', '.join(FIELD_BY_KEY)}")
+    model = StepTimeModel(
+        **{field: _seconds(path, name, values.get(name, 0.0)) for name, field in FIELD_BY_KEY.items()}
+    )
+    if not model.base_s:
+        raise ValueError(f"{path}: {TABLE}.base_ms must be above 0, or empty steps would take no time")
+    return model
 
 
 def _seconds(path: Path, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{path}: step_law.{name} must be a number of ms from 0 up, not {value!r}")
+        raise ValueError(f"{path}: {TABLE}.{name} must be a number of ms, 0 or more, not {value!r}")
     return value * SECONDS_PER_MS

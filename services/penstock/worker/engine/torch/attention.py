@@ -1,4 +1,4 @@
-"""Attention of a step's rows over the paged KV of their sequences, in plain torch."""
+"""Attention over the paged KV cache, in plain torch."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from penstock.worker.engine.torch.kv_cache import LayerKv
 
 
 def attend(q: Tensor, kv: LayerKv, inputs: StepInputs) -> Tensor:
-    """Attention output of every row; K and V of the rows are in the pool already.
+    """Return the attention output of every row. K and V of the rows must already be in the cache.
 
     q:       [rows, heads, head_size]
     returns: [rows, heads * head_size]
@@ -23,7 +23,7 @@ def attend(q: Tensor, kv: LayerKv, inputs: StepInputs) -> Tensor:
 def _attend_decodes(q: Tensor, kv: LayerKv, inputs: StepInputs) -> Tensor:
     """One row per sequence, over KV gathered and padded to the longest.
 
-    The query heads that share a KV head stand where a longer query's positions would: no K or V is repeated.
+    The query heads that share a KV head take the dimension of query positions, so that no K or V is repeated.
     """
     count, heads, head_size = q.shape
     kv_heads = kv.k.shape[2]
@@ -34,7 +34,7 @@ def _attend_decodes(q: Tensor, kv: LayerKv, inputs: StepInputs) -> Tensor:
 
 
 def _attend_chunk(q: Tensor, kv: LayerKv, chunk: Chunk) -> Tensor:
-    """Rows of one sequence, each over the positions up to its own."""
+    """Attention of a chunk's rows, each over the positions up to its own."""
     groups = q.shape[1] // kv.k.shape[2]
     k = kv.k[chunk.table].flatten(0, 1)[: chunk.end].repeat_interleave(groups, 1).transpose(0, 1)
     v = kv.v[chunk.table].flatten(0, 1)[: chunk.end].repeat_interleave(groups, 1).transpose(0, 1)

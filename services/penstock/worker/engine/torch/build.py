@@ -1,4 +1,4 @@
-"""From options to the engine that computes. Whoever imports this loads torch."""
+"""Builds the torch engine that the options describe. Importing this module loads torch."""
 
 import structlog
 import torch
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 @torch.inference_mode()
 def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
-    """Raises ValueError where a forward of our own is demanded and cannot be had."""
+    """Load the model and build its engine. Raises ValueError if native compute is required and unavailable."""
     threads = options.threads or available_cores()
     device = _device(options.device)
     checkpoint = read_checkpoint(*locate_model(options.model))
@@ -35,13 +35,13 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
     torch.set_num_threads(threads)
     dtype, is_native = _choose_dtype(options, shape, device)
     weights = checkpoint.weights(dtype, device)
-    wanted = options.kv_bytes or _pool_bytes(device)
-    blocks = options.kv_blocks or blocks_that_fit(wanted, shape, options.block_size, dtype)
+    kv_bytes = options.kv_bytes or _pool_bytes(device)
+    blocks = options.kv_blocks or blocks_that_fit(kv_bytes, shape, options.block_size, dtype)
     card = fit_context(checkpoint.card, blocks, options.block_size)
     runner: Runner
     if is_native:
         runner = NativeRunner(shape, weights, blocks, options.block_size, threads)
-        torch.set_num_threads(1)  # its threads would wait for work on the cores that the native ones compute on
+        torch.set_num_threads(1)  # torch's threads would spin on the cores of the native ones
     elif device.type == "cuda" and _can_use_kernels(options, device):
         from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
@@ -53,13 +53,12 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
 
 
 def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
-    """Take the largest prefill of a step and a decode through everything, in the blocks that a new batch takes first.
+    """Run the largest prefill of a step and a decode, in the blocks that a new batch allocates first.
 
-    The first clients would wait for it otherwise: memory that is written for the first time makes a step ten times as
-    long.
+    Otherwise the first clients would wait for it: the first write to memory makes a step ten times as long.
     """
-    held = min(batch.context_length, batch.pool.blocks * batch.pool.block_size)
-    prompt = [0] * (min(token_budget, held) - 2)
+    pool_tokens = min(batch.context_length, batch.pool.blocks * batch.pool.block_size)
+    prompt = [0] * (min(token_budget, pool_tokens) - 2)
     batch.add(SequenceSpec(seq_id=0, token_ids=prompt or [0], max_output_tokens=2, ignore_eos=True))
     while batch.has_work:
         plan = batch.plan()
@@ -68,11 +67,11 @@ def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
 
 
 def _choose_dtype(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:
-    """Type to compute in, and whether natively.
+    """Return the dtype to compute in, and whether to use native code.
 
-    `auto` is bfloat16 natively on CPUs with arithmetic for it, where a row rounds alike in every batch. In plain torch
-    on a CPU it does not, and a text that goes on elsewhere after a fault could leave its path where two tokens all but
-    tie: float32. On GPUs it is bfloat16 for its speed, at that price, which the products of cuBLAS have.
+    `auto` is bfloat16 in native code on CPUs with arithmetic for it, where a row rounds equally in every batch. It is
+    float32 in plain torch on a CPU, where a row does not, so that a text resumed after a fault could diverge where two
+    tokens are nearly equal. On GPUs it is bfloat16 for its speed, with that risk, which cuBLAS has in any case.
     """
     if device.type != "cpu" or options.compute == "torch":
         return _DTYPES[_resolve_auto(options.dtype, "float32" if device.type == "cpu" else "bfloat16")], False
@@ -80,7 +79,7 @@ def _choose_dtype(options: EngineOptions, shape: ModelShape, device: torch.devic
         has_bfloat16 = check_native(shape, options.block_size)
     except NativeUnavailable as reason:
         if options.compute == "native":
-            raise ValueError(f"no native forward: {reason}") from reason
+            raise ValueError(f"native compute is unavailable: {reason}") from reason
         log.warning("native_unavailable", reason=str(reason), instead="torch")
         return _DTYPES[_resolve_auto(options.dtype, "float32")], False
     name = _resolve_auto(options.dtype, "bfloat16" if has_bfloat16 else "float32")
@@ -88,14 +87,14 @@ def _choose_dtype(options: EngineOptions, shape: ModelShape, device: torch.devic
 
 
 def _can_use_kernels(options: EngineOptions, device: torch.device) -> bool:
-    """Whether a GPU's steps are computed by kernels of our own."""
+    """Whether our own kernels compute the steps on this GPU."""
     if options.compute == "torch":
         return False
     try:
         check_cuda(device)
     except CudaUnavailable as reason:
         if options.compute == "native":
-            raise ValueError(f"no native forward: {reason}") from reason
+            raise ValueError(f"native compute is unavailable: {reason}") from reason
         log.warning("kernels_unavailable", reason=str(reason), instead="torch")
         return False
     return True
@@ -106,7 +105,7 @@ def _resolve_auto(name: str, default: str) -> str:
 
 
 def _pool_bytes(device: torch.device) -> int:
-    """Asked once the weights are loaded, so that what is free is what they leave."""
+    """Return the size of the KV pool; called after the weights are loaded, which reduces the free memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return gpu_pool_bytes(free)

@@ -1,4 +1,4 @@
-"""The engine that computes: a model driven step by step."""
+"""The torch engine: runs a model step by step."""
 
 import torch
 
@@ -11,7 +11,7 @@ from penstock.worker.engine.torch.runner import Runner
 
 
 class TorchEngine:
-    """Satisfies `Engine`. The batch decides, the model computes; nothing else is kept here."""
+    """Satisfies `Engine`. The batch plans each step and the runner computes it."""
 
     def __init__(self, runner: Runner, batch: Batch) -> None:
         self.runner = runner
@@ -37,7 +37,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[list[int], list[float]]:
-        """Forward every slice of the plan and draw the tokens of those that are due one."""
+        """Compute all slices of the plan and draw a token for each sampled sequence."""
         if not plan.slices:
             return [], []
         logits = self.runner.forward(plan)

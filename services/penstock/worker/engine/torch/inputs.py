@@ -1,4 +1,4 @@
-"""A step's plan as tensors: one row per token, decodes first, then the prefill chunks one after another."""
+"""A step's plan as tensors: one row per token, first the decodes, then the prefill chunks in order."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from penstock.worker.engine.batching.plan import Slice, StepPlan
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of one prefill chunk, and where its sequence's KV lies."""
+    """Rows of one prefill chunk, and the block table of its sequence."""
 
     rows: slice
     table: Tensor  # [blocks of the sequence so far] int64
-    end: int  # positions of the sequence once the chunk is written
-    mask: Tensor | None  # [rows of the chunk, end]; None: the chunk is all there is, and plainly causal
+    end: int  # positions of the sequence after the chunk
+    mask: Tensor | None  # [rows of the chunk, end]; None: the chunk starts at 0, so its mask is plainly causal
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """Masks are added to scores, in the model's dtype: 0 where a row may look, minus infinity elsewhere."""
+    """Inputs of a step. Masks are added to scores, in the model's dtype: 0 if visible, minus infinity otherwise."""
 
     tokens: Tensor  # [rows] int64
     positions: Tensor  # [rows] int64
-    slots: Tensor  # [rows] int64: where each row's K and V go
+    slots: Tensor  # [rows] int64: slot of each row's K and V
     decode_tables: Tensor  # [decodes, longest table] int64, padded with block 0
     decode_mask: Tensor  # [decodes, 1, 1, longest table * block_size]
     chunks: list[Chunk]
@@ -83,5 +83,5 @@ def _chunks(plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.d
 
 
 def _causal(part: Slice, device: torch.device) -> Tensor:
-    """Which positions each of the chunk's own may look at: [count, end] bool."""
+    """Positions visible to each row of the chunk, [count, end] bool."""
     return torch.ones(part.count, part.end, dtype=torch.bool, device=device).tril(part.start)

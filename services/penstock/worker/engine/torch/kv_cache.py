@@ -1,4 +1,4 @@
-"""The memory behind the block pool: K and V of every position, for every layer, allocated once."""
+"""The memory of the block pool: K and V of every position and layer, allocated once."""
 
 from math import prod
 from mmap import mmap
@@ -17,7 +17,7 @@ class LayerKv(NamedTuple):
     v: Tensor
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put each row's K and V, [rows, kv_heads, head_size], in its slot: block * block_size + offset."""
+        """Write each row's K and V, [rows, kv_heads, head_size], to its slot, block * block_size + offset."""
         self.k.flatten(0, 1).index_copy_(0, slots, k)
         self.v.flatten(0, 1).index_copy_(0, slots, v)
 
@@ -30,9 +30,9 @@ def allocate_kv(
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeroed, not empty: padded rows of a gather read slots never written, and 0 * NaN would be NaN.
+    """Allocate zeros, because padded rows of a gather read slots that were never written, and 0 * NaN would be NaN.
 
-    On a CPU the system gives memory as it is first written, so a large pool costs what is used of it.
+    On a CPU the system provides memory at the first write, so the unused part of a large pool costs no memory.
     """
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
@@ -40,8 +40,8 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def blocks_that_fit(kv_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
-    """KV blocks that fit into `kv_bytes` of memory."""
+    """Return the number of KV blocks that fit into `kv_bytes`. Raises ValueError if none does."""
     block_bytes = block_size * shape.kv_bytes_per_token(dtype)
     if kv_bytes < block_bytes:
-        raise ValueError(f"{kv_bytes} bytes of KV memory hold no block of {block_bytes} bytes; give it more")
+        raise ValueError(f"{kv_bytes} bytes of KV memory hold no block of {block_bytes} bytes; set kv_bytes higher")
     return kv_bytes // block_bytes

@@ -1,4 +1,4 @@
-"""Llama-family decoder: Llama, Mistral, Qwen2 and Qwen3 in one forward over a mixed batch. Knows no sequences."""
+"""The Llama-family decoder (Llama, Mistral, Qwen2, Qwen3): one forward pass over a mixed batch. Knows no sequences."""
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class Model:
 
     def forward(self, inputs: StepInputs, kv: list[LayerKv]) -> Tensor:
         """Write the K and V of every row; return the logits of the sampled rows: [sampled, vocab_size] float32."""
-        # The residual stream stays float32: some of its entries grow so large that bfloat16 would round off the rest.
+        # The residual stream stays float32, as some entries grow so large that bfloat16 would round away the others.
         x = embedding(inputs.tokens, self.weights.embedding).float()  # [rows, dim]
         cos, sin = self._cos[inputs.positions, None], self._sin[inputs.positions, None]  # [rows, 1, head_size / 2]
         for layer, layer_kv in zip(self.weights.layers, kv, strict=True):
@@ -39,7 +39,7 @@ class Model:
         return linear(last, self.weights.head).float()
 
     def _qkv(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of each row: [rows, heads or kv_heads, head_size]."""
+        """Return query, key and value of each row: [rows, heads or kv_heads, head_size]."""
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, self.shape.head_size)
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
@@ -58,7 +58,7 @@ class Model:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on half-split pairs, in float32 whatever the model's dtype.
+    """Apply RoPE on half-split pairs, in float32 for every dtype of the model.
 
     x: [rows, heads, head_size]; cos, sin: [rows, 1, head_size / 2] of each row's position.
     """

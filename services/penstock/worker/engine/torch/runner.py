@@ -1,4 +1,4 @@
-"""What stands between an engine and a model: from a step's plan to logits, with the KV cache in its keeping."""
+"""Runners: compute the logits of a step's plan, and own the KV cache."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class Runner(Protocol):
 
 
 class TorchRunner:
-    """In plain torch: for GPUs, and for CPUs and models that the native forward is not made for."""
+    """Plain torch, for GPUs without our kernels, and for CPUs and models without a native forward pass."""
 
     def __init__(self, model: Model, blocks: int, block_size: int) -> None:
         self.model = model

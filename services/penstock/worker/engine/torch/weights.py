@@ -1,6 +1,6 @@
-"""The tensors and shape of a Llama-family model, in the one layout that `Model` runs.
+"""The tensors and the shape of a Llama-family model, in the layout of `Model`.
 
-Loaders bring every file format to it: q, k and v in one matrix, gate and up in one, RoPE on half-split pairs, matrices
+Loaders convert each file format to it: q, k and v in one matrix, gate and up in one, RoPE on half-split pairs, matrices
 in the model's dtype and norms in float32.
 """
 
@@ -44,27 +44,27 @@ class Weights:
     embedding: Tensor  # [vocab_size, dim]
     layers: list[Layer]
     norm: Tensor  # [dim]
-    head: Tensor  # [vocab_size, dim]; the embedding itself where they are tied
+    head: Tensor  # [vocab_size, dim]; the embedding itself if they are tied
     inverse_frequencies: Tensor  # [head_size / 2] float32: RoPE's angle per position
 
 
 def half_split_rows(weight: Tensor, heads: int) -> Tensor:
     """Reorder the rows of a q or k projection made for RoPE on pairs (2i, 2i+1) to pairs (i, i + head_size / 2).
 
-    weight: [heads * head_size, ...]. Scores are sums over a head's rows, so an order common to q and k leaves them as
-    they were.
+    weight: [heads * head_size, ...]. Scores are sums over the rows of a head, so equal orders of q and k do not change
+    them.
     """
     pairs = weight.reshape(heads, -1, 2, *weight.shape[1:])  # [heads, head_size / 2, 2, ...]
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 
 def rope_frequencies(head_size: int, theta: float) -> Tensor:
-    """Source: Su et al. 2021 (RoFormer), section 3.2.2."""
+    """Return RoPE's inverse frequencies, [head_size / 2]. Source: Su et al. 2021 (RoFormer), section 3.2.2."""
     return theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
 
 
 def rope_tables(inverse_frequencies: Tensor, context_length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles: [context_length, head_size / 2] float32 each."""
+    """Return cosine and sine of each position's angles, [context_length, head_size / 2] float32 each."""
     positions = torch.arange(context_length, dtype=torch.float64)
     angles = torch.outer(positions, inverse_frequencies.double().cpu())
     return angles.cos().float(), angles.sin().float()

@@ -1,6 +1,6 @@
-"""vLLM behind our own front, for models and hardware that our engine does not run. Nothing here loads vLLM but `build`.
+"""vLLM as an engine, for models and hardware that our engine does not support. Only `build` and `logits` load vLLM.
 
-What resuming promises is less than with our own engines. A greedy text goes on as it would have, up to the rounding
-of batches of other sizes. A drawn one goes on from the same tokens with the same settings, but with other draws: vLLM
-draws from a generator that starts with its request, where ours depend on seed and position alone.
+Resuming is less exact than with our own engines. A greedy text continues with the same tokens, up to the rounding of
+batches of other sizes. A sampled text continues from the same tokens with the same settings but with other draws,
+because vLLM draws from a generator that starts with each request; our draws depend on seed and position alone.
 """

@@ -1,4 +1,4 @@
-"""From options to a vLLM engine. Loads vLLM, which takes its time, and says what to install where there is none."""
+"""Builds a vLLM engine. Loading vLLM takes seconds; if it is missing, the error names the package to install."""
 
 import json
 import os
@@ -17,23 +17,23 @@ from penstock.worker.engine.vllm.engine import VllmEngine
 from penstock.worker.engine.vllm.params import sampling_fields
 
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process, where we step it and read it
-    "VLLM_NO_USAGE_STATS": "1",  # tells nobody anything
-    "HF_HUB_OFFLINE": "1",  # a folder has all there is
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler runs in this process, which steps and reads it
+    "VLLM_NO_USAGE_STATS": "1",  # no telemetry to vLLM's authors
+    "HF_HUB_OFFLINE": "1",  # the model's folder is complete
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers of one machine would all be bound to the same cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise all workers of a machine are bound to the same cores
 }
 
 
 class VllmMissing(ImportError):
-    """The engine asked for is not installed."""
+    """vLLM is not installed."""
 
 
 def build_vllm_engine(options: EngineOptions) -> tuple[VllmEngine, ModelCard]:
-    """Raises ModelUnsupported, VllmMissing, or what vLLM has to say about the arguments."""
+    """Build the engine. Raises ModelUnsupported, VllmMissing, or an error of vLLM about the arguments."""
     folder = Path(options.model)
     if not folder.is_dir():
-        raise ModelUnsupported(f"vLLM runs Hugging Face folders and {options.model} is none; name one as the model")
+        raise ModelUnsupported(f"vLLM runs Hugging Face folders, which {options.model} is not; name one as the model")
     card = folder_card(folder)
     if find_spec("vllm") is None:
         raise VllmMissing(
@@ -45,7 +45,7 @@ def build_vllm_engine(options: EngineOptions) -> tuple[VllmEngine, ModelCard]:
 
 
 def _set_environment(options: EngineOptions) -> None:
-    """Set what vLLM reads from the environment, before it is loaded; what the operator has set stays."""
+    """Set the environment that vLLM reads when it is loaded; variables that the operator has set are kept."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if options.threads:
@@ -53,7 +53,7 @@ def _set_environment(options: EngineOptions) -> None:
 
 
 def _build(options: EngineOptions, card: ModelCard) -> tuple[VllmEngine, ModelCard]:
-    from vllm import SamplingParams  # noqa: PLC0415 - not everyone's, and it takes seconds
+    from vllm import SamplingParams  # noqa: PLC0415 - optional, and loading takes seconds
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
     from vllm.platforms import current_platform  # noqa: PLC0415
     from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
@@ -82,26 +82,26 @@ def _build(options: EngineOptions, card: ModelCard) -> tuple[VllmEngine, ModelCa
 
 
 def _fit_for_cpu(options: EngineOptions) -> EngineOptions:
-    """Its kernels take blocks of a multiple of 32 tokens; its own choice of memory is all but the whole machine."""
+    """Adjust options to a CPU: vLLM's blocks are multiples of 32 tokens, and its default pool takes most memory."""
     return replace(options, block_size=-(-options.block_size // 32) * 32, kv_bytes=options.kv_bytes or cpu_pool_bytes())
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:
-    """Keyword arguments of `vllm.EngineArgs`; what `vllm_args` names comes last and wins."""
+    """Return keyword arguments of `vllm.EngineArgs`; those in `vllm_args` take precedence."""
     arguments: dict[str, Any] = {
         "model": options.model,
         "dtype": options.dtype,
-        "skip_tokenizer_init": True,  # prompts come as ids, and text is the edges' to make
+        "skip_tokenizer_init": True,  # prompts are token ids; the edges detokenize
         "max_num_seqs": options.slots,
-        "max_num_batched_tokens": max(options.token_budget, options.slots),  # which it wants at least
+        "max_num_batched_tokens": max(options.token_budget, options.slots),  # its minimum
         "block_size": options.block_size,
         "enable_prefix_caching": True,
-        "async_scheduling": False,  # it would compute a step for a sequence that has been let go
+        "async_scheduling": False,  # it would compute a step for a cancelled sequence
         "disable_log_stats": True,
         "seed": 0,
     }
     if options.kv_blocks:
-        arguments["num_gpu_blocks_override"] = options.kv_blocks + 1  # one stands for "no block"
+        arguments["num_gpu_blocks_override"] = options.kv_blocks + 1  # one is the null block
     if options.kv_bytes:
         arguments["kv_cache_memory_bytes"] = options.kv_bytes
     more: dict[str, Any] = json.loads(options.vllm_args or "{}")

@@ -1,4 +1,4 @@
-"""vLLM's engine, stepped from our process loop, told and telling in our terms."""
+"""The adapter of vLLM's engine to our `Engine` protocol, stepped by the loop of our engine process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class VllmApi(Protocol):
-    """What of `vllm.LLMEngine` is used here."""
+    """The used part of `vllm.LLMEngine`."""
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> str: ...
 
@@ -31,18 +31,18 @@ class VllmApi(Protocol):
 
 @dataclass(slots=True, eq=False)
 class VllmSequence:
-    """A sequence that vLLM has. `request` is the scheduler's own record of it."""
+    """A sequence in vLLM. `request` is its record in vLLM's scheduler."""
 
     spec: SequenceSpec
     request: Any
     output_tokens: int = 0
-    computed_positions: int = 0  # positions, after the last step
+    computed_positions: int = 0  # after the last step
     preemptions: int = 0
     cached_tokens: int | None = None  # None before its first step
 
     @property
     def known_tokens(self) -> int:
-        """Tokens of prompt and output so far."""
+        """Number of prompt and output tokens so far."""
         return len(self.spec.token_ids) + self.output_tokens
 
     @property
@@ -51,10 +51,10 @@ class VllmSequence:
 
 
 class VllmEngine:
-    """Satisfies `Engine`. `scheduler` is vLLM's own, in this process: what it holds is read there, never guessed.
+    """Satisfies `Engine`. `scheduler` is vLLM's own, in this process, from which all state is read.
 
-    Two figures are the best that it tells: cached free blocks at least, and the prefill of a preempted sequence with
-    what of it was still cached.
+    Two figures are approximate: the number of cached free blocks is a lower bound, and the prefill of a preempted
+    sequence includes its cached tokens.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class VllmEngine:
         self._slots = slots
         self._block_size = block_size
         self._context_length = context_length
-        self._blocks = self._pool.num_gpu_blocks - 1  # one stands for "no block"
+        self._blocks = self._pool.num_gpu_blocks - 1  # one is the null block
         self._sequences: dict[int, VllmSequence] = {}
         self._cancelling: list[int] = []
         self._steps = 0
@@ -88,13 +88,13 @@ class VllmEngine:
 
     def add(self, spec: SequenceSpec) -> None:
         self._check(spec)
-        # A salt of its own shares nothing.
+        # A sequence without a salt gets a unique one, so that it shares no blocks.
         salt = spec.cache_salt.hex() or f"sequence {spec.seq_id}"
         prompt = {"type": "token", "prompt_token_ids": list(spec.token_ids), "cache_salt": salt}
         try:
             name = self._llm.add_request(str(spec.seq_id), prompt, self._params(spec))
-        except Exception as error:  # its errors have no common type, and none over one request may end all the others
-            raise StartInvalid(f"vLLM refuses the request: {error}") from error
+        except Exception as error:  # vLLM's errors have no common type, and one request's must not end the others
+            raise StartInvalid(f"vLLM rejects the request: {error}") from error
         self._sequences[spec.seq_id] = VllmSequence(spec, self._scheduler.requests[name])
 
     def cancel(self, seq_id: int) -> bool:
@@ -109,15 +109,15 @@ class VllmEngine:
         self._cancelling.clear()
         if self._sequences:
             outputs = self._llm.step()
-            made = {int(output.request_id): output for output in outputs}
-            for member in self._sequences.values():
-                self._record_progress(member, made.get(member.spec.seq_id), result)
-            for seq_id, output in made.items():
+            output_by_id = {int(output.request_id): output for output in outputs}
+            for sequence in self._sequences.values():
+                self._record_progress(sequence, output_by_id.get(sequence.spec.seq_id), result)
+            for seq_id, output in output_by_id.items():
                 self._record_output(self._sequences[seq_id], output, result)
         return result
 
     def capacity(self) -> Capacity:
-        members = self._sequences.values()
+        sequences = self._sequences.values()
         free = self._pool.get_num_free_blocks()
         running = len(self._scheduler.running)
         return Capacity(
@@ -127,21 +127,22 @@ class VllmEngine:
             blocks_free=free,
             blocks_cached=max(0, len(self._pool.cached_block_hash_to_block) - (self._blocks - free)),
             blocks_promised=sum(
-                self._blocks_for(each.max_total_tokens) - self._blocks_for(each.computed_positions) for each in members
+                self._blocks_for(each.max_total_tokens) - self._blocks_for(each.computed_positions)
+                for each in sequences
             ),
             block_size=self._block_size,
             waiting=len(self._sequences) - running,
             running=running,
             prefill_backlog_tokens=sum(
                 each.known_tokens - each.computed_positions
-                for each in members
+                for each in sequences
                 if each.known_tokens - each.computed_positions > 1
             ),
         )
 
     def _check(self, spec: SequenceSpec) -> None:
         if spec.seq_id in self._sequences:
-            raise StartInvalid(f"sequence {spec.seq_id} is here already; choose another id")
+            raise StartInvalid(f"sequence {spec.seq_id} already exists; choose another id")
         check_spec(spec, context_length=self._context_length, blocks=self._blocks, block_size=self._block_size)
 
     def _blocks_for(self, tokens: int) -> int:
@@ -150,36 +151,36 @@ class VllmEngine:
     def _abort(self, seq_id: int) -> SequenceCancelled:
         free = self._pool.get_num_free_blocks()
         self._llm.abort_request([str(seq_id)])
-        member = self._sequences.pop(seq_id)
-        return SequenceCancelled(seq_id, member.output_tokens, self._pool.get_num_free_blocks() - free)
+        sequence = self._sequences.pop(seq_id)
+        return SequenceCancelled(seq_id, sequence.output_tokens, self._pool.get_num_free_blocks() - free)
 
-    def _record_progress(self, member: VllmSequence, output: Any | None, result: StepResult) -> None:
-        """Tell from the scheduler's record what the step did for one sequence, before its tokens are entered."""
-        request = member.request
-        result.preempted += request.num_preemptions - member.preemptions
-        member.preemptions = request.num_preemptions
-        grown = request.num_computed_tokens - member.computed_positions
-        member.computed_positions = request.num_computed_tokens
-        if member.cached_tokens is None and grown > 0:
+    def _record_progress(self, sequence: VllmSequence, output: Any | None, result: StepResult) -> None:
+        """Record the step's work for one sequence from vLLM's own record, before its tokens are recorded."""
+        request = sequence.request
+        result.preempted += request.num_preemptions - sequence.preemptions
+        sequence.preemptions = request.num_preemptions
+        grown = request.num_computed_tokens - sequence.computed_positions
+        sequence.computed_positions = request.num_computed_tokens
+        if sequence.cached_tokens is None and grown > 0:
             cached = output.num_cached_tokens if output else request.prefill_stats.num_cached_tokens
             grown -= cached
-            member.cached_tokens = min(cached, len(member.spec.token_ids) - member.spec.emitted)
-            result.admitted.append(SequenceAdmitted(member.spec.seq_id, member.cached_tokens))
-        if member.output_tokens and grown == 1:
+            sequence.cached_tokens = min(cached, len(sequence.spec.token_ids) - sequence.spec.emitted)
+            result.admitted.append(SequenceAdmitted(sequence.spec.seq_id, sequence.cached_tokens))
+        if sequence.output_tokens and grown == 1:
             result.decode_seqs += 1
         else:
-            result.prefilled.append(SequencePrefilled(member.spec.seq_id, max(0, grown)))
+            result.prefilled.append(SequencePrefilled(sequence.spec.seq_id, max(0, grown)))
             result.prefill_tokens += max(0, grown)
 
-    def _record_output(self, member: VllmSequence, output: Any, result: StepResult) -> None:
+    def _record_output(self, sequence: VllmSequence, output: Any, result: StepResult) -> None:
         [completion] = output.outputs
-        spec = member.spec
+        spec = sequence.spec
         for place, token in enumerate(completion.token_ids):
             result.seq_ids.append(spec.seq_id)
             result.tokens.append(token)
-            result.indexes.append(spec.emitted + member.output_tokens)
+            result.indexes.append(spec.emitted + sequence.output_tokens)
             result.logprobs.append(completion.logprobs[place][token].logprob if spec.sampling.logprobs else 0.0)
-            member.output_tokens += 1
+            sequence.output_tokens += 1
         if output.finished:
             if completion.finish_reason not in _REASONS:
                 raise RuntimeError(
@@ -187,6 +188,6 @@ class VllmEngine:
                 )
             reason = _REASONS[completion.finish_reason]
             result.finished.append(
-                SequenceFinished(spec.seq_id, reason, member.output_tokens, member.cached_tokens or 0)
+                SequenceFinished(spec.seq_id, reason, sequence.output_tokens, sequence.cached_tokens or 0)
             )
             del self._sequences[spec.seq_id]

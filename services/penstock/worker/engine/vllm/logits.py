@@ -1,6 +1,6 @@
-"""A logits processor inside vLLM: penalties over what earlier runs emitted, and forms that vLLM has no name for.
+"""A logits processor for vLLM: penalties over tokens of earlier runs, and constraints that vLLM does not have.
 
-To vLLM the tokens of earlier runs are prompt, which its own penalties leave alone. Loads vLLM.
+For vLLM the tokens of earlier runs are prompt, which its own penalties ignore. Loads vLLM.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, ExtraParams
 class _Row:
     extra: ExtraParams
     earlier_output: list[int]  # emitted by earlier runs
-    new_output: list[int]  # vLLM's own list, which grows
+    new_output: list[int]  # vLLM's own list, to which it appends
     mask: TokenMask | None
 
     @property
@@ -64,7 +64,7 @@ def _penalise(scores: Tensor, row: _Row) -> None:
 
 def _apply_mask(scores: Tensor, allowed: Any) -> None:
     if allowed is not None:
-        held = torch.full_like(scores, -torch.inf)
+        masked = torch.full_like(scores, -torch.inf)
         ids = torch.tensor(list(allowed), device=scores.device)
-        held[ids] = scores[ids]
-        scores.copy_(held)
+        masked[ids] = scores[ids]
+        scores.copy_(masked)

@@ -1,4 +1,4 @@
-"""From a sequence's spec to vLLM's sampling parameters, as plain values."""
+"""vLLM's sampling parameters of a sequence, as plain values."""
 
 from typing import Any, NamedTuple
 
@@ -6,13 +6,13 @@ from penstock.worker.engine.interface import AllowedTokens, OutputConstraint, Se
 from penstock.worker.engine.sampling.splitmix64 import mix64
 
 _SEED_MASK = (1 << 63) - 1
-EXTRA_ARGS_KEY = "penstock"  # the name under which `Extra` travels
+EXTRA_ARGS_KEY = "penstock"  # key of ExtraParams in `extra_args`
 
 
 class ExtraParams(NamedTuple):
-    """What vLLM cannot do by itself; our logits processor does."""
+    """Parameters of our logits processor, for features that vLLM does not have."""
 
-    emitted: int  # how many of the prompt's last ids are output to a client
+    emitted: int  # number of the prompt's last ids that earlier runs emitted
     presence_penalty: float
     frequency_penalty: float
     constraint: OutputConstraint | None
@@ -20,7 +20,7 @@ class ExtraParams(NamedTuple):
 
 
 def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, Any]:
-    """Keyword arguments of `vllm.SamplingParams`."""
+    """Return keyword arguments of `vllm.SamplingParams`."""
     sampling = spec.sampling
     end_ids = spec.stop_ids if spec.ignore_eos else spec.stop_ids | eos_ids
     extra = _extra(spec, end_ids)
@@ -34,9 +34,9 @@ def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, An
         "frequency_penalty": 0.0 if extra else sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty or 1.0,
         "logit_bias": dict(sampling.logit_bias) or None,
-        "logprobs": 0 if sampling.logprobs else None,  # 0: that of the token drawn and no other
+        "logprobs": 0 if sampling.logprobs else None,  # 0: only that of the drawn token
         "stop_token_ids": sorted(end_ids),
-        "ignore_eos": True,  # of the ids that the model's files name, ours are among those above
+        "ignore_eos": True,  # the model's own ids are in stop_token_ids
         "detokenize": False,
     }
     if sampling.temperature > 0:
@@ -49,15 +49,15 @@ def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, An
 
 
 def _extra(spec: SequenceSpec, end_ids: frozenset[int]) -> ExtraParams | None:
-    """None where vLLM's own means suffice, and its own, quicker code runs."""
+    """Return parameters of our logits processor; None if vLLM's own faster code suffices."""
     sampling = spec.sampling
-    form = None if isinstance(spec.constraint, AllowedTokens) else spec.constraint
+    constraint = None if isinstance(spec.constraint, AllowedTokens) else spec.constraint
     is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
-    if form is None and not (is_penalised and spec.emitted):
+    if constraint is None and not (is_penalised and spec.emitted):
         return None
-    return ExtraParams(spec.emitted, sampling.presence_penalty, sampling.frequency_penalty, form, end_ids)
+    return ExtraParams(spec.emitted, sampling.presence_penalty, sampling.frequency_penalty, constraint, end_ids)
 
 
 def _seed(spec: SequenceSpec) -> int:
-    """A resumed run has draws of its own: those of the first run's beginning would repeat themselves."""
+    """Return the seed; a resumed run gets another, because the draws of the first run's start would repeat."""
     return (mix64(spec.seed ^ mix64(spec.emitted)) if spec.emitted else spec.seed) & _SEED_MASK

@@ -36,17 +36,17 @@ def ends_of(releases):
     return [(round(seconds_of(each.after), 6), each.ended_leases) for each in releases]
 
 
-def test_a_lease_ends_once_its_predicted_tokens_are_made():
+def test_a_lease_ends_after_its_predicted_tokens():
     assert steps_left(entry_of(predicted_output_tokens=50, served_output_tokens=20, served_at_step=100), 100) == 30
     assert steps_left(entry_of(predicted_output_tokens=50, served_output_tokens=20, served_at_step=100), 110) == 20
 
 
-def test_a_lease_that_has_no_token_yet_has_its_prompt_to_do_as_well():
+def test_a_lease_without_a_token_has_its_prefill_left():
     assert steps_left(entry_of(predicted_output_tokens=50), 1_000) == 51
     assert steps_left(entry_of(), 1_000) == DEFAULT_OUTPUT_TOKENS + 1
 
 
-def test_an_answer_that_is_longer_than_was_predicted_may_go_on_but_has_not_ended():
+def test_an_answer_longer_than_predicted_has_steps_left():
     left = [
         steps_left(entry_of(predicted_output_tokens=50, served_output_tokens=made), 0) for made in (49, 50, 51, 200)
     ]
@@ -55,7 +55,7 @@ def test_an_answer_that_is_longer_than_was_predicted_may_go_on_but_has_not_ended
     assert 1 < left[-1] < 200
 
 
-def test_leases_end_in_the_order_of_what_they_have_left():
+def test_leases_end_in_the_order_of_their_remaining_steps():
     leases = {
         str(left): entry_of(str(left), predicted_output_tokens=left, served_output_tokens=1) for left in (31, 11, 21)
     }
@@ -63,17 +63,17 @@ def test_leases_end_in_the_order_of_what_they_have_left():
     assert ends_of(found) == [(0.1, 1), (0.2, 2), (0.3, 3)]
 
 
-def test_nothing_is_said_of_workers_that_have_measured_nothing():
+def test_workers_without_measurements_have_no_curve():
     leases = {"a": entry_of("a", predicted_output_tokens=9)}
     assert slot_releases_of([worker_of(leases, step=0.0)], leases) == []
     assert slot_releases_of([], {}) == []
 
 
-def test_a_lease_known_by_its_id_alone_is_taken_for_any_other():
+def test_an_unknown_lease_has_the_default_length():
     assert ends_of(slot_releases_of([worker_of(["unknown"])], {})) == [((DEFAULT_OUTPUT_TOKENS + 1) * STEP, 1)]
 
 
-def test_of_very_many_workers_a_few_speak_for_all():
+def test_the_curve_of_many_workers_is_sampled():
     count = 10 * MAX_SAMPLED_WORKERS
     leases = {
         str(number): entry_of(str(number), predicted_output_tokens=21, served_output_tokens=1)
@@ -84,7 +84,7 @@ def test_of_very_many_workers_a_few_speak_for_all():
 
 
 @given(st.lists(st.integers(1, 5_000), min_size=1, max_size=300), st.integers(0, 100))
-def test_a_curve_rises_and_ends_with_all_leases(lengths, turn):
+def test_a_curve_increases_and_ends_with_all_leases(lengths, turn):
     leases = {str(name): entry_of(str(name), predicted_output_tokens=length) for name, length in enumerate(lengths)}
     points = ends_of(slot_releases_of([worker_of(leases)], leases, turn))
     assert points == sorted(points)

@@ -34,7 +34,7 @@ asks = st.fixed_dictionaries(
 
 
 @given(st.lists(asks, max_size=20), asks, st.sampled_from(["m", "unknown"]))
-def test_the_answer_is_what_happens_to_the_one_that_comes_next(before, ask, model):
+def test_a_probe_predicts_the_outcome_of_the_next_enqueue(before, ask, model):
     full = shard()
     for number, each in enumerate(before):
         full.enqueue(f"t{number}", **each)
@@ -48,7 +48,7 @@ def test_the_answer_is_what_happens_to_the_one_that_comes_next(before, ask, mode
 
 
 @given(st.lists(asks, max_size=20), asks)
-def test_nobody_waits_shorter_or_longer_for_one_that_asked(before, ask):
+def test_a_probe_does_not_change_other_tickets(before, ask):
     asked, quiet = shard(), shard()
     for number, each in enumerate(before):
         knock(asked, "x", **ask)
@@ -59,7 +59,7 @@ def test_nobody_waits_shorter_or_longer_for_one_that_asked(before, ask):
     assert asked.heads() == quiet.heads()
 
 
-def test_of_those_refused_one_that_asked_is_one():
+def test_a_rejected_probe_counts_as_shed():
     full = shard()
     for number in range(20):
         full.enqueue(f"t{number}", tokens=900)
@@ -68,7 +68,7 @@ def test_of_those_refused_one_that_asked_is_one():
     assert full.book.counters.shed["OVERLOADED"] == before + 1
 
 
-def test_a_lower_class_makes_way_for_the_one_that_comes_and_not_for_the_one_that_asks():
+def test_a_probe_evicts_no_ticket():
     full = shard()
     for number in range(DEPTH):
         full.enqueue(f"b{number}", tokens=20, priority=BATCH)

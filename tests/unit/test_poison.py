@@ -29,7 +29,7 @@ def plan(**changes):
     return GenerationPlan(**{**given, **changes})
 
 
-def test_what_a_client_sends_again_has_the_same_fingerprint_whatever_its_seed_and_length():
+def test_a_repeated_request_has_the_same_fingerprint_with_any_seed_and_length():
     first = poison_fingerprint(SALT, plan())
     assert first == poison_fingerprint(SALT, plan(seed=2, max_output_tokens=9, resumed_ids=[7]))
     assert 0 < first < 2**64
@@ -51,7 +51,7 @@ def book_with_suspect(fingerprint=5):
     return book, run
 
 
-def test_a_suspect_is_named_while_it_is_tried_and_once_it_is_found_guilty():
+def test_a_suspected_request_is_reported_while_tested_and_once_confirmed():
     book, _ = book_with_suspect()
     assert book.quarantine.poison_reports(1.0) == [(5, False, 30.0)]
     book.on_engine_ready(LIMITS)
@@ -61,7 +61,7 @@ def test_a_suspect_is_named_while_it_is_tried_and_once_it_is_found_guilty():
     assert book.quarantine.poison_reports(603.0) == []
 
 
-def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
+def test_a_request_equal_to_a_confirmed_one_is_not_tested():
     book = ready_table()
     runs = [started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2, 3)]
     for run, fingerprint in zip(runs, (5, 5, 6), strict=True):
@@ -74,14 +74,14 @@ def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
     assert book.quarantine.isolation.pending == [runs[2]]
 
 
-def test_a_suspect_that_is_acquitted_is_named_no_more():
+def test_a_cleared_request_is_not_reported_any_more():
     book, run = book_with_suspect()
     book.on_engine_ready(LIMITS)
     book.on_step(step_result(1, run), 1.0, 2.0)
     assert book.quarantine.poison_reports(2.0) == []
 
 
-def test_the_guilty_are_refused_when_they_come_again():
+def test_a_confirmed_request_is_rejected_when_it_is_repeated():
     book, _ = book_with_suspect()
     book.on_engine_ready(LIMITS)
     book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
@@ -92,7 +92,7 @@ def test_the_guilty_are_refused_when_they_come_again():
     assert rejection_reason(book.start(again, 4.0)) == "ENGINE_CRASHED"
 
 
-def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
+def test_a_suspected_request_is_tested_after_its_client_has_left():
     book, run = book_with_suspect()
     ended, _ = book.cancel(run.stream, run.handle, 1.5)
     assert ended.is_reported
@@ -106,7 +106,7 @@ def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
     assert book.is_idle
 
 
-def test_only_so_many_guilty_are_remembered():
+def test_a_bounded_number_of_confirmed_requests_is_kept():
     blames = PoisonList()
     for number in range(1, MAX_CONFIRMED + 3):
         run = make_run(ready_table())
@@ -126,7 +126,7 @@ def named(book):
     return {each.fingerprint: each.is_confirmed for each in book.merged()}
 
 
-def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_over():
+def test_the_reports_of_a_worker_hold_until_replaced_or_expired():
     book = PoisonReports()
     assert book.apply("w0", [said(1), said(2)], 0.0)
     assert not book.apply("w0", [said(1), said(2)], 1.0)
@@ -150,7 +150,7 @@ def shard_blames():
     return blames
 
 
-def test_a_shard_refuses_the_guilty_for_good_and_has_suspects_asked_for_again():
+def test_a_shard_rejects_confirmed_requests_and_lets_suspected_ones_retry():
     blames = shard_blames()
     assert blames.apply("a", [said(1)]) == {1: False}
     assert blames.apply("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
@@ -161,7 +161,7 @@ def test_a_shard_refuses_the_guilty_for_good_and_has_suspects_asked_for_again():
     assert blames.rejection(3, 0.0) is None
 
 
-def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
+def test_the_reports_of_a_lost_scheduler_hold_for_a_while():
     blames = shard_blames()
     blames.apply("a", [said(1, is_guilty=True), said(2)])
     blames.on_scheduler_disconnected("a", 5.0)
@@ -171,7 +171,7 @@ def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
 
 @pytest.mark.parametrize("change", ["on_scheduler_connected", "on_scheduler_disconnected"], ids=["connected", "lost"])
 @pytest.mark.parametrize("how", [{"avoid_workers": ("w0",)}, {"may_have_run": True}], ids=["worker", "edge"])
-def test_a_run_that_was_lost_with_its_worker_or_edge_waits_while_some_worker_may_be_out_of_hearing(how, change):
+def test_a_ticket_with_a_lost_run_waits_while_reports_may_be_missing(how, change):
     blames = shard_blames()
     lost, other = ticket("l", **how), ticket("o")
     assert not blames.is_blocked(lost, 5.0)
@@ -180,7 +180,7 @@ def test_a_run_that_was_lost_with_its_worker_or_edge_waits_while_some_worker_may
     assert not blames.is_blocked(lost, 5.0 + REPORT_DELAY_S)
 
 
-def test_a_shard_that_stood_still_counts_from_where_it_goes_on_whom_it_may_not_have_heard():
+def test_report_timeouts_of_a_shard_exclude_its_stalls():
     blames = ShardBlames(StallFreeClock(0.5))
     blames.on_scheduler_connected("a", -60.0)
     blames.apply("a", [said(1, is_guilty=True)])
@@ -202,7 +202,7 @@ def hear_blames(shard, *blames, scheduler="s"):
     return shard.record(shard.book.on_catalog(scheduler, [entry()], shard.now, blames))
 
 
-def test_a_ticket_that_waits_is_passed_over_while_it_is_a_suspect_and_keeps_its_place():
+def test_a_suspected_waiting_ticket_is_passed_over_and_keeps_its_place():
     shard = shard_with_two_waiting()
     hear_blames(shard, said(5))
     assert shard.credit(1) == ["y"]
@@ -212,20 +212,20 @@ def test_a_ticket_that_waits_is_passed_over_while_it_is_a_suspect_and_keeps_its_
     assert shard.credit(1) == ["x"]
 
 
-def test_a_ticket_that_waits_is_refused_once_it_is_found_guilty():
+def test_a_waiting_ticket_is_shed_once_confirmed():
     shard = shard_with_two_waiting()
     assert sheds(hear_blames(shard, said(5, is_guilty=True))) == {"x": "ENGINE_CRASHED"}
     assert shard.credit(2) == ["y"]
 
 
-def test_a_ticket_that_is_offered_is_taken_back_once_it_is_found_guilty():
+def test_an_offered_ticket_is_withdrawn_once_confirmed():
     shard = shard_with_two_waiting()
     assert shard.credit(1) == ["x"]
     assert withdrawn_offers(hear_blames(shard, said(5, is_guilty=True))) == [("s", ("x",))]
 
 
 @pytest.mark.parametrize("is_guilty", [False, True])
-def test_a_lease_that_may_not_have_started_is_taken_back_once_its_ticket_is_blamed(is_guilty):
+def test_an_unstarted_lease_is_withdrawn_once_its_ticket_is_reported(is_guilty):
     shard = shard_with_two_waiting()
     shard.credit(2)
     shard.place("x"), shard.place("y", lease_id="other")
@@ -234,7 +234,7 @@ def test_a_lease_that_may_not_have_started_is_taken_back_once_its_ticket_is_blam
 
 
 @pytest.mark.parametrize(("is_guilty", "reason"), [(False, "SUSPECT"), (True, "ENGINE_CRASHED")])
-def test_a_lease_whose_scheduler_is_gone_is_taken_back_from_the_edge_that_has_it(is_guilty, reason):
+def test_a_lease_of_a_lost_scheduler_is_shed_at_its_edge(is_guilty, reason):
     shard = shard_with_two_waiting()
     shard.connect("t")
     shard.credit(2)
@@ -246,7 +246,7 @@ def test_a_lease_whose_scheduler_is_gone_is_taken_back_from_the_edge_that_has_it
     assert [each.ticket_id for each in shard.book.accounting] == ["y"], "whom nobody runs nobody speaks of"
 
 
-def test_a_lease_that_comes_for_a_ticket_that_was_blamed_meanwhile_is_given_to_nobody():
+def test_a_lease_for_a_ticket_reported_meanwhile_is_not_used():
     shard = shard_with_two_waiting()
     shard.connect("t")
     shard.credit(2)
@@ -281,7 +281,7 @@ def step(shard, kind, first, second):
 
 
 @given(steps=st.lists(NEWS | CREDIT | ENQUEUE | WAIT, max_size=40))
-def test_nobody_is_offered_what_a_scheduler_blames_and_nobody_else_is_kept_waiting(steps):
+def test_reported_tickets_are_not_offered_and_delay_no_others(steps):
     shard, blamed = ShardDriver(), {"s": {}, "t": {}}
     shard.connect("s")
     shard.connect("t")

@@ -1,10 +1,10 @@
-// Intel AMX: sixteen rows at once, for bfloat16, where the processor has it.
+// Intel AMX: products of 16 rows at a time, for bfloat16.
 //
-// The packed weights and the KV cache lie as the tile registers want them. Sums run along the steps as everywhere here,
-// so that a row's result does not depend on the rows beside it; rows beyond the last are computed and not looked at.
+// The packed weights and the KV cache have the layout of the tile registers. Sums run along the steps, as in the SIMD
+// code, so that a row's result does not depend on the rows beside it. Rows beyond the last are computed and ignored.
 #pragma once
 
-#include "lanes.h"
+#include "simd.h"
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -14,7 +14,7 @@
 namespace penstock {
 
 constexpr int kTileRows = 16;
-constexpr int kTileWords = 16;  // of a row: 32 elements
+constexpr int kTileWords = 16;  // words of a row: 32 elements
 constexpr int kTileBytes = kTileWords * sizeof(Word);
 
 template <class Type>
@@ -23,7 +23,7 @@ struct Tiles {
 };
 
 #if defined(__AMX_BF16__)
-// Four tiles of sums, two of left operands, two of right ones: these with 32 elements along the summed dimension, or 16.
+// Four tiles of sums, two of left and two of right operands, with 32 or 16 elements along the summed dimension.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -39,19 +39,19 @@ template <>
 struct Tiles<BFloat16> {
   static constexpr bool kAvailable = true;
 
-  // Asks the system for the tile registers, once per process; false where it refuses.
-  static bool request() {
+  // Requests the tile registers from the system, once per process. Returns false if it denies them.
+  static bool request_permission() {
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }
 
-  // What each thread does first: `halves` where 16 elements of the summed dimension are taken at a time, not 32.
-  static void configure(bool halves) { halves ? _tile_loadconfig(&kHalves) : _tile_loadconfig(&kWhole); }
+  // Configures the tiles of the calling thread; `halves`: 16 elements along the summed dimension instead of 32.
+  static void configure(bool halves) { halves ? _tile_loadconfig(&kHalfConfig) : _tile_loadconfig(&kFullConfig); }
 
-  // The sums are R x C tiles, R or C 1 or 2: of 16 R rows and 16 C lanes. Strides are in words from here on.
+  // The sums are R x C tiles, with R and C 1 or 2: 16 R rows and 16 C lanes. Strides below are in words.
   template <int R, int C>
   static void zero() {
-    settle();
+    compiler_barrier();
     _tile_zero(0);
     if constexpr (C > 1) _tile_zero(1);
     if constexpr (R > 1) _tile_zero(2);
@@ -61,7 +61,7 @@ struct Tiles<BFloat16> {
   template <int R, int C>
   static void load(const float* sums, int stride) {
     const size_t bytes = stride * sizeof(float);
-    settle();
+    compiler_barrier();
     _tile_loadd(0, sums, bytes);
     if constexpr (C > 1) _tile_loadd(1, sums + kLanes, bytes);
     if constexpr (R > 1) _tile_loadd(2, sums + kTileRows * stride, bytes);
@@ -77,7 +77,7 @@ struct Tiles<BFloat16> {
     if constexpr (R > 1 && C > 1) _tile_stored(3, sums + kTileRows * stride + kLanes, bytes);
   }
 
-  // sums += left x right, over as many words as a tile has steps.
+  // sums += left x right, over the words of one tile row.
   template <int R, int C>
   static void multiply_add(const Word* left, int stride, const Word* const (&right)[C], int step_stride) {
     const size_t bytes = stride * sizeof(Word), step_bytes = step_stride * sizeof(Word);
@@ -94,11 +94,11 @@ struct Tiles<BFloat16> {
   }
 
  private:
-  // Constants, because compilers (GCC 12) drop stores that only the tile instructions read: they do not know of it.
-  static constexpr TileConfig kWhole{false}, kHalves{true};
+  // Constants, because GCC 12 drops stores that only tile instructions read.
+  static constexpr TileConfig kFullConfig{false}, kHalfConfig{true};
 
-  // So before tiles are loaded, what is to be read is made to be in memory.
-  static void settle() { asm volatile("" ::: "memory"); }
+  // Forces pending stores to memory before tiles are loaded.
+  static void compiler_barrier() { asm volatile("" ::: "memory"); }
 };
 #endif
 

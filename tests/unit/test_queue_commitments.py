@@ -39,7 +39,7 @@ def owed(*firsts, budget=0.0):
     return found
 
 
-def test_a_shorter_prompt_comes_in_for_as_long_as_longer_ones_stay_in_time():
+def test_shorter_prompts_are_admitted_while_longer_ones_stay_in_time():
     assert owed(LONG).allows(2, 100, prefill_delay=0.1, starts_at=0.0)
     found = owed(LONG)
     for _ in range(4):
@@ -54,24 +54,24 @@ def test_a_shorter_prompt_comes_in_for_as_long_as_longer_ones_stay_in_time():
     [(1_000, 0.5, 0.0), (1_200, 0.5, 0.0), (100, 0.5, 0.7), (100, 0.5, 0.3)],
     ids=["as long", "longer", "waits until it is out", "nearly done"],
 )
-def test_what_it_does_not_pass_keeps_no_prompt_out(prompt, takes, begins):
+def test_commitments_that_a_prompt_does_not_pass_do_not_block_it(prompt, takes, begins):
     assert owed(LONG).allows(2, prompt, takes, begins)
 
 
-def test_a_prompt_that_waits_for_a_slot_passes_what_is_not_out_when_it_has_one():
+def test_a_prompt_passes_commitments_that_are_open_when_it_starts():
     assert owed(LONG).allows(2, 100, prefill_delay=0.1, starts_at=0.25)
     tight = Commitment(2, 1_000, 0.6, 0.65)
     assert not owed(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.25)
     assert owed(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.35)
 
 
-def test_a_higher_class_is_not_kept_out_by_a_lower_one():
+def test_a_higher_class_is_not_blocked_by_a_lower_one():
     tight = Commitment(LONG.rank, LONG.prompt_tokens, LONG.expected_at, LONG.expected_at + 0.01)
     assert not owed(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.0)
     assert owed(tight).allows(1, 100, prefill_delay=0.1, starts_at=0.0)
 
 
-def test_one_long_prompt_may_be_made_late_where_many_promises_were_kept_and_holds_up_nobody_then():
+def test_the_breach_budget_allows_a_late_commitment_after_many_kept_ones():
     tight = Commitment(2, 1_000, 0.6, 0.61)
     found = owed(tight, tight, budget=1.0)
     assert not found.allows(2, 100, prefill_delay=0.1, starts_at=0.0), "two would be"
@@ -83,7 +83,7 @@ def test_one_long_prompt_may_be_made_late_where_many_promises_were_kept_and_hold
 
 
 @given(st.lists(st.tuples(st.integers(1, 4_000), st.floats(0.001, 0.2)), max_size=60), st.integers(0, 40))
-def test_no_more_promises_are_broken_than_their_share_of_those_made(prompts, kept):
+def test_breaches_stay_within_their_share_of_commitments(prompts, kept):
     found, made, broken = owed(budget=0.0), 0, 0
     for first in [LONG] * kept:
         found.commit(Commitment(first.rank, first.prompt_tokens, first.expected_at, first.due_at))
@@ -99,14 +99,14 @@ def test_no_more_promises_are_broken_than_their_share_of_those_made(prompts, kep
     assert found.breach_budget <= MAX_BREACH_BUDGET
 
 
-def test_what_is_owed_is_bounded():
+def test_commitments_are_bounded():
     found = TtftCommitments()
     for number in range(5 * MAX_COMMITMENTS):
         found.commit(Commitment(2, 100, number + 1.0, number + 2.0))
         assert len(found) <= 2 * MAX_COMMITMENTS
 
 
-def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
+def test_a_short_prompt_is_rejected_if_it_would_make_a_long_one_late():
     """A long prompt takes 1.7 of its 2 s, and each short one 0.15 s."""
     shard, alone = ShardDriver(ttft_targets=PROMISES), ShardDriver(ttft_targets=PROMISES)
     for each in (shard, alone):
@@ -115,7 +115,7 @@ def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
     assert not sheds(shard.enqueue("long", tokens=1_010))
     refused = [found for number in range(4) if sheds(found := shard.enqueue(f"short-{number}"))]
     assert 1 <= len(refused) <= 3
-    assert "make others late" in str(only(out.Shed, refused[0]).error)
+    assert "make admitted requests late" in str(only(out.Shed, refused[0]).error)
     assert not any(sheds(alone.enqueue(f"short-{number}")) for number in range(4)), "it is the long one that they pass"
 
 
@@ -126,7 +126,7 @@ firsts = st.builds(
 
 
 @given(st.lists(firsts, max_size=8), st.floats(0, MAX_BREACH_BUDGET), st.integers(1, 500), st.floats(0, 1), st.data())
-def test_what_is_said_to_be_kept_out_is_for_as_long_as_is_said_and_so_are_shorter_ones(owes, budget, prompt, at, data):
+def test_a_blocked_range_holds_for_its_whole_duration_and_sizes(owes, budget, prompt, at, data):
     found, per_token = owed(*owes, budget=budget), 0.001
     block = found.blocked_range(2, prompt, prompt * per_token, at)
     assert (block is None) == found.allows(2, prompt, prompt * per_token, at)
@@ -136,7 +136,7 @@ def test_what_is_said_to_be_kept_out_is_for_as_long_as_is_said_and_so_are_shorte
         assert not found.allows(2, shorter, shorter * per_token, later)
 
 
-def test_one_that_is_kept_out_for_others_sake_says_which_lengths_are_and_for_how_long():
+def test_a_rejection_for_others_has_windows_by_prompt_length():
     shard = ShardDriver(ttft_targets=PROMISES)
     shard.connect()
     shard.book.on_pool_stats("s", "m", SLOW)

@@ -3,7 +3,7 @@
 from penstock.auth.edge_sessions import EdgeSessions
 
 
-def test_an_edge_is_lost_once_its_grace_is_over():
+def test_an_edge_session_expires_after_the_grace_period():
     edges = EdgeSessions(grace=30.0)
     edges.on_connected("edge-1")
     edges.on_disconnected("edge-1", now=100.0)
@@ -12,7 +12,7 @@ def test_an_edge_is_lost_once_its_grace_is_over():
     assert edges.pop_expired(now=200.0) == []
 
 
-def test_an_edge_that_reconnects_within_the_grace_was_never_away():
+def test_an_edge_that_reconnects_in_time_keeps_its_session():
     edges = EdgeSessions(grace=30.0)
     edges.on_connected("edge-1")
     edges.on_disconnected("edge-1", now=100.0)
@@ -20,7 +20,7 @@ def test_an_edge_that_reconnects_within_the_grace_was_never_away():
     assert edges.pop_expired(now=1_000.0) == []
 
 
-def test_the_new_stream_may_come_before_the_old_one_is_given_up():
+def test_a_new_stream_may_connect_before_the_old_one_is_closed():
     edges = EdgeSessions(grace=30.0)
     edges.on_connected("edge-1"), edges.on_connected("edge-1")
     edges.on_disconnected("edge-1", now=100.0)
@@ -28,14 +28,14 @@ def test_the_new_stream_may_come_before_the_old_one_is_given_up():
     assert edges.pop_expired(now=1_000.0) == []
 
 
-def test_edges_of_the_process_before_have_one_grace_to_come_back():
+def test_edges_of_the_former_process_have_one_grace_period():
     edges = EdgeSessions(grace=30.0)
     edges.expect("edge-1", now=100.0), edges.expect("edge-2", now=100.0)
     edges.on_connected("edge-2")
     assert edges.pop_expired(now=130.0) == ["edge-1"]
 
 
-def test_an_auth_that_stood_still_gives_edges_the_time_in_which_they_could_not_reach_it():
+def test_a_stall_of_auth_extends_the_grace_period():
     edges = EdgeSessions(grace=30.0, max_gap=1.0)
     edges.on_connected("edge-1")
     edges.on_disconnected("edge-1", now=100.0)

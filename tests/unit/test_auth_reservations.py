@@ -46,10 +46,10 @@ def reserve(books: ReservationTable, number: int = 1, prompt: int = 10, output: 
 def test_a_reservation_holds_prompt_and_most_output_until_it_is_settled():
     books = accounts()
     reserve(books)
-    assert repr(books) == "<Accounts 1 tenants, 1 reservations, 30 tokens>"
+    assert repr(books) == "<ReservationTable 1 tenants, 1 reservations, 30 tokens>"
     charge = books.settle("reservation-1", 10, 7, "stop", START + 1)
     assert (charge.prompt_tokens, charge.output_tokens, charge.outcome) == (10, 7, "stop")
-    assert repr(books) == "<Accounts 1 tenants, 0 reservations, 0 tokens>"
+    assert repr(books) == "<ReservationTable 1 tenants, 0 reservations, 0 tokens>"
     assert books.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
 
 
@@ -61,14 +61,14 @@ def test_settling_twice_charges_once():
     assert books.quota("acme").balance.output_tokens == 7
 
 
-def test_nobody_is_charged_for_more_than_was_reserved():
+def test_a_charge_is_at_most_the_reserved_tokens():
     books = accounts()
     reserve(books)
     charge = books.settle("reservation-1", 11, 21, "length", START)
     assert (charge.prompt_tokens, charge.output_tokens) == (10, 20)
 
 
-def test_a_refusal_names_every_limit_and_when_the_same_request_fits():
+def test_a_rejection_names_every_limit_and_the_time_to_retry():
     books = accounts(requests_per_minute=60, tokens_per_minute=60, concurrent_requests=1)
     reserve(books, 1, 10, 20)
     with pytest.raises(QuotaExceeded) as refusal:
@@ -76,12 +76,12 @@ def test_a_refusal_names_every_limit_and_when_the_same_request_fits():
     assert refusal.value.reason == "QUOTA_EXCEEDED"
     assert refusal.value.retry_after == 30.0
     assert [(each.subject, each.description) for each in refusal.value.quota_violations] == [
-        ("tenant:acme", "60 tokens per minute, 60 asked"),
-        ("tenant:acme", "1 concurrent requests, all under way"),
+        ("tenant:acme", "60 tokens per minute, 60 requested"),
+        ("tenant:acme", "1 concurrent requests, all in progress"),
     ]
 
 
-def test_a_refused_request_takes_nothing():
+def test_a_rejected_request_takes_no_quota():
     books = accounts(requests_per_minute=60, tokens_per_minute=60)
     with pytest.raises(QuotaExceeded):
         reserve(books, 1, 10, 51)
@@ -90,12 +90,12 @@ def test_a_refused_request_takes_nothing():
 
 
 def test_a_request_larger_than_the_limit_is_not_told_to_retry():
-    with pytest.raises(QuotaExceeded, match="ask for fewer tokens") as refusal:
+    with pytest.raises(QuotaExceeded, match="request fewer tokens") as refusal:
         reserve(accounts(tokens_per_minute=60), 1, 10, 51)
     assert refusal.value.retry_after is None
 
 
-def test_requests_are_counted_when_they_start_whatever_they_used():
+def test_requests_count_from_their_start_regardless_of_their_tokens():
     books = accounts(requests_per_minute=2)
     for number in (1, 2):
         reserve(books, number)
@@ -105,7 +105,7 @@ def test_requests_are_counted_when_they_start_whatever_they_used():
     assert refusal.value.retry_after == 30.0
 
 
-def test_the_wait_for_a_running_request_is_guessed_from_how_long_they_run():
+def test_the_retry_time_at_the_concurrency_limit_follows_the_mean_duration():
     books = accounts(concurrent_requests=2)
     for number in range(200):
         reserve(books, number)
@@ -116,14 +116,14 @@ def test_the_wait_for_a_running_request_is_guessed_from_how_long_they_run():
     assert refusal.value.retry_after == pytest.approx(4.0)
 
 
-def test_a_reservation_nobody_was_told_of_leaves_no_trace():
+def test_a_cancelled_reservation_leaves_no_trace():
     books = accounts(tokens_per_minute=30, concurrent_requests=1)
     books.cancel(reserve(books))
     reserve(books, 2)
     assert books.quota("acme").balance.requests == 0
 
 
-def test_what_lapses_is_charged_nothing():
+def test_an_expired_reservation_is_charged_nothing():
     books = accounts(tokens_per_minute=30)
     reserve(books, 1, 10, 20, now=START + 50)
     assert books.expire(START + 50 + TTL - 0.001) == []
@@ -132,7 +132,7 @@ def test_what_lapses_is_charged_nothing():
     assert books.find("acme", "request-1") is None
 
 
-def test_an_edge_that_is_lost_takes_its_own_reservations_alone():
+def test_the_loss_of_an_edge_settles_only_its_own_reservations():
     books = accounts(tokens_per_minute=60)
     reserve(books, 1, edge="edge-1"), reserve(books, 2, edge="edge-2")
     [charge] = books.expire_edge("edge-1", START)
@@ -143,7 +143,7 @@ def test_an_edge_that_is_lost_takes_its_own_reservations_alone():
     assert books.expire_edge("edge-1", START) == []
 
 
-def test_an_edge_that_comes_back_late_corrects_the_charge_once():
+def test_an_edge_that_reconnects_late_corrects_the_charge_once():
     books = accounts()
     reserve(books)
     books.expire_edge("edge-1", START + 30)
@@ -153,7 +153,7 @@ def test_an_edge_that_comes_back_late_corrects_the_charge_once():
     assert books.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
 
 
-def test_lost_reservations_are_remembered_up_to_a_bound():
+def test_a_bounded_number_of_lost_reservations_is_kept():
     books = accounts()
     for number in range(MAX_LOST_RESERVATIONS + 1):
         reserve(books, number)
@@ -162,7 +162,7 @@ def test_lost_reservations_are_remembered_up_to_a_bound():
     assert books.settle("reservation-1", 1, 1, "stop", START)
 
 
-def test_reservations_go_on_after_a_restart():
+def test_reservations_survive_a_restart():
     before = accounts(tokens_per_minute=60, concurrent_requests=2)
     first, second = reserve(before, 1), reserve(before, 2, now=START + 1)
     lost = reserve(accounts(), 3)
@@ -177,7 +177,7 @@ def test_reservations_go_on_after_a_restart():
     assert [each.reservation for each in after.expire(START + TTL)] == [first]
 
 
-def test_a_clock_set_back_over_a_restart_costs_a_minute_at_most():
+def test_a_clock_that_was_set_back_over_a_restart_costs_at_most_a_minute():
     found = ReservationTable(ttl=TTL)
     far = to_micros(START) + 3_600 * 1_000_000
     found.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=60), START, Balance("acme", 0, far))
@@ -186,7 +186,7 @@ def test_a_clock_set_back_over_a_restart_costs_a_minute_at_most():
     assert refusal.value.retry_after == 60.0
 
 
-def test_new_limits_hold_at_once_and_forgive_nothing():
+def test_new_limits_hold_at_once_and_keep_what_was_spent():
     books = accounts(tokens_per_minute=60)
     reserve(books, 1, 30, 30)
     books.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=120), START)
@@ -294,7 +294,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger[charge.reservation.reservation_id] = charge
 
     @invariant()
-    def what_is_held_is_what_is_open(self):
+    def live_reservations_are_counted(self):
         assert self.books.reservation_count == self.books.concurrent_requests == len(self.open)
         assert self.books.reserved_tokens == sum(each.request.tokens for each in self.open.values())
         held = Counter(each.request.tenant_id for each in self.open.values())
@@ -311,7 +311,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert account.balance.output_tokens == sum(each.output_tokens for each in charges)
 
     @invariant()
-    def no_window_has_more_than_a_burst_and_what_flowed_in(self):
+    def no_window_exceeds_a_burst_and_the_refill(self):
         for entries in self.spent.values():
             for first, (begin, _) in enumerate(entries):
                 used = 0

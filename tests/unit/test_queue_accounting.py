@@ -21,7 +21,7 @@ def shard():
     return shard
 
 
-def test_what_nobody_speaks_of_any_more_has_ended_with_what_it_was_served(shard):
+def test_a_ticket_without_reports_ends_with_its_reported_service(shard):
     shard.book.on_service_report([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
     shard.pass_time(REPORT_TIMEOUT_S - 1)
     assert len(shard.book.accounting) == 1
@@ -29,14 +29,14 @@ def test_what_nobody_speaks_of_any_more_has_ended_with_what_it_was_served(shard)
     assert len(shard.book.accounting) == 0
 
 
-def test_what_is_spoken_of_runs_on(shard):
+def test_a_reported_ticket_does_not_expire(shard):
     for _ in range(4):
         shard.pass_time(REPORT_TIMEOUT_S / 2)
         shard.book.on_service_report([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
     assert len(shard.book.accounting) == 1
 
 
-def test_what_was_unheard_of_for_long_runs_again_once_it_is_spoken_of(shard):
+def test_an_expired_ticket_runs_again_after_a_new_report(shard):
     shard.pass_time(REPORT_TIMEOUT_S + 1)
     shard.book.on_service_report([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
     assert len(shard.book.accounting) == 1
@@ -56,7 +56,7 @@ def decoding(name, **fields):
     return shard, long
 
 
-def test_what_decodes_is_charged_a_token_for_each_step_that_its_worker_has_done_since():
+def test_a_decoding_ticket_is_charged_one_token_per_step_of_its_worker():
     shard, long = decoding("a")
     shard.book.on_service_report([], {"another": 1_030})
     assert long.charged_cost == running_cost(long, 40)
@@ -64,7 +64,7 @@ def test_what_decodes_is_charged_a_token_for_each_step_that_its_worker_has_done_
     assert long.charged_cost == running_cost(long, 70) > running_cost(long, 40)
 
 
-def test_what_stands_still_in_an_engine_is_charged_for_few_steps_and_put_right_by_what_it_had():
+def test_a_ticket_that_waits_in_an_engine_is_charged_few_steps_and_corrected_later():
     shard, long = decoding("a")
     shard.book.on_service_report([], {"w": 9_999})
     assert long.charged_cost == running_cost(long, 40 + MAX_UNREPORTED_STEPS)
@@ -72,7 +72,7 @@ def test_what_stands_still_in_an_engine_is_charged_for_few_steps_and_put_right_b
     assert long.charged_cost == running_cost(long, 41)
 
 
-def test_what_has_no_token_yet_or_has_ended_is_charged_for_no_step(shard):
+def test_a_ticket_without_a_token_or_after_its_end_is_charged_no_step(shard):
     [running] = shard.book.accounting
     before = running.charged_cost
     shard.book.on_service_report(

@@ -9,7 +9,7 @@ from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S, RESEN
 from scheduler_calls import attach, offer, only, pool_stats, served, service_reports
 
 
-def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
+def test_credit_carries_the_rate_of_all_workers(scheduler):
     attach(scheduler, "w")
     scheduler.on_load_report("w", LoadReport(tokens_per_second=100.0))
     assert only(GrantCredit, attach(scheduler, "x")).tokens_per_second == 100.0
@@ -17,7 +17,7 @@ def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
     assert only(GrantCredit, attach(scheduler, "y", slots=8)).tokens_per_second == 150.0
 
 
-def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(scheduler):
+def test_service_is_reported_to_the_shard_of_the_ticket(scheduler):
     attach(scheduler)
     scheduler.on_queue_connected("q2")
     offer(scheduler, "a", attempt=3)
@@ -28,7 +28,7 @@ def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(
     assert service_reports(scheduler.tick(START_UNIX_S + 1)) == []
 
 
-def test_the_end_of_a_lease_is_told_once_with_all_that_it_was_served(scheduler):
+def test_the_end_of_a_lease_is_reported_once_with_its_service(scheduler):
     attach(scheduler)
     offer(scheduler)
     scheduler.on_lease_started("w", "s-1")
@@ -38,13 +38,13 @@ def test_the_end_of_a_lease_is_told_once_with_all_that_it_was_served(scheduler):
     assert len(scheduler.service_reports) == 0
 
 
-def test_a_lease_that_lapses_is_told_to_have_ended_with_nothing_served(scheduler):
+def test_an_expired_lease_is_reported_as_ended_without_service(scheduler):
     attach(scheduler)
     offer(scheduler)
     assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == [("q", "t", 1, 0, 0, True)]
 
 
-def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_it(scheduler):
+def test_leases_of_a_lost_worker_are_reported_as_ended_with_their_service(scheduler):
     attach(scheduler)
     offer(scheduler)
     scheduler.on_lease_started("w", "s-1")
@@ -53,7 +53,7 @@ def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 7, True)]
 
 
-def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(scheduler):
+def test_adopted_leases_are_reported_to_their_shard(scheduler):
     profile = profile_of(slots=2)
     profile.running.append(RunningLease(lease_id="x-9", kv_blocks=2, ticket_id="t", attempt=2, queue_id="q"))
     scheduler.on_worker_attached("w", "w", "w:1", profile)
@@ -67,7 +67,7 @@ def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(schedu
     assert len(scheduler.leases) == 0
 
 
-def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_never(scheduler):
+def test_reports_are_kept_for_an_absent_shard_for_a_while(scheduler):
     attach(scheduler)
     offer(scheduler)
     scheduler.on_queue_disconnected("q")
@@ -81,7 +81,7 @@ def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_n
     assert len(scheduler.service_reports) == 0
 
 
-def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
+def test_recent_ends_are_reported_again_after_a_broken_stream(scheduler):
     attach(scheduler)
     offer(scheduler)
     scheduler.on_leases_released("w", ["s-1"])
@@ -94,7 +94,7 @@ def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
     assert len(scheduler.service_reports) == 0
 
 
-def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(scheduler):
+def test_pool_stats_are_sent_on_change_and_once_a_second(scheduler):
     attach(scheduler, "a", slots=2)
     attach(scheduler, "b", slots=2)
     report = LoadReport(running=1, prefill_backlog_tokens=70, tokens_per_second=100.0, prefill_tokens_per_second=500.0)
@@ -112,7 +112,7 @@ def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(
     assert [each.running for each in pool_stats(scheduler.tick(START_UNIX_S + 1.1))] == [4]
 
 
-def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
+def test_pool_stats_have_slot_releases_and_step_costs(scheduler):
     attach(scheduler, slots=2, kv_blocks=8)
     for name, answer in (("long", 40), ("short", 10)):
         ticket = ticket_of(name)
@@ -140,7 +140,7 @@ def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
     )
 
 
-def test_a_shard_is_told_when_a_first_token_came(scheduler):
+def test_the_time_of_the_first_token_is_reported(scheduler):
     attach(scheduler)
     offer(scheduler)
     first = served("s-1", 31, 1)
@@ -150,7 +150,7 @@ def test_a_shard_is_told_when_a_first_token_came(scheduler):
     assert told.first_token_after.ToMilliseconds() == 120
 
 
-def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
+def test_empty_pool_stats_are_sent_once_for_a_model_without_workers(scheduler):
     attach(scheduler)
     scheduler.tick(START_UNIX_S)
     scheduler.on_worker_lost("w")
@@ -158,7 +158,7 @@ def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
     assert pool_stats(scheduler.tick(START_UNIX_S + 9)) == []
 
 
-def test_a_shard_that_joins_is_told_the_pace_anew(scheduler):
+def test_a_reconnected_shard_receives_pool_stats(scheduler):
     attach(scheduler)
     scheduler.tick(START_UNIX_S)
     scheduler.on_queue_disconnected("q")
@@ -179,7 +179,7 @@ def run_two_until(scheduler, steps, *, waiting):
     return scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 20)])
 
 
-def test_a_shard_that_chooses_what_is_next_on_a_worker_hears_first_how_far_that_is(scheduler):
+def test_the_only_waiting_shard_receives_worker_steps_before_credit(scheduler):
     first, credit, *_ = run_two_until(scheduler, 110, waiting=5)
     assert isinstance(first, SendServiceReport)
     assert isinstance(credit, GrantCredit)
@@ -189,13 +189,13 @@ def test_a_shard_that_chooses_what_is_next_on_a_worker_hears_first_how_far_that_
     assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [], "it was told already"
 
 
-def test_a_few_steps_more_are_not_told(scheduler):
+def test_few_new_steps_are_not_reported(scheduler):
     run_two_until(scheduler, 110, waiting=5)
     scheduler.on_load_report("w", LoadReport(steps=110 + MIN_REPORTED_STEPS - 1))
     assert only(GrantCredit, scheduler.on_leases_released("w", ["s-2"])).tickets
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "b", 1, 31, 10, True)]
 
 
-def test_a_shard_in_which_nothing_waits_has_no_use_for_how_far_a_worker_is(scheduler):
+def test_an_idle_shard_receives_no_worker_steps(scheduler):
     assert only(GrantCredit, run_two_until(scheduler, 110, waiting=0)).tickets
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 1, 31, 20, True)]

@@ -1,8 +1,8 @@
-// Sixteen lanes, and the one operation that every heavy loop here is made of.
+// SIMD vectors of 16 float32 lanes, and the multiply-add that all heavy loops use.
 //
 // A *word* is 32 bits of an operand: one float32, or two bfloat16 neighbours along the summed dimension. Multiply-add
-// takes one word of the left operand for all lanes and one word per lane of the right one. Each lane sums in the order
-// of the summed dimension and nothing else, so a result never depends on what is computed beside it.
+// takes one word of the left operand for all lanes and one word per lane of the right operand. Each lane sums in the
+// order of the summed dimension, so a result never depends on the rows and columns computed beside it.
 #pragma once
 
 #include <cstdint>
@@ -19,36 +19,36 @@ constexpr int kLanes = 16;
 using Word = uint32_t;
 typedef float Lanes __attribute__((vector_size(64), aligned(64), may_alias));
 typedef int32_t IntLanes __attribute__((vector_size(64), aligned(64), may_alias));
-typedef float LooseLanes __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float UnalignedLanes __attribute__((vector_size(64), aligned(4), may_alias));
 
-inline Lanes load(const void* from) { return *static_cast<const LooseLanes*>(from); }
-inline void store(void* to, Lanes value) { *static_cast<LooseLanes*>(to) = value; }
+inline Lanes load(const void* from) { return *static_cast<const UnalignedLanes*>(from); }
+inline void store(void* to, Lanes value) { *static_cast<UnalignedLanes*>(to) = value; }
 inline Lanes broadcast(float value) { return Lanes{} + value; }
-inline int least(int a, int b) { return a < b ? a : b; }
+inline int min_of(int a, int b) { return a < b ? a : b; }
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Asks for what will be read soon, as far as the second-level cache.
+// Prefetches words into the second-level cache.
 inline void prefetch(const Word* from, int words) {
   for (int word = 0; word < words; word += kLanes) __builtin_prefetch(from + word, 0, 2);
 }
 
 inline Lanes max(Lanes a, Lanes b) {
 #if defined(__AVX512F__)
-  return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);  // which compilers do not make of the other
+  return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);  // compilers do not derive it from the other form
 #else
   return a > b ? a : b;
 #endif
 }
 
-// The first `count` lanes of x, and `other` in those after.
-inline Lanes first_of(int count, Lanes x, float other) {
+// The first `count` lanes of x, and `other` in the lanes after them.
+inline Lanes select_first(int count, Lanes x, float other) {
   const IntLanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return lane < count ? x : broadcast(other);
 }
 
-// Lanes are halved and halved again, always in the same way.
+// Combines all lanes with f, by halving in a fixed order.
 template <class F>
-inline float reduce(Lanes x, F f) {
+inline float reduce_lanes(Lanes x, F f) {
   x = f(x, __builtin_shuffle(x, IntLanes{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
   x = f(x, __builtin_shuffle(x, IntLanes{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
   x = f(x, __builtin_shuffle(x, IntLanes{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
@@ -56,13 +56,13 @@ inline float reduce(Lanes x, F f) {
   return x[0];
 }
 
-inline float sum(Lanes x) {
-  return reduce(x, [](Lanes a, Lanes b) { return a + b; });
+inline float sum_lanes(Lanes x) {
+  return reduce_lanes(x, [](Lanes a, Lanes b) { return a + b; });
 }
 
-inline float largest(Lanes x) { return reduce(x, max); }
+inline float max_lane(Lanes x) { return reduce_lanes(x, max); }
 
-// 2^x for x up to 127, 0 or nearly so below -126: 2^n * 2^f with a polynomial for f in [-0.5, 0.5] (Cephes exp2f).
+// 2^x for x up to 127, about 0 below -126: 2^n * 2^f with a polynomial for f in [-0.5, 0.5] (Cephes exp2f).
 inline Lanes exp2(Lanes x) {
   x = max(x, broadcast(-126.0f));
   const Lanes shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
@@ -84,7 +84,7 @@ inline Lanes exp(Lanes x) { return exp2(-max(-x * kLog2E, broadcast(-127.0f))); 
 
 struct Float32 {
   using Element = float;
-  static constexpr int kPair = 1;  // elements per word
+  static constexpr int kElementsPerWord = 1;  // elements per word
 
   static Lanes multiply_add(Lanes sum, Word left, Lanes right) {
     float value;
@@ -99,7 +99,7 @@ struct Float32 {
 #if defined(__AVX512BF16__)
 struct BFloat16 {
   using Element = uint16_t;
-  static constexpr int kPair = 2;
+  static constexpr int kElementsPerWord = 2;
 
   static Lanes multiply_add(Lanes sum, Word left, Lanes right) {
     return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(left), (__m512bh)(__m512)right);
@@ -121,7 +121,7 @@ struct BFloat16 {
 };
 #endif
 
-// sums[row][column] += left[row][step] * right[column][step], for each of `steps`. Strides are in words.
+// sums[row][column] += left[row][step] * right[column][step], for each of `steps` words. Strides are in words.
 template <class Type, int R, int C>
 inline __attribute__((always_inline)) void accumulate(Lanes (&sums)[R][C], const Word* left, size_t row_stride,
                                                       const Word* const (&right)[C], size_t step_stride, int steps) {
@@ -135,17 +135,17 @@ inline __attribute__((always_inline)) void accumulate(Lanes (&sums)[R][C], const
 }
 
 template <int N>
-struct Count {
+struct GroupSize {
   static constexpr int value = N;
 };
 
-// Calls f(Count<n>, start) over 0..count: groups of `Most`, then what is left as one smaller group.
-template <int Most, class F>
-inline void in_groups(int count, F f) {
+// Calls f(GroupSize<n>, start) over 0..count: groups of `Max`, then one smaller group with the rest.
+template <int Max, class F>
+inline void for_each_group(int count, F f) {
   int start = 0;
-  for (; start + Most <= count; start += Most) f(Count<Most>{}, start);
-  if constexpr (Most > 1)
-    if (start < count) in_groups<Most - 1>(count - start, [&](auto n, int from) { f(n, start + from); });
+  for (; start + Max <= count; start += Max) f(GroupSize<Max>{}, start);
+  if constexpr (Max > 1)
+    if (start < count) for_each_group<Max - 1>(count - start, [&](auto n, int from) { f(n, start + from); });
 }
 
 }  // namespace penstock

@@ -53,12 +53,12 @@ def tickets(grants):
     return found
 
 
-def test_nothing_is_kept_where_no_ticket_is_urgent():
+def test_no_slot_is_kept_without_express_tickets():
     assert ExpressSlots(SHARE).slots_to_keep(SLOTS) == 0
     assert reserve_of([False]).slots_to_keep(SLOTS) == 0
 
 
-def test_one_slot_is_kept_for_long_after_an_urgent_ticket_and_more_the_more_are_urgent():
+def test_the_number_of_express_slots_grows_with_the_express_share():
     kept = [reserve_of([True] + [False] * others).slots_to_keep(SLOTS) for others in (60, 9, 3, 1)]
     assert kept == [1, 2, 4, 4]
     found = reserve_of([True])
@@ -69,20 +69,20 @@ def test_one_slot_is_kept_for_long_after_an_urgent_ticket_and_more_the_more_are_
     assert found.slots_to_keep(SLOTS) == 0
 
 
-def test_a_small_worker_keeps_nothing_and_no_pool_more_than_its_share():
+def test_express_slots_stay_within_their_largest_share():
     found = reserve_of([True], times=300)
     assert [found.slots_to_keep(slots) for slots in (1, 15, 16, 64, 1_024)] == [0, 0, 1, 4, 64]
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(0, 10_000), st.floats(0.0, 0.5))
-def test_a_reserve_leaves_slots_to_others_whatever_came(came, slots, share):
+def test_express_slots_leave_slots_to_other_tickets(came, slots, share):
     found = ExpressSlots(share)
     for is_urgent in came:
         found.record(is_express=is_urgent)
     assert 0 <= found.slots_to_keep(slots) <= slots / 2
 
 
-def test_credit_for_others_ends_where_what_is_kept_begins():
+def test_regular_credit_excludes_express_slots():
     book = book_that_keeps(2)
     book.on_head("a", head(9))
     assert tickets(plan_grants(book, space(5))) == {"a": (3, 2)}
@@ -92,7 +92,7 @@ def test_credit_for_others_ends_where_what_is_kept_begins():
     assert tickets(plan_grants(book, space(2))) == {}, "two are free, and kept"
 
 
-def test_a_slot_that_falls_free_is_kept_again_before_others_have_any():
+def test_a_released_slot_becomes_an_express_slot_first():
     book = book_that_keeps(2)
     book.on_head("a", head(9))
     plan_grants(book, space(2))
@@ -103,7 +103,7 @@ def test_a_slot_that_falls_free_is_kept_again_before_others_have_any():
     assert tickets(plan_grants(book, space(3))) == {"a": (1, 0)}
 
 
-def test_every_shard_holds_credit_for_what_is_kept_unless_urgent_tickets_wait_on_one():
+def test_every_shard_holds_express_credit_unless_express_tickets_wait():
     book = book_that_keeps(2, "ab")
     assert tickets(plan_grants(book, space(2))) == {"a": (0, 2), "b": (0, 2)}
     book = book_that_keeps(2, "abc")
@@ -112,7 +112,7 @@ def test_every_shard_holds_credit_for_what_is_kept_unless_urgent_tickets_wait_on
     assert tickets(plan_grants(book, space(2))) == {"c": (0, 2)}
 
 
-def test_an_urgent_head_hears_when_larger_tickets_fit():
+def test_express_credit_is_renewed_when_larger_tickets_fit():
     book = book_that_keeps(2)
     book.on_head("a", head(9, urgent=True))
     plan_grants(book, space(2, largest=5))
@@ -120,7 +120,7 @@ def test_an_urgent_head_hears_when_larger_tickets_fit():
     assert plan_grants(book, space(2, largest=20)) == []
 
 
-def test_an_urgent_head_is_before_all_virtual_tokens_and_sets_no_class_clock():
+def test_an_express_head_goes_first_and_sets_no_virtual_time():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
     book.on_head("b", head(5, urgent=True, at=9))
@@ -136,12 +136,12 @@ def scheduler():
     return found
 
 
-def test_a_lease_says_that_it_is_urgent_to_edge_and_worker(scheduler):
+def test_a_lease_carries_the_express_flag_to_edge_and_worker(scheduler):
     effects = scheduler.on_offer("q", ticket_of("t", express=True), START_UNIX_S)
     assert [each.lease.express for each in effects if isinstance(each, Place | Expect)] == [True, True]
 
 
-def test_the_last_slot_is_left_to_an_urgent_ticket(scheduler):
+def test_the_last_slot_is_left_to_an_express_ticket(scheduler):
     scheduler.on_offer("q", ticket_of("urgent", express=True), START_UNIX_S)
     for number in range(14):
         scheduler.on_offer("q", ticket_of(f"t{number}"), START_UNIX_S)

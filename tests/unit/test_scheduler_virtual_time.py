@@ -7,7 +7,7 @@ from penstock.scheduler.credit.grants import CreditGrant, FreeCapacity, plan_gra
 from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 
-def test_a_shard_that_was_idle_is_lifted_to_the_time_of_those_that_waited():
+def test_an_idle_shard_is_lifted_to_the_virtual_time_of_waiting_ones():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1, virtual=1_000.0))
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 1)]
@@ -20,7 +20,7 @@ def test_a_shard_that_was_idle_is_lifted_to_the_time_of_those_that_waited():
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 1, return_unused=True)]
 
 
-def test_a_lift_holds_while_a_shard_waits_and_is_found_anew_after():
+def test_an_offset_holds_while_a_shard_waits():
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=1_000.0))
     grants(book, 1, LARGE_TOKENS)
@@ -44,7 +44,7 @@ def standing(book):
     return {queue: shard.virtual_tokens for queue, shard in book.shards.items()}
 
 
-def test_who_waits_for_the_first_time_since_nobody_did_owes_nothing_for_what_came_before():
+def test_shards_that_start_to_wait_together_have_equal_virtual_time():
     book = CreditBook("abc")
     for queue, tokens in ("a", 1_000.0), ("b", 7_000.0), ("c", 0.0):
         book.on_head(queue, head(5, virtual=tokens))
@@ -60,7 +60,7 @@ def test_who_waits_for_the_first_time_since_nobody_did_owes_nothing_for_what_cam
     assert (standing(book)["a"], standing(book)["c"]) == (8_100.0, 8_000.0)
 
 
-def test_what_begins_to_wait_and_goes_first_says_nothing_of_the_time():
+def test_an_expedited_head_does_not_set_the_virtual_time():
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=1_000.0))
     book.on_head("b", head(5, virtual=7_000.0, resumes=True))
@@ -77,7 +77,7 @@ def book_that_came_to(virtual):
     return book
 
 
-def test_what_a_shard_lifts_by_itself_is_not_lifted_twice():
+def test_a_lift_by_the_shard_is_subtracted_from_the_offset():
     book = book_that_came_to(1_000.0)
     book.on_head("b", head(2, virtual=100.0))
     assert book.shards["b"].virtual_tokens == 1_000.0
@@ -87,7 +87,7 @@ def test_what_a_shard_lifts_by_itself_is_not_lifted_twice():
     assert book.shards["b"].virtual_tokens == 1_300.0
 
 
-def test_what_resumes_goes_first_in_its_class_and_leaves_no_trace():
+def test_a_resumed_head_goes_first_and_sets_no_virtual_time():
     book = book_that_came_to(1_000.0)
     book.on_head("b", head(2, virtual=0.0, resumes=True))
     assert book.shards["b"].sort_key < (2, -(10**9), 0)
@@ -96,7 +96,7 @@ def test_what_resumes_goes_first_in_its_class_and_leaves_no_trace():
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
-def test_a_class_that_has_stopped_waiting_is_lifted_anew_when_it_comes_back():
+def test_a_class_that_waits_again_gets_a_new_offset():
     book = book_that_came_to(1_000.0)
     book.on_head("b", head(2, virtual=900.0))
     book.on_head("b", head(1, priority=3))  # nothing of the class above waits any more
@@ -105,7 +105,7 @@ def test_a_class_that_has_stopped_waiting_is_lifted_anew_when_it_comes_back():
     assert book.shards["b"].virtual_tokens == 5_000.0
 
 
-def test_virtual_time_elsewhere_is_what_others_served_or_the_least_that_waits_there():
+def test_remote_virtual_time_is_the_larger_of_served_and_waiting():
     book = CreditBook("abc")
     assert book.remote_virtual_time("a") == {}
     begun(book, b=300.0, c=200.0)
@@ -130,7 +130,7 @@ def sized_head(*, tokens, **fields):
     return found
 
 
-def test_a_head_that_finds_no_room_bars_other_shards_once_they_are_ahead_by_half_of_it():
+def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
     book = CreditBook("ab")
     begun(book, a=0.0, b=0.0)
     book.on_head("a", sized_head(tokens=LARGE_TOKENS))
@@ -151,7 +151,7 @@ def test_a_head_that_finds_no_room_bars_other_shards_once_they_are_ahead_by_half
 @pytest.mark.parametrize(
     "stuck", [{"tokens": LARGE_TOKENS + 1}, {"tokens": LARGE_TOKENS, "resumes": True}, {"tokens": 0}]
 )
-def test_a_head_that_may_never_run_here_bars_nobody(stuck):
+def test_a_head_that_may_never_run_here_blocks_no_shard(stuck):
     book = CreditBook("ab")
     book.on_head("a", sized_head(**stuck))
     book.on_head("b", head(5, virtual=2 * LARGE_TOKENS, tokens=SMALL_TOKENS))

@@ -42,7 +42,7 @@ def urgent(order, tenant, tickets, **fields):
     return sum(each.is_express for each in asked)
 
 
-def test_a_tenant_that_left_its_share_to_others_goes_before_their_backlog():
+def test_a_tenant_that_did_not_use_its_share_goes_before_the_backlog():
     order = beside_a_backlog()
     quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
     assert quiet.is_express
@@ -51,13 +51,13 @@ def test_a_tenant_that_left_its_share_to_others_goes_before_their_backlog():
     assert serve(order)[0].tenant_id == "loud"
 
 
-def test_whoever_has_a_backlog_or_comes_for_the_first_time_has_no_credit():
+def test_a_new_or_backlogged_tenant_has_no_burst_credit():
     order = beside_a_backlog()
     assert urgent(order, "loud", 3) == 0
     assert urgent(order, "new", 3) == 0
 
 
-def test_while_nobody_has_a_backlog_nobody_has_credit():
+def test_without_a_backlog_no_tenant_earns_credit():
     order = PolicyConfig()()
     for number in range(50):
         for tenant in ("often", "often", "often", "seldom"):
@@ -65,19 +65,19 @@ def test_while_nobody_has_a_backlog_nobody_has_credit():
             serve(order)
 
 
-def test_a_burst_is_urgent_as_far_as_credit_covers_it():
+def test_a_burst_is_express_as_far_as_credit_covers_it():
     order = beside_a_backlog(served=8)
     found = urgent(order, "quiet", 100)
     assert 1 <= found <= 16, "no more than went to the loud tenant meanwhile"
     assert urgent(beside_a_backlog(served=90), "quiet", 100) == MAX_CREDIT_TICKETS
 
 
-def test_of_twice_the_weight_twice_as_much_is_covered():
+def test_twice_the_weight_covers_twice_as_much():
     once, twice = (urgent(beside_a_backlog(served=3), "quiet", 100, weight=weight) for weight in (1.0, 2.0))
     assert twice == 2 * once
 
 
-def test_an_urgent_ticket_that_is_given_back_is_urgent_and_charged_nothing():
+def test_a_returned_express_ticket_stays_express_and_is_refunded():
     order = beside_a_backlog()
     quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
     serve(order)
@@ -86,7 +86,7 @@ def test_an_urgent_ticket_that_is_given_back_is_urgent_and_charged_nothing():
     assert serve(order) == [quiet]
 
 
-def test_urgent_tickets_make_way_for_a_higher_class_like_others():
+def test_express_tickets_can_be_evicted():
     order = beside_a_backlog()
     quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
     assert order.next_victim(1)[0] is quiet
@@ -94,7 +94,7 @@ def test_urgent_tickets_make_way_for_a_higher_class_like_others():
     assert order.next_victim(1)[0].tenant_id == "loud"
 
 
-def test_the_clock_of_credit_stands_still_while_nobody_waits():
+def test_the_virtual_clock_stops_while_no_tenant_waits():
     clock = VirtualClock()
     clock.start(100.0)
     assert clock.now(130.0) == 30.0
@@ -108,7 +108,7 @@ def test_the_clock_of_credit_stands_still_while_nobody_waits():
     bursts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60),
     weight=st.sampled_from([0.5, 1.0, 3.0]),
 )
-def test_no_pattern_of_bursts_wins_a_tenant_more_than_its_share_and_its_credit(bursts, weight):
+def test_no_pattern_of_bursts_gains_more_than_share_and_credit(bursts, weight):
     """Its share is what a tenant with a backlog is served, times the weight; the credit is bounded."""
     order, spent, loud, comes = PolicyConfig()(), 0.0, 0.0, 0
     for number in range(400):
@@ -137,7 +137,7 @@ def shard():
     return found
 
 
-def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
+def test_express_credit_is_used_for_express_tickets_only(shard):
     assert shard.credit(0, express=2) == []
     effects = shard.enqueue("quiet", tenant_id="quiet")
     assert [each for each in effects if isinstance(each, out.Offer) and each.uses_express_credit]
@@ -145,23 +145,23 @@ def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
     assert shard.book.schedulers["s"].credits["m"].express_tickets == 1
 
 
-def test_credit_that_is_kept_stays_when_the_other_has_to_come_back(shard):
+def test_express_credit_stays_when_other_credit_is_returned(shard):
     shard.credit(0, express=2, max_tokens=1, return_unused=True)
     assert shard.book.schedulers["s"].credits["m"].express_tickets == 2
 
 
-def test_what_resumes_may_use_credit_that_is_kept(shard):
+def test_resumed_tickets_may_use_express_credit(shard):
     shard.credit(0, express=1)
     assert offered(shard.enqueue("resumed", tenant_id="loud", attempt=2)) == ["resumed"]
 
 
-def test_an_urgent_ticket_waits_for_a_class_above_its_own(shard):
+def test_an_express_ticket_waits_for_a_higher_class(shard):
     shard.enqueue("quiet", tenant_id="quiet")
     shard.enqueue("above", tenant_id="other", priority=1)
     assert shard.credit(0, express=1) == []
 
 
-def test_a_decline_voids_what_is_kept_as_well(shard):
+def test_a_decline_voids_express_credit(shard):
     shard.credit(0, express=2)
     shard.enqueue("quiet", tenant_id="quiet")
     shard.decline("quiet")
@@ -169,7 +169,7 @@ def test_a_decline_voids_what_is_kept_as_well(shard):
     assert shard.credit(0, express=1) == ["quiet"]
 
 
-def test_schedulers_hear_that_a_head_is_urgent_and_each_offer_and_lease_says_so(shard):
+def test_heads_offers_and_leases_carry_the_express_flag(shard):
     list(shard.heads())
     shard.enqueue("quiet", tenant_id="quiet")
     assert [head.is_express for head in shard.heads()] == [True]

@@ -38,18 +38,18 @@ def first_token(speed, line, prompt, now=NOW, *, shorter=0.5, tokens=0):
     return TtftModel(speed, now).estimate(ReleaseCurve(speed.releases, 0.0), line, ask).ttft
 
 
-def test_an_idle_worker_takes_a_step_and_the_prompt():
+def test_ttft_at_an_idle_worker_is_a_step_and_the_prompt():
     assert first_token(IDLE, WorkAhead(), 100) == pytest.approx(STEP + 100 * TOKEN)
     assert first_token(IDLE, WorkAhead(), 1_000) == pytest.approx(2 * STEP + 1_000 * TOKEN), "two budgets"
 
 
-def test_the_time_that_has_passed_since_the_report_is_not_waited_for_again():
+def test_the_age_of_the_report_is_subtracted():
     later = NOW._replace(report_age=0.15)
     assert first_token(FULL, WorkAhead(1), 100, later) == pytest.approx(first_token(FULL, WorkAhead(1), 100) - 0.15)
     assert first_token(FULL, WorkAhead(), 100, NOW._replace(report_age=60.0)) == pytest.approx(STEP + 100 * TOKEN)
 
 
-def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwhile():
+def test_prompts_ahead_count_as_far_as_they_are_computed_meanwhile():
     alone = first_token(FULL, WorkAhead(3), 100)
     assert first_token(FULL, WorkAhead(3, prompt_tokens=600), 100) == pytest.approx(alone + 600 * TOKEN)
     assert first_token(FULL._replace(pending_prefill_tokens=600), WorkAhead(3), 100) == pytest.approx(
@@ -60,26 +60,26 @@ def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwh
     )
 
 
-def test_what_was_placed_since_the_report_takes_slots_of_it():
+def test_tickets_placed_since_the_report_use_its_slots():
     assert first_token(FULL.with_ticket_placed(0), WorkAhead(2), 100) == pytest.approx(
         first_token(FULL, WorkAhead(3), 100)
     )
 
 
-def test_a_lease_that_waits_at_the_worker_is_given_one_slot_earlier():
+def test_a_look_ahead_lease_is_granted_one_slot_earlier():
     ahead = FULL._replace(leases=9, available_leases=0)
     found = TtftModel(ahead, NOW).estimate(ReleaseCurve(ENDS, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))
     assert found.wait == pytest.approx(0.2)
     assert found.ttft == pytest.approx(0.3 + STEP + 10 * TOKEN)
 
 
-def test_where_kv_is_short_a_free_slot_is_not_enough():
+def test_a_free_slot_does_not_suffice_if_kv_is_scarce():
     short = FULL._replace(leases=4, leased_tokens=4_000, free_tokens=500)
     assert first_token(short, WorkAhead(), 100, tokens=400) < 0.1
     assert first_token(short, WorkAhead(), 100, tokens=2_500) == pytest.approx(0.2 + STEP + 100 * TOKEN)
 
 
-def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
+def test_long_prompts_wait_for_shorter_ones_and_short_ones_do_not():
     busy = FULL._replace(leases=2, pending_prefill_tokens=2_000)
     burst = NOW._replace(prompt_tokens_per_second=40_000.0, mean_prompt_tokens=400.0)
     assert first_token(busy, WorkAhead(), 50, burst, shorter=0.02) == pytest.approx(
@@ -90,7 +90,7 @@ def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
     )
 
 
-def test_no_more_passes_a_prompt_than_there_are_slots_for():
+def test_prompts_that_pass_are_limited_by_slots():
     last = FULL._replace(leases=7, pending_prefill_tokens=2_000)
     flood = NOW._replace(prompt_tokens_per_second=1e9)
     assert first_token(last, WorkAhead(), 400, flood, shorter=0.9) == pytest.approx(
@@ -121,21 +121,21 @@ COMES = st.builds(ArrivalStats, st.floats(0, 5), st.floats(0, 1e7), st.floats(0,
 
 
 @given(SPEEDS, LINES, ASKS, COMES)
-def test_whatever_is_reported_a_first_token_comes_after_its_lease_and_after_its_own_prompt(speed, line, ask, now):
+def test_ttft_is_never_less_than_wait_and_a_step(speed, line, ask, now):
     found = TtftModel(speed, now).estimate(ReleaseCurve(speed.releases, 1.0), line, ask)
     assert 0 <= found.wait <= found.ttft < float("inf")
     assert found.ttft >= speed.decode_step_time
 
 
 @given(SPEEDS, st.lists(st.tuples(LINES, ASKS), max_size=6), LINES, COMES)
-def test_asking_one_moment_about_many_tickets_tells_what_asking_about_each_alone_does(speed, tickets, line, now):
+def test_cached_estimates_equal_separate_ones(speed, tickets, line, now):
     curve, together = ReleaseCurve(speed.releases, 1.0), TtftModel(speed, now)
     for before, ask in [*tickets, *((line, ask) for _, ask in tickets)]:
         assert together.estimate(curve, before, ask) == TtftModel(speed, now).estimate(curve, before, ask)
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 5.0), st.integers(1, 9)), max_size=12), st.floats(0.01, 10.0))
-def test_the_more_slots_are_asked_for_the_later_it_is(gaps, mean):
+def test_release_times_grow_with_the_number_of_slots(gaps, mean):
     releases, after, leases = [], 0.0, 0
     for gap, more in gaps:
         after, leases = after + gap, leases + more
@@ -150,14 +150,14 @@ def test_the_more_slots_are_asked_for_the_later_it_is(gaps, mean):
         )
 
 
-def test_a_slot_given_anew_falls_free_again():
+def test_a_used_slot_is_released_again():
     once, again = ReleaseCurve(ENDS, 0.0), ReleaseCurve(ENDS, 0.5)
     assert again.time_of(1) <= once.time_of(1)
     assert again.time_of(8) < once.time_of(8)
     assert again.time_of(20) == pytest.approx(0.5 * 20 / 8, abs=0.6)
 
 
-def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
+def test_two_schedulers_are_combined_to_one_of_twice_the_size():
     half = FULL._replace(pending_prefill_tokens=300, leased_tokens=80, free_tokens=8)
     both = combined([half, half])
     assert both.slots == 16
@@ -169,7 +169,7 @@ def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
     )
 
 
-def test_of_what_is_heard_of_prompts_the_shares_of_shorter_ones_follow():
+def test_prompt_sizes_give_the_share_of_shorter_prompts():
     sizes = PromptSizeHistogram()
     assert sizes.share_of_shorter(10) == 0.5
     for prompt in (100, 100, 200, 1_600):
@@ -188,15 +188,15 @@ def learnt(errors, predicted=0.8):
     return margin.usable_share
 
 
-def test_little_is_left_of_a_promise_where_predictions_are_right():
+def test_the_margin_is_small_if_predictions_are_right():
     assert learnt([0.0] * 200) == MAX_USABLE_SHARE
 
 
-def test_much_is_left_where_some_come_far_later_than_was_said():
+def test_the_margin_is_large_if_some_first_tokens_are_late():
     assert learnt([0.0] * 180 + [0.2] * 20) == pytest.approx(0.8)
     assert learnt([5.0] * 200) == MIN_USABLE_SHARE
 
 
-def test_a_few_first_tokens_and_those_far_from_their_promise_say_nothing():
+def test_few_samples_and_samples_far_from_the_target_do_not_count():
     assert learnt([5.0] * (MIN_MARGIN_SAMPLES - 1)) == INITIAL_USABLE_SHARE
     assert learnt([5.0] * 500, predicted=0.1) == INITIAL_USABLE_SHARE

@@ -55,26 +55,26 @@ def total(books: ReservationTable, tenant="acme"):
     return balance.prompt_tokens, balance.output_tokens
 
 
-def test_an_answer_whose_edge_died_is_charged_with_the_request_that_goes_on():
+def test_the_answer_of_a_dead_edge_is_charged_to_the_request_that_continues_it():
     books = books_for(ask("a"), ask("b", "a", 30))
     books.expire_edge("edge-a", NOW)
     assert settle(books, "b", 20, outcome="stop") == (PROMPT, 50)
 
 
-def test_an_answer_that_was_cut_is_charged_its_prompt_once():
+def test_the_prompt_of_an_interrupted_answer_is_charged_once():
     books = books_for(ask("a"), ask("b", "a", 30))
     assert settle(books, "a", 30) == (PROMPT, 30)
     assert settle(books, "b", 20, outcome="stop") == (0, 20)
 
 
-def test_an_edge_that_comes_back_late_adds_only_what_nobody_had_paid():
+def test_a_late_settlement_adds_only_tokens_that_were_not_charged():
     books = books_for(ask("a"), ask("b", "a", 30))
     books.expire_edge("edge-a", NOW)
     settle(books, "b", 20)
     assert settle(books, "a", 35) == (0, 5)  # five were made and never came, and were made again
 
 
-def test_an_answer_that_was_whole_when_its_edge_died_is_charged_though_nothing_more_ran():
+def test_a_complete_answer_of_a_dead_edge_is_charged_to_a_continuation_without_tokens():
     books = books_for(ask("a"), ask("b", "a", 30))
     books.expire_edge("edge-a", NOW)
     assert settle(books, "b", 0, prompt=0, outcome="length") == (PROMPT, 30)
@@ -86,7 +86,7 @@ def test_a_continuation_that_never_ran_costs_nothing():
     assert settle(books, "a", 30) == (PROMPT, 30)
 
 
-def test_a_request_that_continues_nothing_is_charged_what_it_used_as_ever():
+def test_a_request_without_an_answer_id_is_charged_for_its_tokens():
     books = books_for(ask("a", emitted=30))
     assert settle(books, "a", 20) == (PROMPT, 20)
 
@@ -99,25 +99,25 @@ def test_a_request_that_continues_nothing_is_charged_what_it_used_as_ever():
         ask("b", "a", 30, fingerprint=b"another prompt"),
     ],
 )
-def test_naming_what_is_not_ones_own_answer_costs_the_whole(named):
+def test_the_answer_id_of_another_answer_is_charged_in_full(named):
     books = books_for(ask("a"), named)
     settle(books, "a", 100)
     assert settle(books, "b", 20) == (PROMPT, 50)
 
 
-def test_tokens_a_client_says_it_has_are_free_only_as_far_as_they_were_charged():
+def test_claimed_tokens_are_free_only_if_they_were_charged_before():
     books = books_for(ask("a"), ask("b", "a", 500))
     settle(books, "a", 1)
     assert settle(books, "b", 20) == (0, 519)
 
 
-def test_what_is_made_anew_is_paid_however_much_was_charged_before():
+def test_tokens_that_are_generated_again_are_charged_again():
     books = books_for(ask("a"), ask("b", "a", 0))
     settle(books, "a", 1_000)
     assert settle(books, "b", 1_000) == (0, 1_000)
 
 
-def test_an_answer_goes_on_a_bounded_number_of_times_for_one_prompt():
+def test_an_answer_has_a_bounded_number_of_continuations_for_one_prompt():
     books = books_for(ask("a"))
     settle(books, "a", 1)
     for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2):
@@ -126,7 +126,7 @@ def test_an_answer_goes_on_a_bounded_number_of_times_for_one_prompt():
     assert paid == [(0, 1)] * MAX_CONTINUATIONS_PER_ANSWER + [(PROMPT, 2)] * 2
 
 
-def test_the_minutes_bucket_is_held_against_what_ran_and_not_against_what_was_charged():
+def test_the_bucket_counts_generated_tokens_and_not_charged_ones():
     books = ReservationTable(ttl=100.0)
     books.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=PROMPT + LIMIT), NOW)
     books.reserve(ask("b", "nobody", 700), "b", NOW)
@@ -134,7 +134,7 @@ def test_the_minutes_bucket_is_held_against_what_ran_and_not_against_what_was_ch
     assert books.quota("acme").tokens_left(NOW) == LIMIT - 10
 
 
-def test_answers_are_remembered_up_to_a_bound():
+def test_a_bounded_number_of_answers_is_kept():
     answers = AnswerLedger()
     for number in range(MAX_ANSWERS + 1):
         answers.charge(ask(str(number)), PROMPT, 1, "stop")
@@ -169,7 +169,7 @@ def book(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
 
 
 @given(parts=PARTS)
-def test_whatever_order_requests_end_in_the_whole_answer_is_charged_once(parts):
+def test_an_answer_is_charged_once_in_any_order_of_settlements(parts):
     parts = [(0, *parts[0][1:]), *parts[1:]]
     for order in permutations(range(len(parts))):
         books, charges = book(parts, order)
@@ -178,7 +178,7 @@ def test_whatever_order_requests_end_in_the_whole_answer_is_charged_once(parts):
 
 
 @given(parts=PARTS, seed=st.randoms(use_true_random=False))
-def test_edges_that_come_back_after_all_bring_the_charges_to_what_they_would_have_been(parts, seed):
+def test_late_settlements_correct_the_charges_completely(parts, seed):
     parts = [(0, *parts[0][1:]), *parts[1:]]
     order = list(range(len(parts)))
     seed.shuffle(order)
@@ -190,7 +190,7 @@ def test_edges_that_come_back_after_all_bring_the_charges_to_what_they_would_hav
 
 
 @given(makes=st.lists(st.integers(0, 40), min_size=1, max_size=6), losses=st.lists(st.booleans(), min_size=6))
-def test_an_answer_told_without_a_gap_costs_its_prompt_and_its_length(makes, losses):
+def test_an_answer_without_gaps_costs_its_prompt_and_its_length(makes, losses):
     """Each edge died or was cut exactly where its successor went on; the last one finished."""
     parts, had = [], 0
     for made, is_lost in zip(makes, losses, strict=False):
@@ -202,7 +202,7 @@ def test_an_answer_told_without_a_gap_costs_its_prompt_and_its_length(makes, los
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12))
-def test_stretches_that_are_joined_cover_what_they_covered_in_as_few_as_can_be(added):
+def test_merged_intervals_cover_the_same_tokens_with_the_fewest_intervals(added):
     kept, covered = (), set()
     for start, length in added:
         kept = merge_intervals(kept, start, start + length)
@@ -211,7 +211,7 @@ def test_stretches_that_are_joined_cover_what_they_covered_in_as_few_as_can_be(a
     assert all(before[1] < after[0] for before, after in pairwise(kept))
 
 
-def test_names_that_run_into_one_another_name_different_answers():
+def test_ids_with_equal_concatenations_name_different_answers():
     answers = AnswerLedger()
     for each in (ask("b", tenant="a", fingerprint=b"c"), ask("bc", tenant="a", fingerprint=b""), ask("c", tenant="ab")):
         answers.charge(each, PROMPT, 1, "stop")

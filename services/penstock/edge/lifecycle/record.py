@@ -1,0 +1,65 @@
+"""Facts of one request: plan, output, attempts and times, as telemetry and upstream frames read them."""
+
+import math
+
+from penstock.edge.lifecycle.attempts import FailedAttempts
+from penstock.edge.lifecycle.output import OutputStream
+from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.lifecycle.state import LifecycleLimits, RequestState
+from penstock.edge.lifecycle.timeline import Timeline
+from penstock.mesh.v1.admission_pb2 import Identity
+
+
+class RequestRecord:
+    """State of one request and the values recorded during its life. Times are Unix seconds; NaN means never."""
+
+    def __init__(self, ticket_id: str, *, arrived_at: float, deadline: float, limits: LifecycleLimits) -> None:
+        self.ticket_id = ticket_id
+        self.arrived_at = arrived_at
+        self.deadline = deadline
+        self.state = RequestState.TOKENIZING
+        self.timeline = Timeline(arrived_at)
+        self.attempt = 1
+        self.failed_attempts = FailedAttempts(limits.upstream_timeout)
+        self.enqueued_at = math.nan  # of the first enqueue; later attempts keep it
+        self.first_token_at = math.nan
+        self.last_token_at = math.nan
+        self.cancelled_at = math.nan  # when the client cancelled
+        self.cached_prompt_tokens = 0
+        self.outcome = ""  # as settled: stop, length, cancelled, shed or failed
+        self.worker_id = ""  # of the latest lease
+        self.identity = Identity()
+        self.reservation_id = ""
+        self._plan: GenerationPlan | None = None
+        self._output: OutputStream | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.ticket_id} {self.state} attempt {self.attempt} {self._output}>"
+
+    @property
+    def is_done(self) -> bool:
+        return self.state is RequestState.DONE
+
+    @property
+    def plan(self) -> GenerationPlan:
+        assert self._plan is not None, "the prompt is not tokenized yet"
+        return self._plan
+
+    @property
+    def output(self) -> OutputStream:
+        assert self._output is not None, "the prompt is not tokenized yet"
+        return self._output
+
+    @property
+    def model(self) -> str:
+        """Name of the model that answers. Empty until the prompt is tokenized."""
+        return self._plan.model if self._plan else ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._plan.prompt_ids) if self._plan else 0
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens generated for this request, without those that a resumed answer had before."""
+        return self._output.output_tokens if self._output else 0

@@ -1,0 +1,122 @@
+"""Transitions of one request between states, each with the effects that it causes."""
+
+import math
+
+from penstock.chassis.errors import Aborted, PenstockError
+from penstock.edge.lifecycle.attempts import Attempt
+from penstock.edge.lifecycle.effects import (
+    Accept,
+    AcknowledgeCancel,
+    CancelRun,
+    Effect,
+    Enqueue,
+    Fail,
+    Finish,
+    Settle,
+    Withdraw,
+)
+from penstock.edge.lifecycle.record import RequestRecord
+from penstock.edge.lifecycle.state import LifecycleLimits, RequestState
+from penstock.mesh.v1.worker_pb2 import RunTimes
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
+
+
+class RequestTransitions(RequestRecord):
+    """Enters states, sets their timers, and ends a request with one answer to the client and one settlement to auth."""
+
+    def __init__(self, ticket_id: str, *, arrived_at: float, deadline: float, limits: LifecycleLimits) -> None:
+        super().__init__(ticket_id, arrived_at=arrived_at, deadline=deadline, limits=limits)
+        self.next_tick_at = deadline  # when `tick` is due
+        self._limits = limits
+        self._current_attempt: Attempt | None = None
+        self._is_accepted = False
+        self._is_answered = False  # the client received the effect that ends its answer
+        self._timeout_at = math.inf  # when the wait for auth, a queue shard or a worker's stream ends
+        self._has_waited_after_stall = False  # frames that arrived during a stall of this process were handled first
+        self._pending_finish: Finish | None = None  # sent once the worker has acknowledged the stop of the run
+
+    def _enter(self, state: RequestState, *, timeout_at: float = math.inf, retry_at: float = math.inf) -> None:
+        self.state, self._timeout_at = state, timeout_at
+        deadline = math.inf if self._is_answered else self.deadline
+        self.next_tick_at = math.inf if state is RequestState.DONE else min(deadline, timeout_at, retry_at)
+        self._has_waited_after_stall = False
+
+    def _accept(self) -> list[Effect]:
+        first, self._is_accepted = not self._is_accepted, True
+        return [Accept()] if first else []
+
+    def _enqueue(self) -> list[Effect]:
+        self._enter(RequestState.QUEUED, timeout_at=self._timeout_at if self.state is RequestState.QUEUED else math.inf)
+        return [Enqueue()]
+
+    def _on_attempt_failed(self, now: float, *, died: bool, never_ran: bool = False) -> list[Effect]:
+        """Enqueue the request again with the tokens emitted so far; the next run continues the same text."""
+        if self._current_attempt:
+            self._current_attempt.record_lost(self.timeline, now)
+        self.failed_attempts.record(self.worker_id, now, died=died, never_ran=never_ran)
+        if finish := self.output.finish_if_complete():
+            return [*self.output.flush(), *self._complete(finish)]
+        if self.failed_attempts.count >= self._limits.max_attempts:
+            text = f"{self.failed_attempts.count} runs were lost with their workers; the same request may succeed later"
+            return self._end_in_error(Aborted(text, reason="ATTEMPTS_EXHAUSTED"), "failed")
+        self.attempt += 1
+        # After two rejections in a row, wait: the scheduler may not have received the worker's new state yet.
+        if self.failed_attempts.consecutive_rejections > 1:
+            self._enter(RequestState.QUEUED, retry_at=now + self._limits.retry_interval)
+            return []
+        return self._enqueue()
+
+    def _stop_run(self, now: float) -> list[Effect]:
+        self.state, self._has_waited_after_stall = RequestState.STOPPING, False
+        self.next_tick_at = now + self._limits.cancel_ack_timeout
+        return [CancelRun()]
+
+    def _on_run_over(
+        self, now: float, *, tokens: int | None = None, kv_blocks_freed: int = 0, times: RunTimes | None = None
+    ) -> list[Effect]:
+        """End a request whose run has stopped, or whose worker is lost (then without `tokens` and `times`)."""
+        self._close_attempt(times or RunTimes(), now)
+        if self._pending_finish:
+            return self._complete(self._pending_finish)
+        generated = self.output_tokens
+        if tokens is not None and self._current_attempt:
+            generated = self._current_attempt.emitted_before + tokens
+        answer: list[Effect] = []
+        if not self._is_answered:
+            waited_s = now - self.cancelled_at
+            answer = self._mark_answered(AcknowledgeCancel(generated, kv_blocks_freed, waited_s, tokens is not None))
+        return [*answer, *self._settle(self.outcome, generated)]
+
+    def _close_attempt(self, times: RunTimes, now: float) -> None:
+        if self._current_attempt:
+            self._current_attempt.record_finished(self.timeline, times, self.last_token_at, now)
+
+    def _abort(self, ending: Effect, now: float) -> list[Effect]:
+        """End a request that has no run."""
+        answer = self._mark_answered(ending)
+        if self.state is RequestState.RESERVING:  # wait for auth: a reservation that it grants must be settled
+            self._enter(RequestState.RESERVING, timeout_at=now + self._limits.upstream_timeout)
+            return answer
+        if self.state is RequestState.TOKENIZING:
+            self._enter(RequestState.DONE)
+            return answer
+        return [Withdraw(), *answer, *self._settle(self.outcome)]
+
+    def _mark_answered(self, ending: Effect) -> list[Effect]:
+        assert not self._is_answered, "an answer has one ending"
+        self._is_answered = True
+        return [ending]
+
+    def _complete(self, finish: Finish) -> list[Effect]:
+        outcome = "length" if finish.reason == FINISH_REASON_LENGTH else "stop"
+        return [*self._mark_answered(finish), *self._settle(outcome)]
+
+    def _end_in_error(self, error: PenstockError, outcome: str) -> list[Effect]:
+        return [*self._mark_answered(Fail(error)), *self._settle(outcome)]
+
+    def _settle(self, outcome: str, output_tokens: int | None = None) -> list[Effect]:
+        self.outcome = outcome
+        self._enter(RequestState.DONE)
+        generated = self.output_tokens if output_tokens is None else output_tokens
+        has_run = generated > 0 or (self._current_attempt is not None and self._current_attempt.has_prefilled)
+        return [Settle(self.prompt_tokens if has_run else 0, generated, outcome)]
