@@ -153,7 +153,7 @@ class CancelRecords:
     @classmethod
     def read(cls, folder: Path) -> "CancelRecords":
         requests = requests_by_ticket(folder)
-        ended = (each for each in read_events(folder, "worker", "run_ended") if "asked_at" in each)
+        ended = (each for each in read_events(folder, "worker", "run_ended") if "stop_requested_at" in each)
         done = (each for each in read_events(folder, "edge", "ticket_done") if each["cancelled_at"])
         return cls(
             {requests[each["ticket_id"]]: each for each in ended},
@@ -206,7 +206,7 @@ def _latency_lines(
     pattern: CancelPattern, clients: Sequence[CancelledClient], records: CancelRecords
 ) -> list[CardLine]:
     """The time from the client's cancel to its arrival at the engine, and each section of the way."""
-    at_engine = {each: records.runs[each.request_id]["asked_at"] for each in clients}
+    at_engine = {each: records.runs[each.request_id]["stop_requested_at"] for each in clients}
     waits = [at_engine[each] - each.cancelled_at for each in clients]
     at_edge = {
         each: records.edge_cancelled_at[each.request_id]
