@@ -1,4 +1,4 @@
-"""A mesh waits for its processes by their health, whatever becomes of the stream that it is asked on."""
+"""A mesh waits for the health of its processes, even if a health stream ends."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ class Health(health_pb2_grpc.HealthServicer):
             self.left.set()
 
 
-async def test_a_stream_that_is_cut_is_asked_for_again_and_the_last_is_not_left_behind():
+async def test_a_health_stream_that_ends_is_reopened_and_the_last_one_is_closed():
     health, server = Health(), grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -56,7 +56,7 @@ async def test_a_stream_that_is_cut_is_asked_for_again_and_the_last_is_not_left_
     assert health.watches == 2
 
 
-async def test_a_stream_that_nobody_waits_for_any_more_is_not_left_behind():
+async def test_a_cancelled_wait_closes_its_health_stream():
     health, server = Silent(), grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")

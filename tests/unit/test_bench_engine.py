@@ -67,7 +67,7 @@ def test_figures_count_every_token_and_the_time_of_the_last():
 
 
 @pytest.mark.parametrize("times", [[[1.0, 2.0]], [[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0, 2.0, 3.0]]])
-def test_a_trace_with_other_numbers_of_tokens_is_no_measurement(times):
+def test_a_trace_with_other_numbers_of_tokens_is_rejected(times):
     with pytest.raises(ValueError, match="requested 2 x 2 tokens"):
         figures_of(
             BenchCell(2, prompt_tokens=10, output_tokens=2),
@@ -115,7 +115,7 @@ def test_an_undisturbed_measurement_is_taken_once():
 
 
 def test_ratios_compare_with_the_best_peer_of_the_same_round():
-    # The machine is twice as slow in the second round and again in the third: no ratio hears of it.
+    # The machine is twice as slow in the second round and again in the third: no ratio depends on it.
     rounds = steps({"ours": 2, "a": 4, "b": 6}, {"ours": 4, "a": 16, "b": 8}, {"ours": 8, "a": 16, "b": 30})
     found = ratios(rounds)
     assert found.step == found.throughput == found.prefill == found.cpu == pytest.approx(2.0)
@@ -173,7 +173,7 @@ def test_folder_and_gguf_file_are_the_same_model(folder, dtype):
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
 
 
-def test_our_driver_answers_with_the_tokens_asked_for(folder, tmp_path):
+def test_our_driver_returns_the_requested_tokens(folder, tmp_path):
     setup = DriverSetup(str(folder), "float32", threads=1, max_concurrency=2, max_context=24)
     engine = DriverProcess(OURS, install_environment(OURS, tmp_path, print), setup, tmp_path / "log")
     try:
@@ -185,7 +185,7 @@ def test_our_driver_answers_with_the_tokens_asked_for(folder, tmp_path):
     assert len(trace.first_tokens) == 2
 
 
-def test_a_driver_that_cannot_load_says_why(tmp_path):
+def test_a_driver_that_cannot_load_reports_the_reason(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Mamba"]}), encoding="utf-8")
     setup = DriverSetup(str(tmp_path), "float32", threads=1, max_concurrency=1, max_context=16)
     with pytest.raises(PeerUnavailable, match=r"ModelUnsupported.*Mamba"):
@@ -211,7 +211,7 @@ def test_our_own_environment_is_the_one_that_runs(tmp_path):
     assert str(install_environment(OURS, tmp_path, print)) == sys.prefix
 
 
-def test_the_profile_counts_what_computes_and_not_what_only_finds_it():
+def test_the_profile_counts_kernels_and_not_dispatch():
     assert [is_kernel(name) for name in ("aten::mm", "native::forward", "aten::view", "cudaLaunch")] == [
         *(True, True),
         *(False, False),
@@ -219,7 +219,7 @@ def test_the_profile_counts_what_computes_and_not_what_only_finds_it():
     assert outside_share({"aten::mm": 60.0, "native::forward": 30.0, "aten::view": 5.0}, 100.0) == pytest.approx(0.1)
 
 
-def test_tables_show_a_dash_for_who_could_not_and_bars_for_who_could(folder, tmp_path, capsys):
+def test_tables_show_a_dash_for_a_failed_engine_and_plots_show_the_others(folder, tmp_path, capsys):
     cell = BenchCell(2, prompt_tokens=8, output_tokens=4)
     series = Series("tiny", "bfloat16", folder, {cell: steps({"ours": 2, "llama-cpp": 4})})
     series.first_tokens |= {(cell, "ours"): [1, 2], (cell, "llama-cpp"): [1, 3]}

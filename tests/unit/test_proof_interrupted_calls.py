@@ -1,4 +1,4 @@
-"""A plain call's failure is explained only by the death of its own Envoy, or of the edge that had it."""
+"""Only the death of its own Envoy or of its edge explains the failure of a plain call."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def line(lines, figure):
     return found
 
 
-def test_a_plain_call_that_its_envoy_took_along_is_not_judged():
+def test_a_plain_call_interrupted_by_its_envoy_is_not_judged():
     calls = find_interrupted_calls([plain()], [fault("envoy-1")], {})
     assert (len(calls.excused), calls.judged) == (1, [])
 
@@ -76,7 +76,7 @@ def test_any_other_failure_is_judged(call, died):
     assert find_interrupted_calls([call], [fault(died)], {}).judged == [call]
 
 
-def test_a_plain_call_that_died_with_its_edge_is_not_judged_unless_another_edge_had_it():
+def test_a_plain_call_interrupted_by_its_edge_is_not_judged_unless_another_edge_served_it():
     assert find_interrupted_calls([plain()], [fault("edge-1")], {}).judged == []
     assert find_interrupted_calls([plain()], [fault("edge-1")], {"plain": {"edge-1"}}).judged == [], (
         "its last frame was on its way"
@@ -84,7 +84,7 @@ def test_a_plain_call_that_died_with_its_edge_is_not_judged_unless_another_edge_
     assert find_interrupted_calls([plain()], [fault("edge-1")], {"plain": {"edge-2"}}).judged == [plain()]
 
 
-def test_tokens_that_came_wrong_before_the_cut_are_a_miss():
+def test_wrong_tokens_before_the_interruption_are_a_miss():
     calls = find_interrupted_calls([plain(indexes=[0, 1], token_ids=[5, 7])], [fault("envoy-1")], {})
     wrong = line(
         interruption_lines(calls, [], [REFERENCE]), "of them: tokens missing, doubled, reordered or changed before"
@@ -92,13 +92,13 @@ def test_tokens_that_came_wrong_before_the_cut_are_a_miss():
     assert (wrong.measured, wrong.is_met) == (1, False)
 
 
-def test_a_request_that_fails_as_routing_dies_is_a_miss():
+def test_a_request_that_fails_when_routing_dies_is_a_miss():
     faults = [fault("routing-1")]
     lines = interruption_lines(find_interrupted_calls([plain()], faults, {}), faults, [REFERENCE])
     assert line(lines, "of those failed").measured == 1
 
 
-def test_what_an_envoy_lost_on_its_way_is_charged_as_made_and_what_was_seen_is_always_charged():
+def test_tokens_that_an_envoy_lost_may_be_charged_and_received_tokens_are_always_charged():
     request = sdk(indexes=[0, 1], token_ids=[5, 6])
     calls, request_by_ticket = find_interrupted_calls([request], [fault("envoy-1")], {}), {"t": "sdk"}
     charged = interruption_charge_lines([], calls, [LedgerCharge("t", 3, 4, "done")], request_by_ticket)

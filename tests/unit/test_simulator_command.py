@@ -77,7 +77,7 @@ def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
     assert "scenarios/AzureLLMInferenceTrace_conv.csv.gz cannot be read" in told, "the trace is not ours to ship"
     told = invoke("asure.toml")
     assert told.exit_code == 2
-    assert "asure.toml is no file here and no example; examples are azure, mooncake" in " ".join(told.stderr.split())
+    assert "asure.toml is neither a file nor an example; the examples are azure, mooncake" in " ".join(told.stderr.split())
 
 
 def test_a_picture_is_written_and_the_figures_are_shown(scenario, tmp_path):
@@ -113,7 +113,7 @@ def test_a_scenario_that_is_wrong_ends_with_its_field(scenario):
     ("options", "told"),
     [
         (["--plot", "picture.xyz"], "picture.xyz must end in .png or .svg"),
-        (["--plot", "nowhere/picture.png"], "there is no folder nowhere"),
+        (["--plot", "nowhere/picture.png"], "the folder nowhere does not exist"),
         (["--plan", "nan"], "nan is not a finite number"),
         (["--plan", "0.9", "--compare", "fifo"], "--plan and --compare exclude each other"),
         (["--calibrate"], "a SCENARIO and --calibrate exclude each other"),
