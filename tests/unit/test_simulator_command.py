@@ -77,7 +77,8 @@ def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
     assert "scenarios/AzureLLMInferenceTrace_conv.csv.gz cannot be read" in told, "the trace is not ours to ship"
     told = invoke("asure.toml")
     assert told.exit_code == 2
-    assert "asure.toml is neither a file nor an example; the examples are azure, mooncake" in " ".join(told.stderr.split())
+    message = " ".join(told.stderr.split())
+    assert "asure.toml is neither a file nor an example; the examples are azure, mooncake" in message
 
 
 def test_a_picture_is_written_and_the_figures_are_shown(scenario, tmp_path):

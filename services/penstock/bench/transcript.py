@@ -17,8 +17,8 @@ CANCELLED = "cancelled"
 class Transcript:
     """Times and counts of one request. Times are in s on one clock."""
 
-    number: int
-    started_at: float
+    number: int = 0
+    started_at: float = 0.0
     arrivals: list[float] = field(default_factory=list)  # time of each chunk of tokens
     tokens: int = 0
     next_index: int = 0
