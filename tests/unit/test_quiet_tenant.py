@@ -3,7 +3,7 @@
 from dataclasses import replace
 from statistics import mean, median
 
-from penstock.bench.report import quantile
+from penstock.bench.statistics import quantile
 from penstock.proofs.simulated.scenarios import FIFO_CAPACITY_RPS, chat_tenant, proof_scenario
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
