@@ -14,7 +14,7 @@ from penstock.chassis.lifecycle import background
 from penstock.chassis.observability import semconv
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.link import PROTOCOL_VERSION
-from penstock.mesh.v1.queue_pb2 import Probe, SubmitRequest
+from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
 from penstock.queue.admission.limits import QueueLimits
 from penstock.queue.models.availability import ModelAvailability
@@ -105,21 +105,6 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
     words = [attributes_of(point.attributes)["penstock.priority"] for point in (*wait.data_points, *depth.data_points)]
     assert "standard" in words
     assert set(words) <= {"interactive", "standard", "batch"}
-
-
-async def test_a_probe_is_answered_and_not_queued():
-    async with shard_with_both(max_depth=1) as (shard, _, edge):
-        edge.send(probe=Probe(ticket=ticket("?1")))
-        assert (await edge.receive("would_admit")).ticket_id == "?1"
-        edge.enqueue(ticket("a"))
-        edge.send(probe=Probe(ticket=ticket("?2")))
-        edge.send(probe=Probe(ticket=ticket("?3", weight=0.0)))
-        told = [await edge.receive("shed") for _ in range(2)]
-        assert [(each.ticket_id, each.failure.reason) for each in told] == [
-            ("?2", "QUEUE_FULL"),
-            ("?3", "TICKET_INVALID"),
-        ]
-        assert shard.service.figures()["waiting"] == 1
 
 
 async def test_an_edge_receives_the_catalog_at_once_and_on_change():

@@ -148,7 +148,7 @@ class CancelRecords:
     @classmethod
     def read(cls, folder: Path) -> "CancelRecords":
         requests = requests_by_ticket(folder)
-        ended = (each for each in read_events(folder, "worker", "run_ended") if "asked_at" in each)
+        ended = (each for each in read_events(folder, "worker", "run_ended") if "stop_requested_at" in each)
         done = (each for each in read_events(folder, "edge", "ticket_done") if each["cancelled_at"])
         return cls(
             {requests[each["ticket_id"]]: each for each in ended},
@@ -209,7 +209,7 @@ def _latency_lines(
     pattern: CancelPattern, clients: Sequence[CancelledClient], records: CancelRecords
 ) -> list[CardLine]:
     """Where the time went from a client's leaving to the word to the engine; each stretch by itself."""
-    asked = {each: records.runs[each.request_id]["asked_at"] for each in clients}
+    asked = {each: records.runs[each.request_id]["stop_requested_at"] for each in clients}
     waits = [asked[each] - each.cancelled_at for each in clients]
     edge = [each for each in clients if each.request_id in records.edge_cancelled_at]
     stretches = {
