@@ -16,7 +16,7 @@ from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
-from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn, WouldAdmit
+from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.mesh.v1.worker_pb2 import (
@@ -103,14 +103,11 @@ class FakeAuth(AdmissionServiceServicer):
 
 
 class FakeQueue(QueueServiceServicer):
-    """Leases every ticket to the first worker it may have; `sheds` holds errors for the next tickets or probes."""
+    """Leases every ticket to the first worker it may have; `sheds` holds errors for the next tickets."""
 
     def __init__(self, workers):
         self.workers = workers
         self.tickets = []
-        self.probes = []
-        self.holds_probes = False  # keep probes in `held_probes` without an answer
-        self.held_probes = asyncio.Queue()  # stream and ticket of each
         self.withdrawn = asyncio.Queue()
         self.withdrawals = []
         self.sheds: list[PenstockError] = []
@@ -134,12 +131,6 @@ class FakeQueue(QueueServiceServicer):
                 self.peers.discard(peer)
 
     def on_frame(self, peer, frame):
-        if frame.WhichOneof("frame") == "probe":
-            if self.holds_probes:
-                self.held_probes.put_nowait((peer, frame.probe.ticket))
-            else:
-                self.probes.append(frame.probe.ticket)
-                self.answer_probe(peer, frame.probe.ticket, self.sheds.pop(0) if self.sheds else None)
         for ticket in frame.enqueue.tickets:
             self.tickets.append(ticket)
             if self.sheds:
@@ -154,11 +145,6 @@ class FakeQueue(QueueServiceServicer):
             self.withdrawals.append(frame.withdraw)
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
-
-    def answer_probe(self, peer, ticket, error=None):
-        """Answer a probe."""
-        welcome = SubmitResponse(would_admit=WouldAdmit(ticket_id=ticket.ticket_id))
-        peer.send(self.shed(ticket, error) if error else welcome)
 
     def shed(self, ticket, error):
         return SubmitResponse(

@@ -108,7 +108,7 @@ async def test_a_reservation_whose_response_was_lost_is_settled(tmp_path, monkey
         assert await answer(client) == text_of(TOKENS)
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.reservations.reservation_count == 1
+        assert mesh.auth.authorizer.reservations.reservation_count == 1
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
@@ -120,7 +120,7 @@ async def test_a_reservation_of_a_request_rejected_by_fallback_is_released(tmp_p
             assert (await refused(answer(client))).reason == "AUTH_LOST"
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.reservations.reservation_count == 1
+        assert mesh.auth.authorizer.reservations.reservation_count == 1
         await mesh.wait_for_figure("active_requests", 0)
         assert await all_booked(mesh) == [(0, 0, "failed")]
 
@@ -138,7 +138,7 @@ async def test_an_orphaned_reservation_is_released(tmp_path, monkeypatch, is_res
             unheard.setattr(mesh.auth.service, "_on_reservation_persisted", lambda *_, **__: None)
             assert (await refused(answer(client))).reason == "AUTH_LOST"
             await mesh.wait_for_figure("active_requests", 0)
-            assert mesh.auth.desk.reservations.reservation_count == 1
+            assert mesh.auth.authorizer.reservations.reservation_count == 1
         if is_restarted:
             await mesh.auth.stop()
             await mesh.auth.start()
@@ -183,7 +183,7 @@ async def test_a_deferred_reservation_is_recorded_once_auth_can_write(tmp_path, 
         mesh.auth.service.is_paused = True
         await answer(client)
         turned_away = asyncio.Event()
-        monkeypatch.setattr(mesh.auth.desk.reservations, "is_live", lambda _: turned_away.set())
+        monkeypatch.setattr(mesh.auth.authorizer.reservations, "is_live", lambda _: turned_away.set())
         mesh.auth.service.resume()
         await turned_away.wait()
         assert (await mesh.figures())["deferred_reservations"] == 1
@@ -290,7 +290,7 @@ async def test_a_key_revoked_in_an_outage_works_until_auth_is_back_and_is_charge
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_paused = True
-        mesh.auth.desk.keys.revoke("dev", mesh.auth.now)
+        mesh.auth.authorizer.keys.revoke("dev", mesh.auth.now)
         assert await answer(client) == text_of(TOKENS)
         mesh.auth.service.resume()
         await mesh.wait_for_figure("deferred_reservations", 0)

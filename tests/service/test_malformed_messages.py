@@ -126,6 +126,6 @@ async def test_a_malformed_frame_on_a_stream_between_tiers_ends_that_stream_alon
 
 
 def test_every_port_is_served_through_the_chassis():
-    """Which is where malformed messages become statuses. The scorecard's floor measures bare gRPC."""
+    """Malformed messages become statuses there. The floor of the proofs measures bare gRPC."""
     found = [path for path in (REPO / "services" / "penstock").rglob("*.py") if "aio.server(" in path.read_text()]
     assert sorted(path.name for path in found) == ["floor.py", "server.py"]

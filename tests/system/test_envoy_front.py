@@ -1,4 +1,4 @@
-"""A real Envoy, programmed by the real control plane, in front of backends that the test holds in its hand.
+"""A real Envoy, configured by the real control plane, in front of backends that the test controls.
 
 What must hold: streams pass unbuffered and uncut, clients that leave are noticed, and edges come and go under load.
 """
@@ -17,7 +17,7 @@ from penstock.routing.bootstrap import bootstrap
 
 @pytest.fixture
 async def up(tmp_path):
-    """Brings up what a test names; takes it down in the other order."""
+    """Starts the processes that a test names, and ends them in reverse order."""
     async with AsyncExitStack() as stack:
 
         async def bring(*names):

@@ -3,8 +3,8 @@
 from penstock.edge.admission.filter import CALLER_CLASS_TTL_S, CallerClass, CallerClassCache
 from penstock.edge.admission.rejection_cache import TrafficClass
 
-ANNA = CallerClass(TrafficClass("anna", "m", 2), 1.0, "key-1", 512)
-BATCH = CallerClass(TrafficClass("anna", "m", 3), 1.0, "key-1", 512)
+ANNA = CallerClass(TrafficClass("anna", "m", 2), "key-1", 512)
+BATCH = CallerClass(TrafficClass("anna", "m", 3), "key-1", 512)
 
 
 def asking(answers):

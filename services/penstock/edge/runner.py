@@ -204,7 +204,6 @@ class RequestRunner:
             **self.auth.fallback.figures,
             "queue_links_up": self.queue.links_up,
             "worker_links_up": self.workers.links_up,
-            "pending_probes": self.queue.pending_probes,
             "rejected_by_edge": self.admission.rejected(EDGE_TIER),
             "rejected_by_queue": self.admission.rejected(QUEUE_TIER),
             "cancels": self.cancels,

@@ -1,4 +1,8 @@
-"""What a caller is at this edge: worked out for every call of its own, and for a session once in a while."""
+"""The admission filter: an edge rejects a request if the queue has just rejected a similar one.
+
+A rejection here costs no token count, no reservation and no ticket. docs/decisions/0001-rejection-cache.md compares
+the filter with a circuit breaker.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,14 +13,14 @@ import structlog
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from penstock.chassis.durations import seconds_of
-from penstock.chassis.errors import Overloaded, PenstockError, error_from_failure
+from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter, trace_id_of
 from penstock.edge.admission.rejection_cache import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.plan import GenerationPlan
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult, RequestEstimate, estimate_from_spec
+from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Queued, Shed
 from penstock.mesh.v1.queue_pb2 import RejectionWindow as RejectionWindowMessage
@@ -29,7 +33,6 @@ class CallerClass(NamedTuple):
     """Traffic class and attributes of one caller for one requested class and model."""
 
     traffic_class: TrafficClass
-    weight: float  # of its tenant
     key_id: str
     context_length: int  # tokens
 
@@ -112,26 +115,17 @@ class AdmissionFilter:
 
         A rejection is counted and sampled in the log. It has no span.
         """
+        admission = AdmissionResult(arrived_at, time_limit)
         if not (self._cache and estimate.is_new):
-            return AdmissionResult(arrived_at, time_limit)
-        work_out = partial(self._caller_class, estimate, credential)
-        standing = (
-            caller_classes.find(estimate.priority, estimate.model, arrived_at, work_out)
-            if caller_classes
-            else work_out()
+            return admission
+        compute = partial(self._caller_class, estimate, credential)
+        caller = (
+            caller_classes.find(estimate.priority, estimate.model, arrived_at, compute) if caller_classes else compute()
         )
-        demand = standing and self._min_demand(estimate, standing.context_length, arrived_at, time_limit)
-        if standing is None or demand is None:
-            return AdmissionResult(arrived_at, time_limit)
-        traffic_class = standing.traffic_class
-        self._check_cached(estimate, traffic_class, demand, traceparent, standing.key_id)
-        if not self._cache.any_recent(traffic_class, arrived_at):
-            return AdmissionResult(arrived_at, time_limit)
-        return AdmissionResult(
-            arrived_at,
-            time_limit,
-            AdmissionProbe(traffic_class, demand, standing.weight, standing.key_id, estimate, traceparent),
-        )
+        demand = caller and self._min_demand(estimate, caller.context_length, arrived_at, time_limit)
+        if caller and demand:
+            self._check_cached(estimate, caller.traffic_class, demand, traceparent, caller.key_id)
+        return admission
 
     def check_planned(self, passage: RequestContext, plan: GenerationPlan) -> None:
         """Raise Overloaded if the queue would reject the request, once its tokens are counted."""
@@ -140,11 +134,6 @@ class AdmissionFilter:
             demand = RequestDemand(
                 len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.request.deadline - arrived
             )
-            if passage.probed_demand and (demand.prompt_tokens, demand.max_output_tokens) == (
-                passage.probed_demand.prompt_tokens,
-                passage.probed_demand.max_output_tokens,
-            ):
-                return  # the queue has had its word, and what others were told since says less
             if identity := self._find_identity(passage.credential, passage.spec.priority):
                 traffic_class = TrafficClass(identity.tenant_id, plan.model, identity.priority)
                 self._check_cached(
@@ -154,29 +143,6 @@ class AdmissionFilter:
                     passage.telemetry.traceparent,
                     identity.key_id,
                 )
-
-    def recheck(self, knock: AdmissionProbe) -> None:
-        """Raise Overloaded for what others of the kind were told while this one waited for its turn to ask."""
-        self._check_cached(knock.estimate, knock.traffic_class, knock.demand, knock.traceparent, knock.key_id)
-
-    def on_probe_rejected(self, knock: AdmissionProbe, shed: Shed, *, sent_at: float, now: float) -> None:
-        """Raise Overloaded where a shard told it of who asked first, at `sent`; nothing is kept of it here either."""
-        error = error_from_failure(shed.failure)
-        if not isinstance(error, Overloaded):
-            return  # whatever it is, it is told to who comes
-        self._cache.add_windows(
-            knock.traffic_class,
-            knock.demand,
-            _rejection_windows(shed.rejection_windows),
-            sent_at=sent_at,
-            overload=error,
-            now=now,
-        )
-        labels = RejectionLabels(error.reason, QUEUE_TIER, knock.traffic_class.priority)
-        self._record_rejection(
-            labels, knock.estimate, knock.traffic_class, now, traceparent=knock.traceparent, key_id=knock.key_id
-        )
-        raise error
 
     def on_queued(self, passage: RequestContext, queued: Queued, now: float) -> None:
         """The queue admitted a ticket, and may reject further ones."""
@@ -212,7 +178,7 @@ class AdmissionFilter:
         if model is None or identity is None:
             return None
         traffic_class = TrafficClass(identity.tenant_id, model.name, identity.priority)
-        return CallerClass(traffic_class, identity.weight, identity.key_id, model.context_length)
+        return CallerClass(traffic_class, identity.key_id, model.context_length)
 
     def _min_demand(
         self, estimate: RequestEstimate, context_length: int, arrived_at: float, time_limit: float

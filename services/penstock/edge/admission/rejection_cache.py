@@ -16,7 +16,6 @@ from penstock.chassis.errors import Overloaded
 PROBE_INTERVAL_S = 0.1  # longest time until the end of an overload is detected
 RECOVERY_PROBE_INTERVAL_S = 0.04  # between requests that are let through after a window; the queue answers in a few ms
 RECOVERY_IDLE_S = 0.08  # time without such a request after which an ended window has no further effect
-RECENT_WINDOW_S = 1.0  # time for which an ended window counts as recent
 MAX_REJECTION_TTL_S = 1.0  # longest validity of a window, because the tenant's class or weight may change
 MAX_TRAFFIC_CLASSES = 10_000  # the least recently rejected ones are evicted first
 MAX_REJECTIONS_PER_CLASS = 8
@@ -137,11 +136,6 @@ class RejectionCache:
             if (found is None or each.expires_at > found.expires_at) and each.matches(demand):
                 found = each
         return found if found and entry.should_reject(found, demand.arrived_at) else None
-
-    def any_recent(self, traffic_class: TrafficClass, now: float) -> bool:
-        """Return whether any request of a traffic class was rejected recently, of any size."""
-        entry = self._entries.get(traffic_class)
-        return entry is not None and any(now < each.expires_at + RECENT_WINDOW_S for each in entry.rejections)
 
     def on_admitted(self, traffic_class: TrafficClass, demand: RequestDemand) -> None:
         """Remove the rejections that match a request which the queue has admitted."""

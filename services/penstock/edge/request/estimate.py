@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from penstock.edge.admission.rejection_cache import RequestDemand, TrafficClass
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.v1.inference_pb2 import Priority
 
@@ -55,23 +54,11 @@ class RequestEstimate(NamedTuple):
     is_new: bool  # whether it resumes no earlier answer
 
 
-class AdmissionProbe(NamedTuple):
-    """What the queue is asked first of a request whose like it refuses at the moment."""
-
-    traffic_class: TrafficClass
-    demand: RequestDemand  # the least that it can come to
-    weight: float  # of its tenant
-    key_id: str
-    estimate: RequestEstimate
-    traceparent: str
-
-
 class AdmissionResult(NamedTuple):
     """Arrival and time limit of a request that the admission filter did not reject."""
 
     arrived_at: float  # s of the unix clock
     time_limit: float  # s
-    probe: AdmissionProbe | None = None  # None: it goes on without asking
 
 
 def estimate_from_spec(spec: RequestSpec) -> RequestEstimate:

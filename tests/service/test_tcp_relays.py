@@ -1,0 +1,129 @@
+"""TCP relays of a local mesh: forwarding, cuts, and that every connection of a plan uses a relay."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from penstock.local_mesh.plan import MeshOptions, plan_mesh
+from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection, RelayEnds, TcpRelay, TcpRelays
+
+PATIENCE = 5.0  # s
+
+
+@asynccontextmanager
+async def echo_behind_relay():
+    """A server that answers each line with itself, its count of lines, and a connection to it over a relay."""
+    heard = []
+
+    async def echo(reader, writer):
+        while line := await reader.readline():
+            heard.append(line)
+            writer.write(line)
+        heard.append(b"")
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as far:
+        host, port = far.sockets[0].getsockname()
+        relay = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}")
+        async with relay.listening(), connection(relay) as ends:
+            yield relay, ends, heard
+
+
+@asynccontextmanager
+async def connection(relay):
+    host, _, port = relay.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def said(reader):
+    async with asyncio.timeout(PATIENCE):
+        return await reader.readline()
+
+
+async def until(is_so):
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():  # noqa: ASYNC110  # what is looked at has no event
+            await asyncio.sleep(0)
+
+
+async def test_a_relay_forwards_both_directions_and_the_end():
+    async with echo_behind_relay() as (relay, (reader, writer), heard):
+        writer.write(b"a\n")
+        assert await said(reader) == b"a\n"
+        writer.write_eof()
+        assert await said(reader) == b""
+        assert heard == [b"a\n", b""]
+        assert not relay.has_blocked_data
+
+
+@pytest.mark.parametrize(
+    ("cut", "arrives"),
+    [(CutDirection.BOTH, []), (CutDirection.UPSTREAM, []), (CutDirection.DOWNSTREAM, [b"a\n"])],
+    ids=["both", "there", "back"],
+)
+async def test_bytes_that_a_cut_delays_arrive_when_the_relay_is_restored(cut, arrives):
+    async with echo_behind_relay() as (relay, (reader, writer), heard):
+        relay.cut(cut)
+        writer.write(b"a\n")
+        await until(lambda: relay.has_blocked_data)
+        assert heard == arrives
+        assert not reader._buffer
+        relay.restore()
+        assert await said(reader) == b"a\n"
+
+
+async def test_the_end_of_a_stream_does_not_pass_a_cut_relay():
+    async with echo_behind_relay() as (relay, (reader, writer), heard):
+        writer.write(b"a\n")
+        await said(reader)
+        relay.cut(CutDirection.BOTH)
+        writer.write(b"b\n")
+        writer.close()
+        await until(lambda: relay.has_blocked_data)
+        assert heard == [b"a\n"]
+        relay.restore()
+        await until(lambda: heard == [b"a\n", b"b\n", b""])
+
+
+async def test_a_connection_over_a_cut_relay_is_open_and_silent():
+    async with echo_behind_relay() as (relay, (_, first), heard):
+        relay.cut(CutDirection.BOTH)
+        async with connection(relay) as (reader, writer):
+            writer.write(b"a\n")
+            first.write(b"b\n")
+            await until(lambda: relay.has_blocked_data)
+            assert heard == []
+            relay.restore()
+            assert await said(reader) == b"a\n"
+
+
+async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
+    options = MeshOptions(edges=2, queues=2, schedulers=2, workers=3, engine="sim", envoy=False)
+    plan = plan_mesh(options, tmp_path, "pk_dev_x")
+    async with AsyncExitStack() as stack:
+        laid = TcpRelays(stack)
+        rewired = await laid.insert_relays(plan)
+        servers = {each.address for each in plan.processes}
+        for spec in rewired.processes:
+            others = servers - {spec.address}
+            named = {part for value in spec.environment.values() for part in value.split(",")}
+            assert not named & others, spec
+        counts = {
+            (opener, server): len(laid.between(opener, server))
+            for opener, server in [
+                (CLIENTS, "edge"),
+                ("edge", "queue"),
+                ("edge", "auth"),
+                ("edge", "worker"),
+                ("scheduler", "queue"),
+                ("worker", "scheduler"),
+            ]
+        }
+        assert list(counts.values()) == [2, 4, 2, 3, 4, 6]
+        assert sum(counts.values()) == len(laid.all)
+        assert len(laid.client_addresses) == 2

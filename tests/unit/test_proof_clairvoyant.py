@@ -1,0 +1,42 @@
+"""Rejections of a clairvoyant admission that knows the length of each answer."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.proofs.simulated.clairvoyant import clairvoyant_rejections
+from penstock.proofs.simulated.scenarios import WORKER, chat_tenant, proof_scenario
+from penstock.simulator.simulation import Simulation
+from penstock.simulator.traffic.arrivals import Poisson
+
+TTFT = 1.0  # s
+
+
+def asked(rate, duration=8.0):
+    return (
+        Simulation(proof_scenario("oracle", chat_tenant(Poisson(rate)), policy="fair", duration=duration))
+        .run()
+        .ledger.requests
+    )
+
+
+def test_no_request_is_rejected_that_an_engine_can_serve():
+    assert clairvoyant_rejections(asked(8.0), WORKER, TTFT) == []
+
+
+def test_a_request_that_is_late_even_on_an_idle_engine_is_rejected():
+    slow = replace(WORKER, step_time=replace(WORKER.step_time, base_s=2.0))
+    requests = asked(2.0)
+    assert clairvoyant_rejections(requests, slow, TTFT) == requests
+
+
+@pytest.mark.parametrize("rate", [32.0, 96.0])
+def test_admissions_match_the_engines_capacity_at_any_load(rate):
+    requests = asked(rate)
+    let_in = len(requests) - len(clairvoyant_rejections(requests, WORKER, TTFT))
+    assert 10 * 8 < let_in < 30 * 8
+
+
+def test_a_longer_target_admits_more():
+    requests = asked(48.0)
+    assert len(clairvoyant_rejections(requests, WORKER, 3.0)) < len(clairvoyant_rejections(requests, WORKER, 0.2))
