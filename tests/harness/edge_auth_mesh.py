@@ -1,4 +1,4 @@
-"""Real edges and a real auth that can die, stand still and come back, among a queue and a worker that tests script."""
+"""Real edges, a real auth that can stop, stall and restart, and a scripted queue and worker."""
 
 import asyncio
 import sqlite3
@@ -29,13 +29,13 @@ START_UNIX_S = 1_800_000_000.0  # s
 
 
 class PausableAdmission(AdmissionService):
-    """Answers nothing while it `is_held`, as a process that stands still; what it heard it does afterwards."""
+    """Answers nothing while `is_paused`, as a stalled process. `resume` handles the frames received meanwhile."""
 
     def __init__(self, *given):
         super().__init__(*given)
         self.is_paused = False
-        self.is_closed = False  # takes no new stream
-        self.dead_edges = set()  # edges that say nothing any more, as far as auth can hear
+        self.is_closed = False  # rejects new streams
+        self.dead_edges = set()  # edges whose frames no longer reach auth
         self._held_frames = []
 
     def _on_frame(self, peer, edge_id, frame):
@@ -52,7 +52,7 @@ class PausableAdmission(AdmissionService):
         await super().Admit(request_iterator, context)
 
     def drop_frames_of_dead(self):
-        """What it has heard of edges that are dead now never reached it."""
+        """Drop the held frames of dead edges, as if they had not been received."""
         self._held_frames = [each for each in self._held_frames if each[1] not in self.dead_edges]
 
     def resume(self):
@@ -63,7 +63,7 @@ class PausableAdmission(AdmissionService):
 
 @dataclass
 class AuthLife:
-    """Auth at one address and one file, whichever process it is at the moment."""
+    """Auth at one address and one file over several processes."""
 
     path: Path
     settings: dict
@@ -95,11 +95,11 @@ class AuthLife:
         await self._running.aclose()
 
     def expire_edge(self, edge_id: str) -> None:
-        """As when the grace of an edge that stays away is over."""
+        """Expire the grace of a disconnected edge."""
         self.service._expire_edge(edge_id, self.now)  # its sweep, without its clock
 
     def ledger_rows(self) -> list[tuple]:
-        """The ledger, once auth has ended: prompt tokens, output tokens, outcome."""
+        """Return the ledger of a stopped auth: prompt tokens, output tokens, outcome."""
         with closing(sqlite3.connect(self.path)) as file:
             return file.execute("SELECT prompt_tokens, output_tokens, outcome FROM ledger ORDER BY outcome").fetchall()
 
@@ -123,14 +123,14 @@ class EdgeAuthMesh:
             return dict((await AdminStub(to_edge).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
 
     async def wait_for_figure(self, name, value, number=0) -> None:
-        """Return when a figure of an edge has come to `value`."""
+        """Wait until a figure of an edge equals `value`."""
         async with asyncio.timeout(20), channel(self.addresses[number]) as to_edge:
             admin = AdminStub(to_edge)
             while (await admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures[name] != value:
                 pass
 
     async def wait_settled(self) -> list[tuple]:
-        """The ledger once nothing is reserved any more; auth is gone after it."""
+        """Wait until no reservation is left, stop auth, and return its ledger."""
         async with asyncio.timeout(20):
             while self.auth.desk.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
                 await asyncio.sleep(0)

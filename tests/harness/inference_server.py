@@ -1,4 +1,4 @@
-"""A server with Inference handlers that a test sets, to test the chassis around handlers."""
+"""A server with scripted Inference handlers in the chassis of a real process."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -123,7 +123,7 @@ async def test_a_handle_that_waits_for_the_queue_is_in_use(mesh, client):
     client.generate(HANDLE, max_output_tokens=9)
     kind, reason = await client.frames.get()
     assert kind == "down"
-    assert "names a running request" in reason
+    assert "is in use by a running request" in reason
 
 
 async def test_who_says_that_nothing_more_comes_is_still_answered_what_it_asked(mesh, client):

@@ -1,4 +1,4 @@
-"""A queue shard over real streams: frames in, frames out, and what becomes of tickets when a stream breaks."""
+"""A queue shard over real streams: frames, and the tickets of broken streams."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,7 +30,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Shard:
-    """A shard that listens. Its clock stands still until it is moved."""
+    """A shard that listens, with a clock that the test advances."""
 
     def __init__(self, max_depth, staffing):
         self.time = START
@@ -58,7 +58,7 @@ async def shard_of(max_depth=1_000, staffing=0.0):
 
 @asynccontextmanager
 async def shard_with_both(max_depth=1_000):
-    """A shard, a scheduler that serves `m`, and an edge that has heard so."""
+    """A shard, a scheduler that serves `m`, and an edge that has received the catalog."""
     async with (
         shard_of(max_depth) as shard,
         scheduler_at(shard.address) as scheduler,
@@ -137,7 +137,7 @@ async def test_a_starting_shard_accepts_edges_after_a_scheduler_has_sent_a_model
         AsyncExitStack() as stack,
     ):
         coming = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
-        while shard.calls.in_flight < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count is asked, it does not tell
+        while shard.calls.in_flight < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count has no event
             await asyncio.sleep(0)
         scheduler.credit(1, return_unused=True)
         await scheduler.receive("credit_returned")

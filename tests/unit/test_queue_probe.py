@@ -1,4 +1,4 @@
-"""Who asks first is told what it would be told as it comes, and leaves no trace."""
+"""Probes: the answer equals the outcome of an enqueue, and the shard is unchanged."""
 
 from hypothesis import given
 from hypothesis import strategies as st

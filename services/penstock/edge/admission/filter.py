@@ -22,20 +22,20 @@ from penstock.mesh.v1.queue_pb2 import Queued, Shed
 from penstock.mesh.v1.queue_pb2 import RejectionWindow as RejectionWindowMessage
 from penstock.v1.inference_pb2 import Priority
 
-CALLER_CLASS_TTL_S = 0.1  # s
+CALLER_CLASS_TTL_S = 0.1
 
 
 class CallerClass(NamedTuple):
-    """Of one caller that asks for one class of one model."""
+    """Traffic class and attributes of one caller for one requested class and model."""
 
     traffic_class: TrafficClass
     weight: float  # of its tenant
     key_id: str
-    context_length: int  # tokens, of the model
+    context_length: int  # tokens
 
 
 class CallerClassCache:
-    """Of one session's caller, by what it asks for; it goes with the session, as its key does."""
+    """Caller classes of a session's caller, by requested class and model."""
 
     def __init__(self) -> None:
         self._expires_at = 0.0  # s
@@ -44,7 +44,7 @@ class CallerClassCache:
     def find(
         self, priority: int, model: str, now: float, compute: Callable[[], CallerClass | None]
     ) -> CallerClass | None:
-        """Return what was worked out a moment ago, or is now; None, which is never kept, where that cannot be."""
+        """Return the cached caller class, or compute it. None, which is not cached, if it cannot be computed."""
         if now >= self._expires_at:
             self._classes.clear()
             self._expires_at = now + CALLER_CLASS_TTL_S
@@ -58,12 +58,12 @@ log = structlog.get_logger()
 
 IdentityLookup = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
-EDGE_TIER, QUEUE_TIER = "edge", "queue"  # who refused
-LOG_INTERVAL_S = 1.0  # s
+EDGE_TIER, QUEUE_TIER = "edge", "queue"  # the tier that rejected
+LOG_INTERVAL_S = 1.0
 
 
 class RejectionLabels(NamedTuple):
-    """What refusals are counted by."""
+    """Labels of counted rejections."""
 
     reason: str
     tier: str
@@ -71,9 +71,9 @@ class RejectionLabels(NamedTuple):
 
 
 class AdmissionFilter:
-    """Says to those that auth let in of late what the queue said to their like a moment ago.
+    """Rejects a recently authenticated caller if the queue has just rejected a similar request.
 
-    Whoever is not known, or goes on with an answer that has begun, passes: auth and the queue decide.
+    Requests of unknown callers and resumed answers pass; auth and the queue decide about them.
     """
 
     def __init__(self, find_identity: IdentityLookup, catalog: ModelCatalog, *, default_output_tokens: int) -> None:
@@ -83,7 +83,7 @@ class AdmissionFilter:
         self._cache = RejectionCache()
         self._rejections = Counter[RejectionLabels]()
         self._logged_at = 0.0  # s
-        # Observed and not added to: an addition costs as much as all else that is done here.
+        # An observable counter, because adding to a counter costs as much as the rest of a rejection.
         meter().create_observable_counter(semconv.PENSTOCK_EDGE_REJECTED, [self._observe], unit="{request}")
 
     def rejected(self, tier: str) -> int:
@@ -91,7 +91,7 @@ class AdmissionFilter:
 
     @property
     def sheds(self) -> list[dict[str, Any]]:
-        """What was refused here, as rows like those of the queue's shards, which count what they refused."""
+        """Rejections of this edge, in rows like those of the queue's shards for their rejections."""
         return [
             {"class": _priority_name(count.priority), "reason": count.reason, "by": EDGE_TIER, "tickets": requests}
             for count, requests in sorted(self._rejections.items())
@@ -108,9 +108,9 @@ class AdmissionFilter:
         time_limit: float,
         caller_classes: CallerClassCache | None = None,
     ) -> AdmissionResult:
-        """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to.
+        """Raise Overloaded if the queue would reject even the fewest tokens that the request can need.
 
-        Nothing is kept of it but a count: no span, and a line in the log for one of many.
+        A rejection is counted and sampled in the log. It has no span.
         """
         if not (self._cache and estimate.is_new):
             return AdmissionResult(arrived_at, time_limit)
@@ -134,7 +134,7 @@ class AdmissionFilter:
         )
 
     def check_planned(self, passage: RequestContext, plan: GenerationPlan) -> None:
-        """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
+        """Raise Overloaded if the queue would reject the request, once its tokens are counted."""
         if self._cache and _is_new(passage):
             arrived = passage.request.arrived_at
             demand = RequestDemand(
@@ -179,13 +179,13 @@ class AdmissionFilter:
         raise error
 
     def on_queued(self, passage: RequestContext, queued: Queued, now: float) -> None:
-        """The queue took a ticket, and may have no room behind it."""
+        """The queue admitted a ticket, and may reject further ones."""
         if (self._cache or queued.rejection_windows) and _is_new(passage):
             self._cache.on_admitted(*_demand_of(passage))
             self._cache_windows(passage, queued.rejection_windows, None, now)
 
     def on_queue_rejected(self, passage: RequestContext, shed: Shed, error: PenstockError, now: float) -> None:
-        """The queue refused a ticket, or gave it up."""
+        """The queue rejected or evicted a ticket."""
         if not isinstance(error, Overloaded):
             return
         self._rejections[RejectionLabels(error.reason, QUEUE_TIER, passage.request.identity.priority)] += 1
@@ -206,7 +206,7 @@ class AdmissionFilter:
         )
 
     def _caller_class(self, estimate: RequestEstimate, credential: Credential) -> CallerClass | None:
-        """Return None where this edge cannot tell: of callers that auth has not let in of late, and of other models."""
+        """Return None for a caller that is not cached or a model that is not loaded."""
         model = self._catalog.get_cached(estimate.model)
         identity = self._find_identity(credential, estimate.priority) if model else None
         if model is None or identity is None:
@@ -217,7 +217,7 @@ class AdmissionFilter:
     def _min_demand(
         self, estimate: RequestEstimate, context_length: int, arrived_at: float, time_limit: float
     ) -> RequestDemand | None:
-        """Return the least that a request can come to; None where it cannot be run."""
+        """Return the smallest possible demand of a request. None if it cannot run."""
         prompt = estimate.min_prompt_tokens()
         output = estimate.max_output_tokens or min(self._default_output_tokens, context_length - prompt)
         return (
@@ -251,7 +251,7 @@ class AdmissionFilter:
         traceparent: str,
         key_id: str,
     ) -> None:
-        """Count a refusal at the door, and log one as an example of all since the last."""
+        """Count a rejection, and log one of all rejections per `LOG_INTERVAL_S`."""
         self._rejections[labels] += 1
         if now - self._logged_at < LOG_INTERVAL_S:
             return
@@ -275,7 +275,7 @@ class AdmissionFilter:
 
 
 def _priority_name(priority: int) -> str:
-    name = Priority.Name(priority)  # type: ignore[arg-type]  # an int that came from this very enum
+    name = Priority.Name(priority)  # type: ignore[arg-type]  # a value of this enum
     return name.removeprefix("PRIORITY_").lower()
 
 
