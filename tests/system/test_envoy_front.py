@@ -121,15 +121,15 @@ async def test_six_hundred_early_cancels_cost_the_other_streams_nothing(up):
 
 async def test_an_edge_that_joins_is_used_and_one_that_is_taken_out_ends_its_streams_itself(up):
     front, a, b = await up("a", "b")
-    front.edges(a.edge)
+    front.write_edges(a.edge)
     await front.plane.wait_for_line('"edges_changed"')
     await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     running = stream(front)
     assert await running.read() == b"a first"
-    front.edges(a.edge, b.edge)
+    front.write_edges(a.edge, b.edge)
     await front.plane.wait_for_line('"edges_changed"')
     await answers_come_from(front, b"b")
-    front.edges(b.edge)
+    front.write_edges(b.edge)
     await front.plane.wait_for_line('"edges_changed"')
     await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
@@ -147,7 +147,7 @@ async def test_a_draining_edge_gets_no_new_call_and_keeps_its_streams(up):
     front, a, b = await up("a", "b")
     running = [stream(front) for _ in range(8)]
     assert {await call.read() for call in running} == {b"a first", b"b first"}
-    front.edges(f"{a.edge};draining", b.edge)
+    front.write_edges(f"{a.edge};draining", b.edge)
     await front.plane.wait_for_line('"edges_changed"')
     await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
@@ -157,7 +157,7 @@ async def test_a_draining_edge_gets_no_new_call_and_keeps_its_streams(up):
 
 async def test_the_next_region_serves_only_if_the_first_is_gone(up):
     front, a, b = await up("a", "b")
-    front.edges(f"{a.edge}@eu", f"{b.edge}@us;1")
+    front.write_edges(f"{a.edge}@eu", f"{b.edge}@us;1")
     await front.plane.wait_for_line('"edges_changed"')
     await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"a"}
@@ -174,7 +174,7 @@ async def test_the_death_of_the_control_plane_disturbs_nothing(up):
     assert await unary(front) == b"a"
     async with front.control_plane() as plane:
         await plane.wait_for_line('"listening"')
-        front.edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
+        front.write_edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
         await plane.wait_for_line('"edges_changed"')
         await plane.wait_for_line('"xds_ack"', "ENDPOINT")  # it came back and took the news
         a.may_continue.set()
