@@ -77,7 +77,8 @@ def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
     assert "scenarios/AzureLLMInferenceTrace_conv.csv.gz cannot be read" in told, "the trace is not ours to ship"
     told = invoke("asure.toml")
     assert told.exit_code == 2
-    assert "asure.toml is no file here and no example; examples are azure, mooncake" in " ".join(told.stderr.split())
+    examples = "asure.toml is no file here and no example; examples are azure, code_completion, mooncake"
+    assert examples in " ".join(told.stderr.split())
 
 
 def test_a_plot_is_written_and_the_figures_are_printed(scenario, tmp_path):

@@ -22,6 +22,7 @@ PROOFS = (
     "engine",
     "overload",
     "recovery",
+    "bursts",
     "fairness",
     "neighbour",
     "order",
@@ -77,7 +78,7 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
     """Prove promises: kill, cancel, drain, freeze, partition, soak, surge on real processes, engine on the real
-    engine, and overload, recovery, fairness, neighbour, order under virtual time; all without a NAME.
+    engine, and overload, recovery, bursts, fairness, neighbour, order under virtual time; all without a NAME.
 
     Those on real processes start a mesh of their own, offer load, make faults and hold what clients saw against a run
     without faults. Those under virtual time run the mesh's own queue, scheduler and batch, beside what others do.
