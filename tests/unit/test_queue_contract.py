@@ -12,6 +12,7 @@ ALLOWED = {
     "avoid_workers",
     "card_digest",
     "description",
+    "expected_worker",
     "field",
     "instance_id",
     "key",

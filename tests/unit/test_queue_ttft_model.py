@@ -13,11 +13,17 @@ from penstock.queue.prediction.estimators import (
     SafetyMargin,
 )
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease, combined, merged_releases
+from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog
 from penstock.queue.prediction.slot_releases import ReleaseCurve
-from penstock.queue.prediction.ttft_model import ArrivalStats, TokenDemand, TtftModel, WorkAhead
+from penstock.queue.prediction.ttft_model import (
+    INFLOW_PERSISTENCE_SHARE,
+    TokenDemand,
+    TtftModel,
+    WorkAhead,
+    step_costs_of,
+)
 
 STEP, TOKEN = 0.01, 0.0001  # s
-NOW = ArrivalStats(report_age=0.0, prompt_tokens_per_second=0.0, mean_prompt_tokens=100.0)
 ENDS = tuple(SlotRelease(number / 10, number) for number in range(1, 9))
 FULL = PoolStats(
     0.0,
@@ -33,9 +39,17 @@ FULL = PoolStats(
 IDLE = FULL._replace(leases=0, releases=())
 
 
-def first_token(speed, line, prompt, now=NOW, *, shorter=0.5, tokens=0):
-    ask = TokenDemand(prompt, tokens or prompt, shorter)
-    return TtftModel(speed, now).estimate(ReleaseCurve(speed.releases, 0.0), line, ask).ttft
+def model_of(stats, now=0.0, inflow=0.0, beside=()):
+    """`beside`: tokens of prompts that are at the workers, offered one after the other."""
+    backlog = PrefillBacklog()
+    for each in beside:
+        backlog.on_offered(PendingPrompt(each), now, max(1, stats.workers), step_costs_of(stats))
+    return TtftModel(stats, now, backlog, inflow)
+
+
+def first_token(stats, ahead, prompt, now=0.0, *, beside=(), inflow=0.0, shorter=0.5, tokens=0):
+    demand = TokenDemand(prompt, tokens or prompt, shorter)
+    return model_of(stats, now, inflow, beside).estimate(ReleaseCurve(stats.releases, 0.0), ahead, demand).ttft
 
 
 def test_ttft_at_an_idle_worker_is_a_step_and_the_prompt():
@@ -44,9 +58,8 @@ def test_ttft_at_an_idle_worker_is_a_step_and_the_prompt():
 
 
 def test_the_age_of_the_report_is_subtracted():
-    later = NOW._replace(report_age=0.15)
-    assert first_token(FULL, WorkAhead(1), 100, later) == pytest.approx(first_token(FULL, WorkAhead(1), 100) - 0.15)
-    assert first_token(FULL, WorkAhead(), 100, NOW._replace(report_age=60.0)) == pytest.approx(STEP + 100 * TOKEN)
+    assert first_token(FULL, WorkAhead(1), 100, 0.15) == pytest.approx(first_token(FULL, WorkAhead(1), 100) - 0.15)
+    assert first_token(FULL, WorkAhead(), 100, 60.0) == pytest.approx(STEP + 100 * TOKEN)
 
 
 def test_prompts_ahead_count_as_far_as_they_are_computed_meanwhile():
@@ -68,7 +81,7 @@ def test_tickets_placed_since_the_report_use_its_slots():
 
 def test_a_look_ahead_lease_is_granted_one_slot_earlier():
     ahead = FULL._replace(leases=9, available_leases=0)
-    found = TtftModel(ahead, NOW).estimate(ReleaseCurve(ENDS, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))
+    found = model_of(ahead).estimate(ReleaseCurve(ENDS, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))
     assert found.wait == pytest.approx(0.2)
     assert found.ttft == pytest.approx(0.3 + STEP + 10 * TOKEN)
 
@@ -79,23 +92,30 @@ def test_a_free_slot_does_not_suffice_if_kv_is_scarce():
     assert first_token(short, WorkAhead(), 100, tokens=2_500) == pytest.approx(0.2 + STEP + 100 * TOKEN)
 
 
-def test_long_prompts_wait_for_shorter_ones_and_short_ones_do_not():
-    busy = FULL._replace(leases=2, pending_prefill_tokens=2_000)
-    burst = NOW._replace(prompt_tokens_per_second=40_000.0, mean_prompt_tokens=400.0)
-    assert first_token(busy, WorkAhead(), 50, burst, shorter=0.02) == pytest.approx(
-        first_token(busy, WorkAhead(), 50, shorter=0.02), rel=0.3
-    )
-    assert first_token(busy, WorkAhead(), 900, burst, shorter=0.9) > 1.5 * first_token(
-        busy, WorkAhead(), 900, shorter=0.9
-    )
+def test_a_prompt_waits_for_shorter_ones_at_its_worker_and_for_the_share_of_the_oldest():
+    roomy = FULL._replace(leases=2)
+    steps = step_costs_of(roomy)
+    seconds = {tokens: tokens / steps.tokens_per_second + steps.full_step_time / 2 for tokens in (800, 1_600, 2_800)}
+    assert first_token(roomy, WorkAhead(), 600, beside=(2_000,)) == pytest.approx(seconds[800])
+    assert first_token(roomy, WorkAhead(), 1_600, beside=(1_000, 9_000)) > seconds[1_600]
+    assert first_token(roomy, WorkAhead(), 1_600, beside=(1_200,)) == pytest.approx(seconds[2_800], rel=0.1)
+    assert first_token(roomy._replace(workers=2), WorkAhead(), 500, beside=(2_000,)) < 0.2, "the other worker is idle"
 
 
-def test_prompts_that_pass_are_limited_by_slots():
-    last = FULL._replace(leases=7, pending_prefill_tokens=2_000)
-    flood = NOW._replace(prompt_tokens_per_second=1e9)
-    assert first_token(last, WorkAhead(), 400, flood, shorter=0.9) == pytest.approx(
-        first_token(last, WorkAhead(), 400, shorter=0.9)
-    )
+def test_later_prompts_overtake_a_long_prompt_and_not_a_short_one():
+    roomy = FULL._replace(leases=2)
+    burst = 2 * step_costs_of(roomy).tokens_per_second
+    calm = first_token(roomy, WorkAhead(), 900)
+    assert first_token(roomy, WorkAhead(), 900, inflow=burst, shorter=0.0) == calm
+    longest = first_token(roomy, WorkAhead(), 900, inflow=burst, shorter=1.0)
+    assert longest == pytest.approx((1 + INFLOW_PERSISTENCE_SHARE) * calm)
+
+
+def test_step_costs_are_known_from_the_first_step_on_and_unless_a_report_is_absurd():
+    assert FULL._replace(seconds_per_prefill_token=0.0).has_step_costs, "all steps were alike so far"
+    for absurd in (float("nan"), float("inf"), -1.0):
+        assert not FULL._replace(seconds_per_prefill_token=absurd).has_step_costs
+    assert not FULL._replace(max_step_tokens=0).has_step_costs
 
 
 SPEEDS = st.builds(
@@ -117,21 +137,25 @@ SPEEDS = st.builds(
 )
 LINES = st.builds(WorkAhead, *[st.floats(0, 1e5)] * 4)
 ASKS = st.builds(TokenDemand, st.integers(1, 100_000), st.integers(2, 200_000), st.floats(0, 1))
-COMES = st.builds(ArrivalStats, st.floats(0, 5), st.floats(0, 1e7), st.floats(0, 1e5))
+BESIDE = st.lists(st.integers(1, 50_000), max_size=6)
+INFLOWS = st.floats(0, 1e7)
 
 
-@given(SPEEDS, LINES, ASKS, COMES)
-def test_ttft_is_never_less_than_wait_and_a_step(speed, line, ask, now):
-    found = TtftModel(speed, now).estimate(ReleaseCurve(speed.releases, 1.0), line, ask)
+@given(SPEEDS, LINES, ASKS, st.tuples(st.floats(0, 5), INFLOWS, BESIDE))
+def test_ttft_is_never_less_than_wait_and_half_a_step(stats, ahead, demand, moment):
+    found = model_of(stats, *moment).estimate(ReleaseCurve(stats.releases, 1.0), ahead, demand)
     assert 0 <= found.wait <= found.ttft < float("inf")
-    assert found.ttft >= speed.decode_step_time
+    assert found.ttft >= stats.decode_step_time / 2
 
 
-@given(SPEEDS, st.lists(st.tuples(LINES, ASKS), max_size=6), LINES, COMES)
-def test_cached_estimates_equal_separate_ones(speed, tickets, line, now):
-    curve, together = ReleaseCurve(speed.releases, 1.0), TtftModel(speed, now)
-    for before, ask in [*tickets, *((line, ask) for _, ask in tickets)]:
-        assert together.estimate(curve, before, ask) == TtftModel(speed, now).estimate(curve, before, ask)
+@given(SPEEDS, st.lists(st.tuples(LINES, ASKS), max_size=6), LINES, INFLOWS, BESIDE)
+def test_cached_estimates_equal_separate_ones(stats, tickets, ahead, inflow, beside):
+    curve, together = ReleaseCurve(stats.releases, 1.0), model_of(stats, 0.0, inflow, beside)
+    for before, demand in [*tickets, *((ahead, demand) for _, demand in tickets)]:
+        found = together.estimate(curve, before, demand)
+        expected = model_of(stats, 0.0, inflow, beside).estimate(curve, before, demand)
+        assert found[:5] == expected[:5]
+        assert [each.expected_at for each in found.delays or ()] == [each.expected_at for each in expected.delays or ()]
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 5.0), st.integers(1, 9)), max_size=12), st.floats(0.01, 10.0))

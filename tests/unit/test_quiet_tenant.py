@@ -49,4 +49,4 @@ def test_without_express_slots_a_light_tenant_waits_for_slots():
 def test_without_prefill_preemption_heavy_prompts_delay_a_light_tenant(monkeypatch):
     overtaken = mean(first_tokens(QUIET, LOUD))
     monkeypatch.setattr(policy, "OVERTAKEN_OLDEST_FACTOR", 1.0)
-    assert 1.03 * overtaken < mean(first_tokens(QUIET, LOUD))
+    assert 1.02 * overtaken < mean(first_tokens(QUIET, LOUD))

@@ -128,6 +128,25 @@ def test_equal_workers_get_equal_shares():
     assert fill(pool_of(a=(100, 1_000, 500.0), b=(100, 1_000, 500.0)), 40) == {"a": 20, "b": 20}
 
 
+def test_a_prompt_counts_as_backlog_from_its_lease_to_the_report_that_includes_it():
+    worker = Worker("w", "w", "w:1", profile_of(), look_ahead=0)
+    worker.add_unstarted_tokens(500)
+    worker.on_lease_started(500)
+    assert worker.prefill_backlog_tokens == 500, "its last report was sent before that prompt arrived"
+    worker.on_load_report(LoadReport(prefill_backlog_tokens=450))
+    assert worker.prefill_backlog_tokens == 450
+
+
+def test_the_worker_that_the_queue_expects_is_preferred_unless_another_is_much_faster():
+    pool = pool_of(a=(100, 1_000, 5_000.0), b=(100, 1_000, 5_000.0))
+    expecting = ticket_of("t", tokens=160)
+    expecting.expected_worker = "b"
+    assert pool.choose_worker(ticket_of("t", tokens=160)).worker_id == "a"
+    assert pool.choose_worker(expecting).worker_id == "b"
+    next(each for each in pool if each.worker_id == "b").add_unstarted_tokens(5_000)
+    assert pool.choose_worker(expecting).worker_id == "a", "its first token comes a second earlier there"
+
+
 def test_a_worker_that_prefills_twice_as_fast_gets_twice_as_many_tickets():
     counts = fill(pool_of(slow=(1_000, 100_000, 500.0), fast=(1_000, 100_000, 1_000.0)), 60)
     assert abs(counts["fast"] - 40) <= 2

@@ -106,6 +106,7 @@ def test_pool_stats_are_sent_on_change_and_once_a_second(scheduler):
     assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
     assert (stats.running, stats.slots) == (3, 4)
     assert (stats.next_worker_backlog_tokens, stats.step_time.ToMilliseconds()) == (70, 20)  # of the next worker
+    assert {each.worker_id: each.tokens for each in stats.prefill_backlogs} == {"a": 70, "b": 900}
     assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
     assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [stats]
     scheduler.on_load_report("b", LoadReport(running=3))

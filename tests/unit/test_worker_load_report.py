@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine.interface import Capacity, StepResult
+from penstock.worker.engine_host.state import EngineState
 from penstock.worker.scheduler_session.load_report import MAX_STEPS_BETWEEN_REPORTS, LoadReport, load_report_of
 from penstock.worker.scheduler_session.throughput import EngineThroughput
 
@@ -105,3 +106,25 @@ def test_no_steps_make_a_part_of_a_step_negative(steps):
 def test_steps_are_reported_at_intervals_without_another_change():
     assert not replace(LOAD, steps=MAX_STEPS_BETWEEN_REPORTS - 1).differs_from(LOAD)
     assert replace(LOAD, steps=MAX_STEPS_BETWEEN_REPORTS).differs_from(LOAD)
+
+
+def test_a_prompt_on_its_way_to_the_engine_is_backlog_until_a_step_that_began_after_it_was_sent():
+    state = EngineState(capacity=CAPACITY)
+    backlog = CAPACITY.prefill_backlog_tokens
+    state.on_sent(1, 500, now=10.00)
+    assert state.load.prefill_backlog_tokens == backlog + 500
+    state.on_step(StepResult(1), CAPACITY, duration_s=0.06, ended_at=10.05)
+    assert state.load.prefill_backlog_tokens == backlog + 500, "that step had begun before"
+    state.on_step(StepResult(2), CAPACITY, duration_s=0.06, ended_at=10.11)
+    assert state.load.prefill_backlog_tokens == backlog
+
+
+def test_a_prompt_that_the_engine_rejects_or_loses_is_no_backlog():
+    state = EngineState(capacity=CAPACITY)
+    for seq_id in (1, 2):
+        state.on_sent(seq_id, 500, now=10.00)
+    state.on_add_rejected(1)
+    assert state.load.prefill_backlog_tokens == CAPACITY.prefill_backlog_tokens + 500
+    state.on_lost()
+    state.capacity = CAPACITY
+    assert state.load.prefill_backlog_tokens == CAPACITY.prefill_backlog_tokens

@@ -22,6 +22,7 @@ from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.live.partition import PartitionOptions, partition
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
+from penstock.proofs.simulated.bursts import BurstsOptions, bursts
 from penstock.proofs.simulated.fairness import FairnessOptions, fairness
 from penstock.proofs.simulated.neighbour import NeighbourOptions, neighbour
 from penstock.proofs.simulated.overload import OverloadOptions, overload
@@ -71,6 +72,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "engine": (_engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
     "recovery": (recovery, RecoveryOptions),
+    "bursts": (bursts, BurstsOptions),
     "fairness": (fairness, FairnessOptions),
     "neighbour": (neighbour, NeighbourOptions),
     "order": (work_conservation, WorkConservationOptions),

@@ -1,6 +1,7 @@
 """Conversion of effects to frames, and of frames to the values that the book keeps."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 from penstock.chassis.durations import seconds_of, set_seconds
 from penstock.mesh.v1 import queue_pb2 as pb
@@ -10,6 +11,10 @@ from penstock.queue.errors import AdmissionRejected, RejectionWindow
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
 from penstock.queue.schedulers import Credit
 from penstock.queue.ticket import NANOS_PER_SECOND, to_frame
+
+MAX_PREFILL_BACKLOGS = 64  # workers in one report
+MAX_BACKLOG_TOKENS = 1 << 24  # tokens of one worker; a larger backlog makes no difference to a prediction
+MAX_WORKER_ID_CHARS = 256
 
 
 def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
@@ -98,8 +103,18 @@ def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:
         max_step_tokens=frame.max_step_tokens,
         leased_tokens=frame.leased_tokens,
         free_tokens=frame.free_tokens,
+        prefill_backlogs=_prefill_backlogs_of(frame),
         releases=tuple(SlotRelease(seconds_of(each.after), each.ended_leases) for each in frame.slot_releases),
     )
+
+
+def _prefill_backlogs_of(frame: pb.PoolStats) -> dict[str, int]:
+    """Keep what the contract allows, so that no scheduler makes the shard track more: the rest is ignored."""
+    return {
+        each.worker_id: min(each.tokens, MAX_BACKLOG_TOKENS)
+        for each in islice(frame.prefill_backlogs, MAX_PREFILL_BACKLOGS)
+        if 0 < len(each.worker_id) <= MAX_WORKER_ID_CHARS and each.tokens
+    }
 
 
 def served_tickets_of(tickets: Iterable[pb.ServedTicket]) -> list[ServedTicket]:

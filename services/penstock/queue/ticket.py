@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 
 from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.queue.prediction.prefill_backlog import PendingPrompt
 
 NANOS_PER_SECOND = 1_000_000_000
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
@@ -40,6 +41,7 @@ class QueuedTicket:
     raw_ttft: float = 0.0  # s to its first token, before correction
     predicted_ttft: float = 0.0  # s to its first token, predicted at arrival; 0: not predicted
     ttft_limit: float = 0.0  # s to its first token, allowed at arrival; 0: no limit
+    pending_prompt: PendingPrompt | None = None  # at its worker, from its offer to its first token
     waited: float = 0.0  # s from arrival to its lease
     lease_deadline: float = 0.0  # s; a later lease would be of no use; 0: none
     charged_cost: float = 0.0  # weighted tokens charged to its tenant; 0 while it waits
@@ -98,6 +100,25 @@ class QueuedTicket:
         return self.is_express or self.is_resumed
 
     @property
+    def commitment_rank(self) -> int:
+        """Rank for commitments: only commitments of its own or a lower rank block a ticket.
+
+        An express ticket is not blocked by commitments to tenants above their share.
+        """
+        return 2 * self.priority - self.is_express
+
+    @property
+    def was_predicted_to_wait(self) -> bool:
+        """Whether the prediction included a wait for a slot."""
+        return self.raw_wait > 0 or self.raw_ttft > 0
+
+    @property
+    def expected_worker(self) -> str:
+        """Instance id of the worker for which its first token was predicted; empty: not known."""
+        prompt = self.pending_prompt
+        return prompt.worker if prompt and self.ttft_limit and prompt.has_known_worker else ""
+
+    @property
     def is_possible_poison(self) -> bool:
         """An earlier run of the ticket was lost or may have been lost, so it may have crashed an engine."""
         return bool(self.avoid_workers) or self.may_have_run
@@ -150,6 +171,7 @@ def to_frame(ticket: QueuedTicket) -> Ticket:
         express=ticket.is_express,
         fingerprint=ticket.fingerprint,
         may_have_run=ticket.may_have_run,
+        expected_worker=ticket.expected_worker,
     )
 
 

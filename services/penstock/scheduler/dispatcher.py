@@ -136,7 +136,7 @@ class Dispatcher:
 
     def on_lease_started(self, key: str, lease_id: str) -> None:
         if entry := self.leases.start(lease_id, key):
-            self.fleet[key].add_unstarted_tokens(-entry.prompt_tokens)  # the worker's load reports count it from now on
+            self.fleet[key].on_lease_started(entry.prompt_tokens)
 
     def on_prefix_cache_update(self, key: str, update: PrefixCacheUpdate) -> None:
         prefixes = self.fleet.pools[self.fleet[key].model].prefix_index

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from penstock.chassis.streams.link import Peer
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.worker.engine.host.messages import Add, Cancel
+from penstock.worker.engine_host.state import EngineState
 from penstock.worker.engine_host.supervisor import EngineSupervisor
 from penstock.worker.frames import ended_frame, step_frame
 from penstock.worker.quarantine.broadcast import PoisonBroadcast
@@ -35,6 +36,7 @@ class EffectDispatcher:
         peers: Mapping[int, EdgePeer],
         *,
         engine: EngineSupervisor,
+        state: EngineState,
         scheduler: SchedulerClient,
         poison_broadcast: PoisonBroadcast,
         telemetry: RunTelemetry,
@@ -44,6 +46,7 @@ class EffectDispatcher:
         self._runs = runs
         self._peers = peers
         self._engine = engine
+        self._state = state
         self._poison_broadcast = poison_broadcast
         self._telemetry = telemetry
         self._timer: asyncio.TimerHandle | None = None
@@ -71,6 +74,7 @@ class EffectDispatcher:
             peer.send(frame)  # closes the stream of an edge that does not read; `close_stream` then ends its runs
 
     def _add_sequence(self, effect: AddSequence) -> None:
+        self._state.on_sent(effect.spec.seq_id, len(effect.spec.token_ids), time.time())
         self._engine.send(Add(effect.spec))  # without an engine, `on_engine_lost` is about to end the run
 
     def _cancel_sequence(self, effect: CancelSequence) -> None:

@@ -74,6 +74,7 @@ class WorkerRuntime:
             self.runs,
             self._peers,
             engine=self.engine,
+            state=self.state,
             scheduler=self.scheduler,
             poison_broadcast=self.poison_broadcast,
             telemetry=self._telemetry,
@@ -159,13 +160,14 @@ class WorkerRuntime:
             case EngineReady(card=card, capacity=capacity):
                 self._on_engine_ready(card, capacity)
             case AddRejected(seq_id=seq_id):
+                self.state.on_add_rejected(seq_id)
                 error = InvalidArgument(message.message, reason=message.reason, metadata=message.metadata)
                 self._effects.perform(self.runs.on_engine_rejected(seq_id, error, time.time()))
             case EngineFatal(message=text):
                 log.error("engine_fatal", message=text)
 
     def _on_step(self, step: StepCompleted) -> None:
-        self.state.on_step(step.result, step.capacity, step.duration_s)
+        self.state.on_step(step.result, step.capacity, step.duration_s, step.ended_at)
         self._effects.perform(self.runs.on_step(step.result, step.ended_at - step.duration_s, step.ended_at))
         if not self._is_accepting:
             self._start_accepting()

@@ -566,6 +566,7 @@ class PoolStats(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     LEASED_TOKENS_FIELD_NUMBER: _builtins.int
     FREE_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_BACKLOGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     tokens_per_second: _builtins.float
@@ -606,6 +607,12 @@ class PoolStats(_message.Message):
     def slot_releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRelease]:
         """Slot release curve: expected ends of leases, earliest first. Empty if nothing runs or nothing is measured."""
 
+    @_builtins.property
+    def prefill_backlogs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillBacklog]:
+        """Backlogs of the workers that have one, the smallest ones, at most 64. A worker that is not listed has none, unless 64
+        are listed. Further entries are ignored.
+        """
+
     def __init__(
         self,
         *,
@@ -626,14 +633,41 @@ class PoolStats(_message.Message):
         max_step_tokens: _builtins.int = ...,
         leased_tokens: _builtins.int = ...,
         free_tokens: _builtins.int = ...,
+        prefill_backlogs: _abc.Iterable[Global___PrefillBacklog] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_leases", b"available_leases", "decode_step_time", b"decode_step_time", "free_tokens", b"free_tokens", "leased_tokens", b"leased_tokens", "leases", b"leases", "max_step_tokens", b"max_step_tokens", "model", b"model", "next_worker_backlog_tokens", b"next_worker_backlog_tokens", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "seconds_per_prefill_token", b"seconds_per_prefill_token", "slot_releases", b"slot_releases", "slots", b"slots", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_leases", b"available_leases", "decode_step_time", b"decode_step_time", "free_tokens", b"free_tokens", "leased_tokens", b"leased_tokens", "leases", b"leases", "max_step_tokens", b"max_step_tokens", "model", b"model", "next_worker_backlog_tokens", b"next_worker_backlog_tokens", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_backlogs", b"prefill_backlogs", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "seconds_per_prefill_token", b"seconds_per_prefill_token", "slot_releases", b"slot_releases", "slots", b"slots", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolStats: _TypeAlias = PoolStats  # noqa: Y015
+
+@_typing.final
+class PrefillBacklog(_message.Message):
+    """PrefillBacklog is the prefill work of one worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Its instance id, at most 256 characters."""
+    tokens: _builtins.int
+    """Prompt tokens accepted and not prefilled, including those of leases that have not started."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillBacklog: _TypeAlias = PrefillBacklog  # noqa: Y015
 
 @_typing.final
 class SlotRelease(_message.Message):

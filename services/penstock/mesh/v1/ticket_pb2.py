@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from penstock.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/mesh/v1/ticket.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bpenstock/v1/inference.proto\"\x9e\x03\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\'\n\x08priority\x18\x03 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x04 \x01(\x02\x12\r\n\x05model\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x07 \x01(\r\x12\x1a\n\x12\x64\x65\x61\x64line_unix_nano\x18\x08 \x01(\x06\x12\x19\n\x11\x65nqueue_unix_nano\x18\t \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\n \x01(\r\x12\x15\n\rprefix_hashes\x18\x0b \x03(\x06\x12\x15\n\ravoid_workers\x18\x0c \x03(\t\x12\x13\n\x0btraceparent\x18\r \x01(\t\x12\x1f\n\x17predicted_output_tokens\x18\x0e \x01(\r\x12\x0c\n\x04zone\x18\x0f \x01(\t\x12\x0f\n\x07\x65xpress\x18\x10 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x11 \x01(\x06\x12\x14\n\x0cmay_have_run\x18\x12 \x01(\x08\"a\n\x0cPoisonReport\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x06\x12\x14\n\x0cis_confirmed\x18\x02 \x01(\x08\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x95\x02\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tticket_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x16\n\x0eworker_address\x18\x04 \x01(\t\x12&\n\x03ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12-\n\nqueue_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eplacement_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08queue_id\x18\t \x01(\t\x12\x0f\n\x07\x65xpress\x18\n \x01(\x08\"`\n\x0c\x43\x61talogEntry\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x61rd_digest\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\t\x12\x14\n\x0cworkers_hint\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/mesh/v1/ticket.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bpenstock/v1/inference.proto\"\xb7\x03\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\'\n\x08priority\x18\x03 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x04 \x01(\x02\x12\r\n\x05model\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x07 \x01(\r\x12\x1a\n\x12\x64\x65\x61\x64line_unix_nano\x18\x08 \x01(\x06\x12\x19\n\x11\x65nqueue_unix_nano\x18\t \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\n \x01(\r\x12\x15\n\rprefix_hashes\x18\x0b \x03(\x06\x12\x15\n\ravoid_workers\x18\x0c \x03(\t\x12\x13\n\x0btraceparent\x18\r \x01(\t\x12\x1f\n\x17predicted_output_tokens\x18\x0e \x01(\r\x12\x0c\n\x04zone\x18\x0f \x01(\t\x12\x0f\n\x07\x65xpress\x18\x10 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x11 \x01(\x06\x12\x14\n\x0cmay_have_run\x18\x12 \x01(\x08\x12\x17\n\x0f\x65xpected_worker\x18\x13 \x01(\t\"a\n\x0cPoisonReport\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x06\x12\x14\n\x0cis_confirmed\x18\x02 \x01(\x08\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x95\x02\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tticket_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x16\n\x0eworker_address\x18\x04 \x01(\t\x12&\n\x03ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12-\n\nqueue_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eplacement_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08queue_id\x18\t \x01(\t\x12\x0f\n\x07\x65xpress\x18\n \x01(\x08\"`\n\x0c\x43\x61talogEntry\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x61rd_digest\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\t\x12\x14\n\x0cworkers_hint\x18\x04 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.mesh.v1.ticket_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TICKET']._serialized_start=113
-  _globals['_TICKET']._serialized_end=527
-  _globals['_POISONREPORT']._serialized_start=529
-  _globals['_POISONREPORT']._serialized_end=626
-  _globals['_LEASE']._serialized_start=629
-  _globals['_LEASE']._serialized_end=906
-  _globals['_CATALOGENTRY']._serialized_start=908
-  _globals['_CATALOGENTRY']._serialized_end=1004
+  _globals['_TICKET']._serialized_end=552
+  _globals['_POISONREPORT']._serialized_start=554
+  _globals['_POISONREPORT']._serialized_end=651
+  _globals['_LEASE']._serialized_start=654
+  _globals['_LEASE']._serialized_end=931
+  _globals['_CATALOGENTRY']._serialized_start=933
+  _globals['_CATALOGENTRY']._serialized_end=1029
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,7 @@ class Ticket(_message.Message):
     EXPRESS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAY_HAVE_RUN_FIELD_NUMBER: _builtins.int
+    EXPECTED_WORKER_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Chosen by the edge; unique per request and the same over all of its attempts."""
     tenant_id: _builtins.str
@@ -85,6 +86,10 @@ class Ticket(_message.Message):
     have been lost with that edge. Like a ticket with `avoid_workers`, it waits while poison reports of workers are
     missing.
     """
+    expected_worker: _builtins.str
+    """Instance id of the worker for which the queue predicted this first token and those of the other prompts there. The
+    scheduler prefers it if its first token comes about as soon as at the best worker. Empty: any. Set by the queue.
+    """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Chained hashes of the prompt's leading full KV blocks, salted per tenant; at most 64. Empty: unknown."""
@@ -114,10 +119,11 @@ class Ticket(_message.Message):
         express: _builtins.bool = ...,
         fingerprint: _builtins.int = ...,
         may_have_run: _builtins.bool = ...,
+        expected_worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "express", b"express", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "expected_worker", b"expected_worker", "express", b"express", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,6 @@
 """Admission: a request is admitted if its predicted TTFT meets its deadline and its class's target."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import ceil
 
@@ -19,8 +19,9 @@ from penstock.queue.errors import (
 )
 from penstock.queue.models.availability import Availability, ModelAvailability
 from penstock.queue.models.model_queue import ModelQueues, clamp_retry_after
-from penstock.queue.prediction.commitments import Commitment
+from penstock.queue.prediction.commitments import BlockedRange, Commitment
 from penstock.queue.prediction.forecast import Prediction
+from penstock.queue.prediction.prefill_backlog import PromptDelay
 from penstock.queue.ticket import QueuedTicket
 
 MIN_TTFT_SHARE_FOR_WINDOWS = 0.5  # share of the TTFT limit; an admitted ticket below it has no rejection windows
@@ -76,22 +77,25 @@ class Admission:
     def on_admitted(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> None:
         """Record the TTFT commitment of an admitted ticket, and the delay of the commitments that it passes."""
         commitments = self._model_queues[ticket.model].forecast.commitments
+        if prediction.delays:
+            commitments.record_breaches(_breaches(ticket, prediction.delays))
         if prediction.prefill_delay:
             commitments.delay_overtaken(
                 ticket.prompt_tokens, prediction.prefill_delay, now + (prediction.wait or 0.0), now
             )
         if ticket.ttft_limit and prediction.undisturbed_ttft:
             due = now + ticket.ttft_limit * self._usable_share(ticket.model, prediction)
-            commitments.commit(
-                Commitment(_commitment_rank(ticket), ticket.prompt_tokens, now + prediction.undisturbed_ttft, due)
-            )
+            expected = now + prediction.undisturbed_ttft
+            commitments.commit(Commitment(ticket.commitment_rank, ticket.prompt_tokens, expected, due))
 
     def _keeps_commitments(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> bool:
         commitments = self._model_queues[ticket.model].forecast.commitments
         if not prediction.prefill_delay:
             return True
+        if prediction.delays is not None:
+            return commitments.breach_budget >= _breaches(ticket, prediction.delays)
         begins = now + (prediction.wait or 0.0)
-        return commitments.allows(_commitment_rank(ticket), ticket.prompt_tokens, prediction.prefill_delay, begins)
+        return commitments.allows(ticket.commitment_rank, ticket.prompt_tokens, prediction.prefill_delay, begins)
 
     def _lateness(self, model: str, prediction: Prediction, limit: float) -> float:
         """Return the s by which the prediction exceeds the usable share of `limit`; negative if it is in time."""
@@ -124,20 +128,26 @@ class Admission:
 
     def _delay_windows(self, ticket: QueuedTicket, now: float) -> Iterator[RejectionWindow]:
         """Yield the windows of prompts up to several lengths that would delay other commitments."""
-        variant, queue = ticket.copy_unplaced(), self._model_queues[ticket.model]
+        variant, policy = ticket.copy_unplaced(), self._model_queues[ticket.model].policy
         for share in DELAY_WINDOW_PROMPT_FACTORS:
             variant.prompt_tokens = share * ticket.prompt_tokens
-            variant.is_express = variant.is_express and queue.policy.is_express(variant)
-            prediction = self._model_queues.predict(variant, now)
-            begins = now + (prediction.wait or 0.0)
-            if prediction.prefill_delay and (
-                block := queue.forecast.commitments.blocked_range(
-                    _commitment_rank(variant), variant.prompt_tokens, prediction.prefill_delay, begins
-                )
-            ):
+            variant.is_express = variant.is_express and policy.is_express(variant)
+            if block := self._blocked_range(variant, self._model_queues.predict(variant, now), now):
                 yield RejectionWindow(
                     block.duration, block.min_prompt_tokens, 1, max_prompt_tokens=variant.prompt_tokens
                 )
+
+    def _blocked_range(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> BlockedRange | None:
+        """Return the prompt lengths and the period for which commitments block a ticket; None if none blocks it."""
+        commitments = self._model_queues[ticket.model].forecast.commitments
+        if prediction.delays is not None:
+            breached = [each for each in prediction.delays if each.is_breach(ticket.commitment_rank)]
+            ranges = [BlockedRange(*each.blocked_range(ticket.prompt_tokens)) for each in breached]
+            return commitments.combined_block(ticket.prompt_tokens, ranges)
+        if not prediction.prefill_delay:
+            return None
+        begins = now + (prediction.wait or 0.0)
+        return commitments.blocked_range(ticket.commitment_rank, ticket.prompt_tokens, prediction.prefill_delay, begins)
 
     def _size_variants(self, ticket: QueuedTicket) -> Iterator[QueuedTicket]:
         """Yield smaller and larger variants of a ticket, and last the ticket. The variants share one object."""
@@ -178,6 +188,6 @@ class Admission:
         return rejection
 
 
-def _commitment_rank(ticket: QueuedTicket) -> int:
-    """Return the rank in commitments. An express ticket is not blocked by commitments to tenants above their share."""
-    return 2 * ticket.priority - ticket.is_express
+def _breaches(ticket: QueuedTicket, delays: Sequence[PromptDelay]) -> int:
+    """Return how many first tokens the ticket would make late."""
+    return sum([each.is_breach(ticket.commitment_rank) for each in delays])

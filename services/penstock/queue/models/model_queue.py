@@ -119,13 +119,13 @@ class ModelQueues:
     def dispatch(self, model: str, now: float, hold_if_blocked: Callable[[QueuedTicket], bool]) -> list[Effect]:
         """Offer tickets while credit fits them. `hold_if_blocked` keeps a ticket back; its caller lists it again."""
         queue = self[model]
-        regular = self._offers(queue, hold_if_blocked, express=False)
-        effects: list[Effect] = [*regular, *self._offers(queue, hold_if_blocked, express=True)]
+        regular = self._offers(queue, hold_if_blocked, now, express=False)
+        effects: list[Effect] = [*regular, *self._offers(queue, hold_if_blocked, now, express=True)]
         queue.forecast.record_unserved(queue.policy.totals.tickets, now)
         return effects
 
     def _offers(
-        self, queue: ModelQueue, hold_if_blocked: Callable[[QueuedTicket], bool], *, express: bool
+        self, queue: ModelQueue, hold_if_blocked: Callable[[QueuedTicket], bool], now: float, *, express: bool
     ) -> Iterator[Offer]:
         """Yield offers for the present credit; with `express`, for credit that only expedited tickets may use.
 
@@ -154,6 +154,8 @@ class ModelQueues:
                 continue
             if hold_if_blocked(ticket):
                 continue
+            pool_stats = schedulers.pool_stats(ticket.model, now - MAX_POOL_STATS_AGE_S)
+            queue.forecast.record_offer(ticket, pool_stats, now)
             yield self._record_offered(ticket, offer(ticket, scheduler))
             unfit.clear()  # the offered ticket may be the one that blocked the credit of other schedulers
 
@@ -200,13 +202,13 @@ class ModelQueues:
     def record_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> None:
         self._schedulers[scheduler].pool_stats[model] = stats
         self[model].forecast.record_pool_stats(
-            self._schedulers.pool_stats(model, stats.received_at - MAX_POOL_STATS_AGE_S), stats.received_at
+            scheduler, stats, self._schedulers.pool_stats(model, stats.received_at - MAX_POOL_STATS_AGE_S)
         )
 
-    def record_lease(self, ticket: QueuedTicket, now: float) -> None:
+    def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         queue = self[ticket.model]
         queue.throughput.record(ticket.work, now)
-        queue.forecast.record_lease(ticket, now)
+        queue.forecast.record_lease(ticket, scheduler, worker, now)
         ticket.waited = max(0.0, now - ticket.arrived)
         if ticket.raw_wait or ticket.raw_ttft:
             queue.forecast.record_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)

@@ -5,12 +5,12 @@ that were admitted before. Each commitment has the expected time of its first to
 delays, and the time at which it is due, which is earlier than the TTFT limit by the safety margin.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # Commitments that may be broken, per commitment made. Without it, one long prompt would block all shorter ones.
-BREACH_BUDGET_PER_COMMITMENT = 0.01
+BREACH_BUDGET_PER_COMMITMENT = 0.005
 MAX_BREACH_BUDGET = 2.0  # largest number of commitments that may be broken at once
 # A prompt passes commitments that are expected later than this multiple of its own prefill time after its start,
 # because workers reserve a share of their budget for the oldest prompt.
@@ -70,18 +70,29 @@ class TtftCommitments:
             for each in self._overtaken(prompt_tokens, prefill_delay, starts_at)
             if each.rank <= rank and each.expected_at + prefill_delay > each.due_at
         ]
-        breaches = sorted(late, reverse=True)[: int(self.breach_budget) + 1]
+        return self.combined_block(prompt_tokens, late)
+
+    def combined_block(self, prompt_tokens: int, ranges: Iterable[BlockedRange]) -> BlockedRange | None:
+        """Return the range in which a prompt is blocked if one commitment blocks each of `ranges`.
+
+        The prompt may break as many commitments as the breach budget has. None if the budget covers all of them.
+        """
+        breaches = sorted(ranges, reverse=True)[: int(self.breach_budget) + 1]
         if len(breaches) <= self.breach_budget:
             return None
         shortest = max(each.min_prompt_tokens for each in breaches)
         return BlockedRange(breaches[-1].duration, min(prompt_tokens, shortest))
+
+    def record_breaches(self, count: int) -> None:
+        """Subtract commitments that an admission breaks from the breach budget."""
+        self.breach_budget = max(0.0, self.breach_budget - count)
 
     def delay_overtaken(self, prompt_tokens: int, prefill_delay: float, starts_at: float, now: float) -> None:
         """Delay the commitments that an admitted prompt passes. Those that become late are removed."""
         for each in self._overtaken(prompt_tokens, prefill_delay, starts_at):
             each.expected_at += prefill_delay
         late = sum(each.expected_at > each.due_at for each in self._commitments)
-        self.breach_budget = max(0.0, self.breach_budget - late)
+        self.record_breaches(late)
         self._commitments = [each for each in self._commitments if now < each.expected_at <= each.due_at][
             -MAX_COMMITMENTS:
         ]

@@ -1,8 +1,11 @@
 """Forecast: predicts wait and TTFT of a ticket at its arrival, corrected by the errors of earlier predictions.
 
-If workers report step costs and slot releases, `ttft_model` predicts from these. Otherwise the wait is the work ahead
-of the ticket, less the work that free slots take at once, divided by the measured service rate of full batches. The
-prefill backlog of the next worker, the ticket's own prompt and one step are added for the first token.
+The prediction follows from the cost of a step, the times at which leases are likely to end (`ttft_model`) and the
+prompts that each worker prefills (`prefill_backlog`), all from the reports of schedulers. It is available once a worker
+of each scheduler has done a step. Until then, and for engines that report no steps, there is a fallback for retry hints
+(`_predict_by_service_rate`): the wait is the work ahead of the ticket, less the work that free slots take at once,
+divided by the measured service rate of full batches. The prefill backlog of the next worker, the ticket's own prompt
+and one step are added for the first token. Safety margins do not learn from the fallback.
 """
 
 from collections import deque
@@ -14,9 +17,11 @@ from typing import NamedTuple
 from penstock.queue.prediction.commitments import TtftCommitments
 from penstock.queue.prediction.estimators import PromptSizeHistogram, SafetyMargin
 from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease, combined, merged_releases
+from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog, PromptDelay
+from penstock.queue.prediction.prefill_sharing import StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.throughput import Throughput
-from penstock.queue.prediction.ttft_model import ArrivalStats, TokenDemand, TtftModel, WorkAhead
+from penstock.queue.prediction.ttft_model import TokenDemand, TtftModel, WorkAhead, step_costs_of
 from penstock.queue.ticket import QueuedTicket
 
 EWMA_GAIN = 1 / 64  # weight of the latest wait: about the latest 64 count
@@ -39,6 +44,7 @@ class Prediction(NamedTuple):
     raw_ttft: float = 0.0  # s to the first token, before correction
     undisturbed_ttft: float = 0.0  # s to the first token without later arrivals
     prefill_delay: float = 0.0  # s by which its prompt delays the prompts that it passes; 0: not known
+    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None: it waits, so they are not known
 
     @property
     def min_ttft(self) -> float:
@@ -90,12 +96,14 @@ class Forecast:
     prompt_sizes: PromptSizeHistogram = field(default_factory=PromptSizeHistogram)
     commitments: TtftCommitments = field(default_factory=TtftCommitments)
     recent_waits: deque[ObservedWait] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_WAITS))
+    prefill_backlog: PrefillBacklog = field(default_factory=PrefillBacklog)
     prompt_inflow: Throughput = field(
         default_factory=lambda: Throughput(time_constant=INFLOW_TIME_CONSTANT_S, warm_up=INFLOW_TIME_CONSTANT_S)
     )  # prompt tokens that are leased
     mean_output_tokens: float = 0.0  # mean of the predictions of recently leased tickets
     _realised_sum: float = 0.0  # s; exponentially weighted sums of waits and of their raw predictions
     _predicted_sum: float = 0.0
+    _step_costs: StepCosts | None = None  # from the latest reports; None: not known
     _saturated_since: float | None = None  # s; time since which tickets wait without credit
     _curve: ReleaseCurve = EMPTY_CURVE
     _curve_releases: Sequence[Sequence[SlotRelease]] = ()  # one curve per scheduler
@@ -116,11 +124,32 @@ class Forecast:
         elif self._saturated_since is None:
             self._saturated_since = now
 
-    def record_pool_stats(self, pool_stats: Sequence[PoolStats], now: float) -> None:
+    def record_pool_stats(self, scheduler: str, stats: PoolStats, pool_stats: Sequence[PoolStats]) -> None:
+        """Apply a report of `scheduler`; `pool_stats` are the reports of all schedulers."""
+        now = stats.received_at
+        if stats.has_step_costs:
+            steps = self._step_costs = step_costs_of(combined([each for each in pool_stats if each.has_step_costs]))
+            mean = self.prompt_sizes.mean_tokens
+            self.prefill_backlog.on_report(scheduler, stats.prefill_backlogs, mean, now, steps)
         self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
 
-    def record_lease(self, ticket: QueuedTicket, now: float) -> None:
+    def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:
+        """Add a prompt to the backlog at its offer, because later tickets are predicted before it is placed."""
         self._view = None
+        if pool_stats and all(each.has_step_costs for each in pool_stats):
+            stats = combined(pool_stats)
+            self._step_costs = step_costs_of(stats)
+            prompt = PendingPrompt(ticket.prompt_tokens, ticket.is_express, ticket.commitment_rank)
+            if ticket.ttft_limit:
+                prompt.promised_by = ticket.arrived + ticket.ttft_limit
+                prompt.usable_share = self.margins[ticket.was_predicted_to_wait].usable_share
+            ticket.pending_prompt = prompt
+            self.prefill_backlog.on_offered(prompt, now, max(1, stats.workers), self._step_costs)
+
+    def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
+        self._view = None
+        if ticket.pending_prompt and self._step_costs:
+            self.prefill_backlog.on_placed(ticket.pending_prompt, worker, scheduler, now, self._step_costs)
         self.prompt_inflow.record(ticket.prompt_tokens, now)
         self.prompt_sizes.record(ticket.prompt_tokens)
         self.mean_output_tokens += (ticket.expected_output - self.mean_output_tokens) * (
@@ -131,9 +160,19 @@ class Forecast:
         """Record a first token; `realised` is in s from the arrival of its ticket."""
         if ticket.raw_ttft:
             self.record_ratio(ticket.raw_ttft, realised)
-        if ticket.ttft_limit:
-            waits = ticket.raw_wait > 0 or ticket.raw_ttft > 0
-            self.margins[waits].record(ticket.predicted_ttft, realised, ticket.ttft_limit)
+        waited, predicted, prompt = ticket.was_predicted_to_wait, ticket.predicted_ttft, ticket.pending_prompt
+        if prompt:
+            if not waited:  # the expectation includes the delay by prompts that were admitted later
+                predicted = max(predicted, prompt.expected_at - ticket.arrived)
+            self.discard_prompt(ticket, ticket.arrived + realised)
+        if ticket.ttft_limit and (prompt or waited):
+            self.margins[waited].record(predicted, realised, ticket.ttft_limit)
+
+    def discard_prompt(self, ticket: QueuedTicket, now: float) -> None:
+        """Remove the prompt of an offered ticket, which is complete at `now` or will not be computed."""
+        if ticket.pending_prompt and self._step_costs:
+            self.prefill_backlog.remove(ticket.pending_prompt, now, self._step_costs)
+            ticket.pending_prompt = self._view = None
 
     def record_wait(self, prediction: float, raw: float, realised: float) -> None:
         """Record the wait of a leased ticket; `prediction` is the corrected one."""
@@ -172,14 +211,14 @@ class Forecast:
         answer = ahead.mean_output_tokens or self.mean_output_tokens
         if answer != view.mean_output_tokens:
             view.mean_output_tokens, view.curve = answer, self._curve_for(view.pool_stats, view.combined_stats, answer)
-        ask = TokenDemand(ticket.prompt_tokens, ticket.tokens, self.prompt_sizes.share_of_shorter(ticket.prompt_tokens))
-        found = view.ttft_model.estimate(view.curve, ahead, ask)
+        shorter = self.prompt_sizes.share_of_shorter(ticket.prompt_tokens)
+        demand = TokenDemand(ticket.prompt_tokens, ticket.tokens, shorter, ticket.is_express)
+        found = view.ttft_model.estimate(view.curve, ahead, demand)
         tickets, correction = round(ahead.tickets), self.correction
         if not found.waits_for_slot:
             after = found.ttft - found.wait
-            return Prediction(
-                tickets, found.wait, found.ttft, after, 0.0, 0.0, found.undisturbed_ttft, found.prefill_delay
-            )
+            alone, delay = found.undisturbed_ttft, found.prefill_delay
+            return Prediction(tickets, found.wait, found.ttft, after, 0.0, 0.0, alone, delay, found.delays)
         wait, first = correction * found.wait, correction * found.ttft
         undisturbed = correction * found.undisturbed_ttft
         return Prediction(tickets, wait, first, first - wait, 0.0, found.ttft, undisturbed, found.prefill_delay)
@@ -188,10 +227,8 @@ class Forecast:
         speed = combined(pool_stats)
         if speed.leases < speed.slots and self._is_saturated(now):
             speed = speed._replace(slots=speed.leases)
-        arrivals = ArrivalStats(
-            max(0.0, now - speed.received_at), self.prompt_inflow.tokens_per_second(now), self.prompt_sizes.mean_tokens
-        )
-        return PoolView(pool_stats, now, speed, TtftModel(speed, arrivals))
+        model = TtftModel(speed, now, self.prefill_backlog, self.prompt_inflow.tokens_per_second(now))
+        return PoolView(pool_stats, now, speed, model)
 
     def _curve_for(
         self, pool_stats: Sequence[PoolStats], combined_stats: PoolStats, mean_output_tokens: float

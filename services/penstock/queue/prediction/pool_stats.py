@@ -1,9 +1,13 @@
 """Pool statistics: throughput, step costs, slots and slot releases of workers, as schedulers report them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
+from types import MappingProxyType
 from typing import NamedTuple
+
+NO_BACKLOGS: Mapping[str, int] = MappingProxyType({})
 
 
 class SlotRelease(NamedTuple):
@@ -33,12 +37,17 @@ class PoolStats(NamedTuple):
     leased_tokens: int = 0  # promised to leases
     free_tokens: int = 0  # not promised
     releases: tuple[SlotRelease, ...] = ()
+    prefill_backlogs: Mapping[str, int] = NO_BACKLOGS  # prompt tokens by worker, of workers that have any
     placed_since: int = 0  # tickets offered to the scheduler since the report
 
     @property
     def has_step_costs(self) -> bool:
-        """Whether the duration of steps is known, and not only the mean throughput."""
-        return self.slots > 0 and self.decode_step_time > 0 and self.seconds_per_prefill_token > 0
+        """Whether the duration of steps is known, which it is from the first step on.
+
+        `seconds_per_prefill_token` is 0 while all steps were alike. NaN or a negative value makes the costs unknown.
+        """
+        is_linear = 0 <= self.seconds_per_prefill_token < inf
+        return self.slots > 0 and self.decode_step_time > 0 and self.max_step_tokens > 0 and is_linear
 
     def with_ticket_placed(self, prompt_tokens: float) -> "PoolStats":
         """Return the statistics with one more ticket, so that each ticket before the next report adds to the load."""

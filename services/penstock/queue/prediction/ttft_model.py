@@ -2,22 +2,25 @@
 
 A step takes `decode_step` and `prefill_token` more for each prompt token in it, so the time to a step is its number
 times the one and what was prefilled until then times the other. A ticket with n before it gets the slot that falls free
-as the (n+1)th; until then the prompts of all before it are computed, as far as the steps' budgets hold them.
-From there on its own worker splits each step's budget: short prompts pass long ones, but for a share of the oldest.
+as the (n+1)th; until then the prompts of all before it are computed, as far as the steps' budgets hold them. From then
+on its worker shares each step's budget among prompts. The prompts that a waiting ticket will meet there are not known,
+so a mean worker is assumed. A ticket that has a slot now joins the prompts at the next worker (`prefill_backlog`), and
+later prompts overtake it at the recent inflow rate.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 
 from penstock.queue.prediction.pool_stats import PoolStats
+from penstock.queue.prediction.prefill_backlog import PrefillBacklog, PromptDelay
+from penstock.queue.prediction.prefill_sharing import OLDEST_PROMPT_BUDGET_SHARE, StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 
-OLDEST_PROMPT_BUDGET_SHARE = (
-    0.25  # of a step's budget, which workers keep for the prompt that came first, however long it is
-)
 MIN_BUDGET_SHARE = 1 / 8  # of the budget that is taken to be left to a prompt, whatever passes it
-INFLOW_PERSISTENCE_SHARE = 0.5  # of what comes of late, that is taken to go on
+MAX_INFLOW_BUDGETS = 16.0  # budgets per step; a larger inflow makes no difference
+INFLOW_PERSISTENCE_SHARE = 0.6  # of the recent inflow of prompts, which is assumed to continue
 RATE_WINDOW_SLOTS = 8  # slots that are looked at to tell how fast they fall free
 
 
@@ -41,25 +44,7 @@ class TokenDemand(NamedTuple):
     prompt_tokens: int
     tokens: int  # prompt and output
     share_of_shorter: float  # of all prompt tokens, in prompts shorter than its own
-
-
-class ArrivalStats(NamedTuple):
-    """What comes while a ticket waits."""
-
-    report_age: float  # s since the report
-    prompt_tokens_per_second: float  # prompt tokens per second that go to workers of late
-    mean_prompt_tokens: float  # tokens, mean of prompts
-
-
-class StepCosts(NamedTuple):
-    """What steps are like, and what they have before them."""
-
-    budget_tokens: float  # prompt tokens of one
-    decode_step_time: float  # s of one that prefills nothing
-    seconds_per_prefill_token: float  # s by which a prompt token makes one longer
-    full_step_time: float  # s of one that spends its budget
-    workers: int
-    pending_prefill_tokens: float  # prompt tokens, on all workers
+    is_express: bool = False
 
 
 class TtftEstimate(NamedTuple):
@@ -70,6 +55,7 @@ class TtftEstimate(NamedTuple):
     waits_for_slot: bool  # for a slot, and not only for its prompt
     undisturbed_ttft: float  # to the first token, if nobody comes after it
     prefill_delay: float  # by which its prompt delays those that it passes, from its lease on
+    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None if it waits and they are not known
 
 
 @dataclass(slots=True)
@@ -80,7 +66,6 @@ class SlotEstimate:
     available_in: float  # s from now, at least 0
     pending_prefill_tokens: float  # of prompts that came before it
     inflow_tokens: float  # of others, that come with each step
-    max_inflow_tokens: float  # of these, until there is no slot for more
 
 
 class TtftModel:
@@ -89,54 +74,83 @@ class TtftModel:
     When a slot comes is worked out once for all that wait for the same one, whatever their prompts.
     """
 
-    __slots__ = ("_arrivals", "_slot_estimates", "_stats", "_step_costs")
+    __slots__ = (
+        "_fleet_tokens_per_second",
+        "_now",
+        "_prefill_backlog",
+        "_prompt_inflow",
+        "_slot_estimates",
+        "_stats",
+        "_step_costs",
+        "_workers",
+    )
 
-    def __init__(self, stats: PoolStats, arrivals: ArrivalStats) -> None:
+    def __init__(
+        self, stats: PoolStats, now: float, prefill_backlog: PrefillBacklog, prompt_inflow: float = 0.0
+    ) -> None:
+        """`prompt_inflow`: prompt tokens per second that were placed recently, on all workers."""
         self._stats = stats
-        self._arrivals = arrivals
-        self._step_costs = _step_costs(stats)
+        self._now = now
+        self._prefill_backlog = prefill_backlog
+        self._prompt_inflow = prompt_inflow
+        self._workers = max(1, stats.workers)
+        self._step_costs = step_costs_of(stats)
+        self._fleet_tokens_per_second = self._workers * self._step_costs.tokens_per_second
         self._slot_estimates: dict[tuple[ReleaseCurve, WorkAhead, float], SlotEstimate] = {}
 
     def estimate(self, curve: ReleaseCurve, ahead: WorkAhead, demand: TokenDemand) -> TtftEstimate:
-        """`curve`: when slots fall free from the report on, beside `line`."""
-        steps, count = self._step_costs, _slots_to_free(self._stats, ahead, demand)
+        """`curve`: when slots fall free from the report on, beside `ahead`."""
+        count = _slots_to_free(self._stats, ahead, demand)
+        if count <= 0 and ahead.tickets < 1:
+            return self._estimate_without_wait(demand)
         slot = self._slot_estimates.get((curve, ahead, count))
         if slot is None:
             slot = self._slot_estimates[curve, ahead, count] = self._slot_estimate(curve, ahead, count)
-        first = slot.available_in + _prefill_time(
-            steps, demand, slot.pending_prefill_tokens, slot.inflow_tokens, slot.max_inflow_tokens
+        steps, pending = self._step_costs, slot.pending_prefill_tokens
+        first = slot.available_in + _prefill_time(steps, demand, pending, slot.inflow_tokens)
+        alone = slot.available_in + _prefill_time(steps, demand, pending) if slot.inflow_tokens else first
+        return TtftEstimate(slot.wait, first, count > 0, alone, self._prefill_delay(demand))
+
+    def _estimate_without_wait(self, demand: TokenDemand) -> TtftEstimate:
+        """Estimate a ticket that has a slot and nothing ahead of it: the prompts at its worker are known."""
+        joined = self._prefill_backlog.estimate_join(
+            demand.prompt_tokens,
+            is_express=demand.is_express,
+            now=self._now,
+            workers=self._workers,
+            steps=self._step_costs,
         )
-        alone = (
-            slot.available_in + _prefill_time(steps, demand, slot.pending_prefill_tokens)
-            if slot.inflow_tokens
-            else first
+        inflow_share = min(1.0, self._prompt_inflow / self._fleet_tokens_per_second)
+        overtaken = 1 + INFLOW_PERSISTENCE_SHARE * demand.share_of_shorter * inflow_share
+        return TtftEstimate(
+            0.0, overtaken * joined.ttft, False, joined.ttft, self._prefill_delay(demand), joined.delays
         )
-        takes = steps.full_step_time * demand.prompt_tokens / steps.budget_tokens / steps.workers
-        return TtftEstimate(slot.wait, first, count > 0, alone, takes)
+
+    def _prefill_delay(self, demand: TokenDemand) -> float:
+        return demand.prompt_tokens / self._fleet_tokens_per_second
 
     def _slot_estimate(self, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> SlotEstimate:
-        speed, steps, arrivals = self._stats, self._step_costs, self._arrivals
+        stats, steps, report_age = self._stats, self._step_costs, max(0.0, self._now - self._stats.received_at)
         # Leases that wait at a worker for the next slot.
-        ahead_of_slots = max(0, speed.available_leases + speed.leases - speed.slots)
-        wait, left = _time_to_slot(steps, curve, ahead, count - ahead_of_slots)
+        ahead_of_slots = max(0, stats.available_leases + stats.leases - stats.slots)
+        wait, left = _time_to_slot(stats, steps, curve, ahead, count - ahead_of_slots)
         at = wait
         if ahead_of_slots:
-            at, left = _time_to_slot(steps, curve, ahead, count)
-        wait, at = max(0.0, wait - arrivals.report_age), at - arrivals.report_age
+            at, left = _time_to_slot(stats, steps, curve, ahead, count)
+        wait, at = max(0.0, wait - report_age), at - report_age
         if at < 0:
-            left = max(0.0, left + at * steps.budget_tokens / steps.full_step_time)
-        if count > 0:
-            return SlotEstimate(wait, max(0.0, at), left, _prefill_inflow(steps, curve, ahead, count), inf)
-        at = max(0.0, at) + (speed.step_time / 2 if speed.leases else 0.0)  # a step is under way
-        inflow = INFLOW_PERSISTENCE_SHARE * arrivals.prompt_tokens_per_second * steps.full_step_time / steps.workers
-        return SlotEstimate(wait, at, left, inflow, -count * arrivals.mean_prompt_tokens / steps.workers)
+            left = max(0.0, left + at * steps.tokens_per_second)
+        current_step = stats.step_time / 2 if count <= 0 and stats.leases else 0.0
+        inflow = _prefill_inflow(stats, steps, curve, ahead, count)
+        return SlotEstimate(wait, max(0.0, at) + current_step, left, inflow)
 
 
-def _step_costs(stats: PoolStats) -> StepCosts:
+def step_costs_of(stats: PoolStats) -> StepCosts:
     workers = max(1, stats.workers)
     budget = max(1.0, stats.max_step_tokens - min(stats.leases, stats.slots) / workers)
     decode, token = stats.decode_step_time, stats.seconds_per_prefill_token
-    return StepCosts(budget, decode, token, decode + token * budget, workers, stats.pending_prefill_tokens)
+    full = decode + token * budget
+    return StepCosts(budget, decode, token, full, budget / full)
 
 
 def _slots_to_free(stats: PoolStats, ahead: WorkAhead, demand: TokenDemand) -> float:
@@ -148,40 +162,35 @@ def _slots_to_free(stats: PoolStats, ahead: WorkAhead, demand: TokenDemand) -> f
     return max(slots, stats.placed_since + (ahead.reserved_tokens + demand.tokens - stats.free_tokens) / mean)
 
 
-def _time_to_slot(steps: StepCosts, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> tuple[float, float]:
+def _time_to_slot(
+    stats: PoolStats, steps: StepCosts, curve: ReleaseCurve, ahead: WorkAhead, count: float
+) -> tuple[float, float]:
     """Return the s until so many slots have fallen free, and the prompt tokens of a worker not done by then."""
     decoding = curve.time_of(count)
-    prompts = (steps.pending_prefill_tokens + ahead.prompt_tokens) / steps.workers
+    prompts = (stats.pending_prefill_tokens + ahead.prompt_tokens) / max(1, stats.workers)
     done = min(prompts, steps.budget_tokens * decoding / steps.decode_step_time)
     return decoding + steps.seconds_per_prefill_token * done, prompts - done
 
 
-def _prefill_inflow(steps: StepCosts, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> float:
+def _prefill_inflow(stats: PoolStats, steps: StepCosts, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> float:
     """Return the prompt tokens that come to a worker with each step while tickets wait."""
     if count <= 0 or not ahead.tickets:
         return 0.0
     took = curve.time_of(count + RATE_WINDOW_SLOTS) - curve.time_of(count)
     slots = RATE_WINDOW_SLOTS * steps.decode_step_time / took if took > 0 else 0.0
-    return slots * ahead.prompt_tokens / ahead.tickets / steps.workers
+    tokens = slots * ahead.prompt_tokens / ahead.tickets / max(1, stats.workers)
+    return min(MAX_INFLOW_BUDGETS * steps.budget_tokens, tokens)
 
 
-def _prefill_time(
-    steps: StepCosts,
-    demand: TokenDemand,
-    pending_tokens: float,
-    inflow_tokens: float = 0.0,
-    max_inflow_tokens: float = 0.0,
-) -> float:
+def _prefill_time(steps: StepCosts, demand: TokenDemand, pending_tokens: float, inflow_tokens: float = 0.0) -> float:
     """Return the s from a slot to the first token.
 
-    In a worker's tokens, `left` of other prompts is not done by then, and `inflow` more come with each step, until
-    there is no slot for more than `most`.
+    `pending_tokens` of other prompts are left at the worker by then, and `inflow_tokens` more come with each step.
     """
     budget, prompt, shorter = steps.budget_tokens, demand.prompt_tokens, demand.share_of_shorter
     is_shared = pending_tokens > 0 and pending_tokens + prompt > budget
     share = 1 - OLDEST_PROMPT_BUDGET_SHARE * (1 - shorter) if is_shared else 1.0
     free = max(MIN_BUDGET_SHARE * budget, share * budget - shorter * inflow_tokens)
-    needed = shorter * pending_tokens + prompt
-    count = max(1, ceil(min(needed / free, (needed + shorter * max_inflow_tokens) / (share * budget))))
-    beside = min(pending_tokens + prompt + min(inflow_tokens * (count - 1), max_inflow_tokens), count * budget)
+    count = max(1, ceil((shorter * pending_tokens + prompt) / free))
+    beside = min(pending_tokens + prompt + inflow_tokens * (count - 1), count * budget)
     return count * steps.decode_step_time + steps.seconds_per_prefill_token * beside

@@ -192,7 +192,7 @@ class TicketBook:
             self._transitions.return_offer(ticket, now)
             return [OfferWithdrawn(scheduler, (ticket.ticket_id,)), *self._transitions.dispatch(ticket.model, now)]
         waited = max(0.0, now - ticket.arrived)
-        self.model_queues.record_lease(ticket, now)
+        self.model_queues.record_lease(ticket, scheduler, lease.worker_id, now)
         self.accounting.start(ticket, now, lease.worker_id)
         self.counters.record_lease(ticket.model)
         self.recent_leases.record(ticket, scheduler, now)

@@ -80,6 +80,7 @@ class TicketTransitions:
         if session := self._schedulers.get(ticket.offered_to):
             session.offered.discard(ticket.ticket_id)
         ticket.offered_to = ""
+        self._model_queues[ticket.model].forecast.discard_prompt(ticket, now)
         self._model_queues.adjust_totals(ticket, 1)
         if ticket.decline_count > len(self._schedulers):
             self._pause(ticket, now)

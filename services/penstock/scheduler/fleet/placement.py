@@ -8,6 +8,7 @@ from penstock.scheduler.fleet.worker import Worker
 
 TYPICAL_PROMPT_TOKENS = 512  # prompt tokens assumed for the rank of workers without a ticket
 FULL_BATCH_PENALTY_STEPS = 10.0  # steps of delay that a full batch counts as
+UNEXPECTED_WORKER_PENALTY_STEPS = 2.0  # steps of delay that a worker counts as that the queue does not expect
 CROSS_ZONE_COST_S = 0.002  # s; round trip to another zone, about a tenth of a step
 
 CachedTokensFn = Callable[[Worker], int]  # tokens of the ticket's prefix in the cache of a worker
@@ -37,11 +38,13 @@ class LowestTtft:
         return _expected_ttft(worker, TYPICAL_PROMPT_TOKENS)
 
     def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: CachedTokensFn) -> Worker:
-        prompt_tokens, zone = ticket.prompt_tokens, ticket.zone
+        prompt_tokens, zone, expected = ticket.prompt_tokens, ticket.zone, ticket.expected_worker
 
         def load(worker: Worker) -> tuple[float, str]:
             crossing = CROSS_ZONE_COST_S if zone and worker.zone and worker.zone != zone else 0.0
-            return _expected_ttft(worker, prompt_tokens - cached(worker)) + crossing, worker.worker_id
+            is_unexpected = expected and worker.worker_id != expected
+            penalty = UNEXPECTED_WORKER_PENALTY_STEPS * worker.step_s if is_unexpected else 0.0
+            return _expected_ttft(worker, prompt_tokens - cached(worker)) + crossing + penalty, worker.worker_id
 
         return min(workers, key=load)
 

@@ -19,6 +19,7 @@ class Pool:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._workers: dict[str, Worker] = {}  # by stream, newest last
+        self._by_instance_id: dict[str, Worker] = {}
         self._counted_totals: dict[str, CapacityTotals] = {}
         self._tree = TournamentTree()
         self._zone_trees: dict[str, TournamentTree] = {}  # by zone
@@ -34,7 +35,7 @@ class Pool:
         return iter(self._workers.values())
 
     def add(self, worker: Worker) -> None:
-        self._workers[worker.key] = worker
+        self._workers[worker.key] = self._by_instance_id[worker.worker_id] = worker
         worker.changed_workers, worker.is_marked_changed = self._changed, False
         worker.mark_changed()
         self.max_supported_tokens = max(self.max_supported_tokens, worker.max_supported_tokens)
@@ -42,6 +43,8 @@ class Pool:
     def remove(self, worker: Worker) -> None:
         self._refresh()
         del self._workers[worker.key]
+        if self._by_instance_id.get(worker.worker_id) is worker:
+            del self._by_instance_id[worker.worker_id]
         self._tree.remove(worker.key)
         if worker.zone:
             self._zone_trees[worker.zone].remove(worker.key)
@@ -78,6 +81,8 @@ class Pool:
             found += islice(self._with_cached_prefix(ticket), MAX_CANDIDATES)
         if len(self._zone_trees) > 1 and (near := self._zone_trees.get(ticket.zone)):
             found += islice(self._with_capacity(ticket, near), MAX_CANDIDATES)
+        if (expected := self._by_instance_id.get(ticket.expected_worker)) and expected.can_take(ticket):
+            found.append(expected)
         if not found:
             return None
         return self._placement.choose(

@@ -52,7 +52,8 @@ class Worker:
     report: LoadReport = field(default_factory=LoadReport)
     promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
     promised_blocks: int = 0  # sum of `promised`
-    unstarted_tokens: int = 0  # prompt tokens of leases that its load reports do not include yet
+    unstarted_tokens: int = 0  # prompt tokens of leases that have not started
+    started_tokens: int = 0  # prompt tokens of leases that have started since its last load report
     reported_steps: dict[str, int] = field(default_factory=dict)  # steps last reported, by shard
     changed_workers: list["Worker"] = field(default_factory=list)  # list of its pool, to which it is added on a change
     is_marked_changed: bool = False
@@ -91,12 +92,17 @@ class Worker:
             self._update_capacity()
 
     def add_unstarted_tokens(self, prompt_tokens: int) -> None:
-        """Add the prompt of a new lease. A negative value removes a prompt that load reports include from now on."""
+        """Add the prompt of a new lease. A negative value removes the prompt of a lease that will not start."""
         self.unstarted_tokens += prompt_tokens
         self.mark_changed()
 
+    def on_lease_started(self, prompt_tokens: int) -> None:
+        """Keep counting a prompt that the worker has received, because only its next load report includes it."""
+        self.unstarted_tokens -= prompt_tokens
+        self.started_tokens += prompt_tokens
+
     def on_load_report(self, report: LoadReport) -> None:
-        self.report = report
+        self.report, self.started_tokens = report, 0
         self.mark_changed()
 
     def steps_update_for(self, queue: str) -> WorkerSteps | None:
@@ -122,7 +128,7 @@ class Worker:
     @property
     def prefill_backlog_tokens(self) -> int:
         """Prompt tokens before that of a new ticket."""
-        return self.report.prefill_backlog_tokens + self.unstarted_tokens
+        return self.report.prefill_backlog_tokens + self.unstarted_tokens + self.started_tokens
 
     @property
     def free_blocks(self) -> int:

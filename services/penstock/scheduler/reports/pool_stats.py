@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import islice
 from math import ceil
 
 from penstock.chassis.durations import seconds_of, set_seconds
-from penstock.mesh.v1.queue_pb2 import PoolStats, SlotRelease
+from penstock.mesh.v1.queue_pb2 import PoolStats, PrefillBacklog, SlotRelease
 from penstock.scheduler.effects import SendPoolStats
 from penstock.scheduler.fleet.pool import Pool
 from penstock.scheduler.fleet.worker import Worker
@@ -60,6 +61,7 @@ def _lease_ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]
 
 
 RESEND_INTERVAL_S = 1.0  # s; unchanged statistics are sent again, because shards ignore old ones
+MAX_PREFILL_BACKLOGS = 64  # workers whose backlog is reported; the next tickets go to those with the smallest
 SIGNIFICANT_DIGITS = 3  # digits of a rate, so that noise does not cause frames
 
 
@@ -113,13 +115,23 @@ def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn
         max_step_tokens=max([each.max_step_tokens for each in reports], default=0),
         leased_tokens=sum([each.promised_blocks * each.block_size for each in workers]),
         free_tokens=sum([each.free_blocks * each.block_size for each in workers]),
+        prefill_backlogs=_prefill_backlogs(workers),
     )
-    if decode_step := _mean([seconds_of(each.decode_step_time) for each in reports]):
+    # A worker that has not measured the cost of a prompt token reports its mean step as a decode step.
+    measured = [each for each in reports if each.seconds_per_prefill_token] or reports
+    if decode_step := _mean([seconds_of(each.decode_step_time) for each in measured]):
         set_seconds(stats.decode_step_time, decode_step)
     if next_worker:
         stats.next_worker_backlog_tokens = next_worker.prefill_backlog_tokens
         set_seconds(stats.step_time, _rounded(next_worker.step_s))
     return stats
+
+
+def _prefill_backlogs(workers: Sequence[Worker]) -> list[PrefillBacklog]:
+    busy = [each for each in workers if each.prefill_backlog_tokens > 0]
+    if len(busy) > MAX_PREFILL_BACKLOGS:
+        busy = nsmallest(MAX_PREFILL_BACKLOGS, busy, key=lambda each: each.prefill_backlog_tokens)
+    return [PrefillBacklog(worker_id=each.worker_id, tokens=each.prefill_backlog_tokens) for each in busy]
 
 
 def _mean(measured: Sequence[float]) -> float:

@@ -16,6 +16,9 @@ class EngineState:
     card: pb.ModelCard | None = None
     capacity: Capacity | None = None
     throughput: EngineThroughput = field(default_factory=EngineThroughput)
+    # Send time and tokens, by sequence, of prompts that the engine has not reported. It accepts prompts between steps;
+    # until then a scheduler would place others here as if there were none.
+    _sent: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     @property
     def limits(self) -> RunLimits:
@@ -31,18 +34,29 @@ class EngineState:
     @property
     def load(self) -> LoadReport:
         assert self.capacity, "asked before the engine was ready"
-        return load_report_of(self.capacity, self.throughput)
+        return load_report_of(self.capacity, self.throughput, sum([tokens for _, tokens in self._sent.values()]))
 
     def on_ready(self, card: ModelCard, capacity: Capacity) -> None:
         self.card, self.capacity = card_message(card, capacity.block_size), capacity
 
-    def on_step(self, result: StepResult, capacity: Capacity, duration_s: float) -> None:
-        self.capacity = capacity
+    def on_sent(self, seq_id: int, tokens: int, now: float) -> None:
+        """Count a prompt that is on its way to the engine."""
+        self._sent[seq_id] = now, tokens
+
+    def on_add_rejected(self, seq_id: int) -> None:
+        self._sent.pop(seq_id, None)
+
+    def on_step(self, result: StepResult, capacity: Capacity, duration_s: float, ended_at: float) -> None:
+        """`ended_at`: Unix time in s. The capacity counts all prompts that were sent before the step began."""
+        self.capacity, began_at = capacity, ended_at - duration_s
+        while self._sent and self._sent[oldest := next(iter(self._sent))][0] < began_at:
+            del self._sent[oldest]
         self.throughput.record(result, duration_s)
 
     def on_lost(self) -> None:
         """Keep card and throughput, because the next engine runs the same model on the same machine."""
         self.capacity = None
+        self._sent.clear()
 
     def figures(self) -> dict[str, float]:
         capacity = self.capacity

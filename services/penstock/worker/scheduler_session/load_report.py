@@ -37,12 +37,13 @@ class LoadReport:
         return self.running, self.free_kv_blocks, self.prefill_backlog_tokens
 
 
-def load_report_of(capacity: Capacity, throughput: EngineThroughput) -> LoadReport:
+def load_report_of(capacity: Capacity, throughput: EngineThroughput, sent_tokens: int = 0) -> LoadReport:
+    """`sent_tokens`: prompt tokens that are on their way to the engine and not in its capacity yet."""
     return LoadReport(
         running=capacity.running + capacity.waiting,
         # Promised blocks may exceed the free ones; the batch preempts if all are needed.
         free_kv_blocks=max(0, capacity.blocks_free - capacity.blocks_promised),
-        prefill_backlog_tokens=capacity.prefill_backlog_tokens,
+        prefill_backlog_tokens=capacity.prefill_backlog_tokens + sent_tokens,
         step_time=throughput.step_time,
         tokens_per_second=throughput.tokens_per_second,
         prefill_tokens_per_second=throughput.prefill_tokens_per_second,

@@ -1,0 +1,158 @@
+"""Prompts that prefill at the same worker share its steps: when each has its first token, and what delays it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.mesh.v1 import queue_pb2 as pb
+from penstock.queue.frames import MAX_BACKLOG_TOKENS, MAX_PREFILL_BACKLOGS, MAX_WORKER_ID_CHARS, pool_stats_of
+from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog
+from penstock.queue.prediction.prefill_sharing import StepCosts, completions
+from penstock.worker.engine.batching.policy import ContinuousBatching
+
+BUDGET = 500
+STEPS = StepCosts(BUDGET, 0.01, 0.0001, 0.06, BUDGET / 0.06)
+
+
+def backlog_of(*prompts, workers=1, now=0.0):
+    found = PrefillBacklog()
+    for each in prompts:
+        found.on_offered(each, now, workers, STEPS)
+    return found
+
+
+def join(found, prompt, *, now=0.0, workers=1, is_express=False):
+    return found.estimate_join(prompt, is_express=is_express, now=now, workers=workers, steps=STEPS)
+
+
+def seconds(tokens):
+    """Return the s until a busy worker ends the step in which it completes so many tokens."""
+    return (tokens / BUDGET + 0.5) * STEPS.full_step_time
+
+
+def by_steps(lefts, express):
+    """Return the tokens that a worker has computed at the end of the step in which each prompt is done."""
+    batching, lefts, computed, found = ContinuousBatching(token_budget=BUDGET), list(lefts), 0, [0] * len(lefts)
+    while any(lefts):
+        places = [place for place, left in enumerate(lefts) if left]
+        chunks = batching.split_prefill([lefts[each] for each in places], 0, [express[each] for each in places])
+        computed += sum(chunks)
+        for place, chunk in zip(places, chunks, strict=True):
+            lefts[place] -= chunk
+            if chunk and not lefts[place]:
+                found[place] = computed
+    return found
+
+
+@given(st.lists(st.integers(1, 20_000), min_size=1, max_size=6), st.booleans())
+def test_prompts_are_done_when_the_workers_own_policy_has_computed_them(lefts, are_express):
+    express = [are_express] * len(lefts)
+    found, exact = completions(list(map(float, lefts)), express), by_steps(lefts, express)
+    assert max(found) == pytest.approx(sum(lefts))
+    assert all(abs(one - other) <= len(lefts) * BUDGET for one, other in zip(found, exact, strict=True))
+
+
+def test_express_prompts_are_done_before_all_others():
+    assert completions([900.0, 500.0, 4_000.0], [False, False, True]) == pytest.approx(
+        [5_400, 4_666.7, 4_000], rel=1e-3
+    )
+
+
+@given(st.lists(st.floats(1, 20_000), min_size=1, max_size=6), st.floats(0, 30_000))
+def test_computing_a_part_first_does_not_change_when_the_rest_is_complete(prompts, spent):
+    lefts, whole = list(prompts), completions(list(prompts), [False] * len(prompts))
+    completions(lefts, [False] * len(prompts), spent)
+    assert sum(lefts) == pytest.approx(max(0.0, sum(prompts) - spent), abs=1e-3)
+    rest = completions(list(lefts), [False] * len(prompts))
+    # Of two with equally many tokens left, rounding decides which one is the shorter.
+    before = sorted(end for end, left in zip(whole, lefts, strict=True) if left > 1e-3)
+    after = sorted(spent + end for end, left in zip(rest, lefts, strict=True) if left > 1e-3)
+    assert after == pytest.approx(before, rel=1e-6, abs=1e-2)
+
+
+def test_a_prompt_that_joins_delays_what_has_more_left_and_waits_for_what_has_less():
+    short, long = PendingPrompt(1_000), PendingPrompt(6_000)
+    found = backlog_of(short, long)
+    assert long.expected_at == pytest.approx(seconds(7_000), rel=0.04)
+    joined = join(found, 3_000)
+    delays = {id(each.prompt): each.expected_at - each.prompt.expected_at for each in joined.delays}
+    assert delays == {id(short): pytest.approx(0.0), id(long): pytest.approx(3_000 / STEPS.tokens_per_second, rel=0.02)}
+    assert seconds(3_900) < joined.ttft < seconds(5_500), "the oldest, long as it is, has a share meanwhile"
+
+
+def test_a_breach_is_a_prompt_that_is_made_late_and_not_one_that_is_late_anyway_or_of_a_lower_class():
+    tight, late = PendingPrompt(6_000, rank=2, promised_by=1.0), PendingPrompt(6_000, rank=2, promised_by=0.1)
+    for prompt, rank, is_breach in ((tight, 2, True), (tight, 1, False), (late, 2, False)):
+        [delay] = join(backlog_of(prompt), 3_000).delays
+        assert delay.is_breach(rank) == is_breach
+
+
+def test_a_commitment_blocks_a_prompt_until_fewer_tokens_are_left_of_it_and_never_the_shortest():
+    tight = PendingPrompt(6_000, rank=2, promised_by=1.0)
+    found = backlog_of(tight)
+    [delay] = join(found, 3_000).delays
+    lasts, least = delay.blocked_range(3_000)
+    assert lasts == pytest.approx(3_000 / STEPS.tokens_per_second, rel=0.05)
+    assert join(found, least + 10).delays[0].is_breach(2)
+    assert not join(found, least // 2).delays[0].is_breach(2)
+
+
+def test_time_that_has_passed_is_subtracted_from_the_backlog():
+    found = backlog_of(PendingPrompt(6_000))
+    assert join(found, 9_000, now=0.36).ttft == pytest.approx(seconds(12_000), rel=0.02)
+    assert join(found, 500, now=60.0) == join(PrefillBacklog(), 500)
+
+
+def test_a_prompt_goes_to_an_idle_worker_or_to_the_one_with_least_left():
+    found = backlog_of(PendingPrompt(6_000), PendingPrompt(2_000), workers=2)
+    assert join(found, 1_000, workers=3).ttft == pytest.approx(
+        2 * STEPS.decode_step_time + 1_000 * STEPS.seconds_per_prefill_token
+    )
+    assert [each.prompt.left_tokens for each in join(found, 1_000, workers=2).delays] == [2_000]
+
+
+def test_a_placement_at_another_worker_moves_the_prompt_there():
+    first, second = PendingPrompt(4_000), PendingPrompt(5_000)
+    found = backlog_of(first, second, workers=2)
+    found.on_placed(first, "w1", "s", 0.0, STEPS)
+    found.on_placed(second, "w1", "s", 0.0, STEPS)
+    assert second.expected_at == pytest.approx(seconds(9_000), rel=0.04)
+    assert not join(found, 100, workers=2).delays, "the other worker is idle"
+    found.remove(first, 0.0, STEPS)
+    assert [each.prompt for each in join(found, 100, workers=1).delays] == [second]
+
+
+def test_a_report_corrects_the_backlog_and_reveals_prompts_of_other_shards():
+    own = PendingPrompt(6_000)
+    found = backlog_of(own)
+    found.on_placed(own, "w1", "s", 0.0, STEPS)
+    found.on_report("s", {"w1": 4_000}, 1_000.0, 0.0, STEPS)
+    assert own.left_tokens == 4_000
+    found.on_report("s", {"w1": 4_000 + BUDGET - 1}, 1_000.0, 0.0, STEPS)
+    assert len(join(found, 100).delays) == 1, "less than a step may have been computed since"
+    found.on_report("s", {"w1": 7_500, "w2": 1_500}, 1_000.0, 0.0, STEPS)
+    assert [each.prompt.left_tokens for each in join(found, 100, workers=2).delays] == [1_000], (
+        "those of the other worker"
+    )
+    found.on_report("another", {}, 1_000.0, 0.0, STEPS)
+    assert own.left_tokens == 4_000
+    found.on_report("s", {}, 1_000.0, 0.0, STEPS)
+    assert not join(found, 100).delays, "a worker that is not reported has no backlog"
+
+
+def test_workers_that_are_no_longer_reported_are_forgotten():
+    found = PrefillBacklog()
+    for number in range(100):
+        found.on_report("s", {f"w{number}": 5_000}, 1_000.0, 0.0, STEPS)
+    assert len(found) == 1
+
+
+def test_of_a_report_the_shard_keeps_what_the_contract_allows():
+    frame = pb.PoolStats(model="m", prefill_backlogs=[pb.PrefillBacklog(worker_id="w", tokens=2**32 - 1)])
+    frame.prefill_backlogs.add(worker_id="", tokens=1)
+    frame.prefill_backlogs.add(worker_id="x" * (MAX_WORKER_ID_CHARS + 1), tokens=1)
+    frame.prefill_backlogs.add(worker_id="idle")
+    assert pool_stats_of(frame, 0.0).prefill_backlogs == {"w": MAX_BACKLOG_TOKENS}
+    for number in range(2 * MAX_PREFILL_BACKLOGS):
+        frame.prefill_backlogs.add(worker_id=f"w{number}", tokens=7)
+    assert len(pool_stats_of(frame, 0.0).prefill_backlogs) <= MAX_PREFILL_BACKLOGS
