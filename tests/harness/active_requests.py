@@ -1,12 +1,13 @@
-"""Flights at some stage, and what tests say to them."""
+"""Active requests at each stage of their life, and events for them."""
 
 from dataclasses import replace
 from datetime import timedelta
 
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import Accept, AcknowledgeCancel, Enqueue, Fail, Finish, Reserve, StartRun
-from penstock.edge.lifecycle.plan import GenerationPlan, TextDelta
+from penstock.edge.lifecycle.plan import GenerationPlan
 from penstock.edge.lifecycle.state import LifecycleLimits
+from penstock.edge.text.detokenizer import TextDelta
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
@@ -20,7 +21,7 @@ EOS_ID = 7
 
 
 class LetterDetokenizer:
-    """Writes each token as a letter, ends at the letter `stop`, and holds the last one back."""
+    """Converts each token to a letter, ends at the letter `stop`, and holds back the last letter."""
 
     def __init__(self, stop=""):
         self.stop = stop
@@ -80,7 +81,7 @@ def running_request(**changes):
 
 
 def send_tokens(request, text, now=12.0):
-    """Make the worker send `text`, a token per letter, and return what the client gets."""
+    """Send `text` as tokens of the worker, one per letter, and return the effects."""
     got = []
     for letter in text:
         got += request.on_token(len(request.output.token_ids), ord(letter), None, now)

@@ -1,4 +1,4 @@
-"""Auth behind a real server, an edge that speaks to it as edges do, and a clock that a test turns."""
+"""Auth behind a real server, an edge that speaks its protocol, and a clock that the test advances."""
 
 import asyncio
 import math
@@ -37,7 +37,7 @@ class FakeClock:
 
 @dataclass
 class AuthProcess:
-    """One auth process, as its edges and operators see it."""
+    """One auth process with its address and stubs."""
 
     service: AdmissionService
     address: str
@@ -54,13 +54,13 @@ class AuthProcess:
 async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
-    async with opened_store(config.store) as (store, books):
-        desk = recover(config, books, clock())
+    async with opened_store(config.store) as (store, state):
+        authorizer = recover(config, state, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
         served = AdmissionService(
-            desk, edges_to_expect(config, desk, clock(), stall_threshold=math.inf), store, hello, clock
+            authorizer, edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf), store, hello, clock
         )
-        admin = AuthAdmin("auth-1", desk, store, clock, lambda: served.figures, token="")
+        admin = AuthAdmin("auth-1", authorizer, store, clock, lambda: served.figures, token="")
         sweeping = asyncio.create_task(served.sweep())
         async with (
             serving(config.listen, [(add_AdmissionServiceServicer_to_server, served)], admin=admin) as server,
@@ -73,7 +73,7 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
 
 @dataclass
 class AuthEdge:
-    """One stream of an edge; answers come in the order auth gives them."""
+    """One stream of an edge. Answers arrive in the order in which auth sends them."""
 
     call: object
     instance_id: str = "edge-1"
@@ -121,9 +121,9 @@ async def edge(found: AuthProcess, instance_id="edge-1"):
 
 
 async def wait_for_figure(found: AuthProcess, name: str, value: float) -> None:
-    """Return when a figure has come to `value`."""
+    """Wait until a figure has this value."""
     async with asyncio.timeout(10):
-        while found.figures[name] != value:  # noqa: ASYNC110  # a figure is asked, it does not tell
+        while found.figures[name] != value:  # noqa: ASYNC110  # figures have no event
             await asyncio.sleep(0)
 
 

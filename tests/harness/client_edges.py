@@ -1,4 +1,4 @@
-"""Edges that a test scripts, and clients of them."""
+"""Scripted edges, and clients of them."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,12 +20,12 @@ FAST_RETRIES = RetryPolicy(backoff=(0.001, 0.002))
 
 
 class EdgeDied(Exception):
-    """What an edge that dies looks like in the middle of an answer."""
+    """Raised in the middle of an answer to simulate a lost edge."""
 
 
 @dataclass
 class ScriptedEdge:
-    """Answers each request with WORDS, one token each; `script` says what happens at its nth attempt."""
+    """Answers each request with WORDS, one token each. `script` has one step for each attempt."""
 
     script: list = field(default_factory=list)  # number of tokens before the cut, or an error to refuse with
     requests: list = field(default_factory=list)
@@ -81,7 +81,7 @@ async def client_of(*edges, retries=FAST_RETRIES, **methods):
 
 @dataclass
 class SessionEdge:
-    """Holds one session at a time; a test says what it answers."""
+    """Serves one session at a time; the test sends its responses."""
 
     peers: list = field(default_factory=list)
     frames: asyncio.Queue = field(default_factory=asyncio.Queue)
@@ -109,7 +109,7 @@ class SessionEdge:
         self.send(accepted=pb.SessionAccepted(handle=request.handle, accepted=accepted_of(request.request)))
 
     def step(self, *parts):
-        """One step of many requests: (handle, index of its token)."""
+        """Send one step of several requests: (handle, index of its token)."""
         self.send(
             step=pb.SessionStep(
                 handles=[handle for handle, _ in parts],
@@ -136,7 +136,7 @@ async def session_of(edge):
 
 @asynccontextmanager
 async def session_across(*edges):
-    """A session that may move between `edges`; the first of them takes it first."""
+    """A session that may move between `edges`, from the first on."""
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(inference_server(Session=edge.session)) for edge in edges]
         targets = [server.address for _, server in served]
@@ -156,7 +156,7 @@ async def answer_request(edge, request, start=0):
 
 
 async def next_request(edge):
-    """The next request, past the ends of streams that were left."""
+    """Return the next request, ignoring the ends of old streams."""
     while True:
         async with asyncio.timeout(5):
             frame = await edge.frames.get()

@@ -1,4 +1,4 @@
-"""Where tests run Triton's kernels: on a GPU, else in Triton's interpreter, which is exact and slow.
+"""The device for Triton's kernels in tests: a GPU, or Triton's interpreter, which is exact and slow.
 
 Triton reads the choice when it is loaded, so a test module imports this before any kernel.
 """
@@ -18,7 +18,7 @@ FEW_PROGRAMS = 8  # of a decode: here each costs milliseconds, also where there 
 
 
 def interpret() -> None:
-    """From here on kernels run in Triton's interpreter, with products of bfloat16 as a GPU's tensor cores make them."""
+    """Run all later kernels in Triton's interpreter, with products of bfloat16 as on a GPU's tensor cores."""
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("Triton is loaded already, without its interpreter: import cuda_device before any kernel")
     os.environ["TRITON_INTERPRET"] = "1"
@@ -29,7 +29,7 @@ def interpret() -> None:
     multiply = interpreter_builder.create_dot
 
     def widened(factor):
-        """The interpreter keeps bfloat16 as its bits in uint16, and would multiply those."""
+        """The interpreter stores bfloat16 as bits in uint16 and would multiply those."""
         if factor.dtype.scalar != bfloat16:
             return factor
         return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), float32)

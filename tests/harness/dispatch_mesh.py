@@ -1,7 +1,7 @@
-"""Real ticket books and real dispatchers, joined by frames that are delivered one at a time, in any order over streams.
+"""Real ticket books and dispatchers, connected by frames that are delivered one at a time, in any order over streams.
 
-No loop, no clock, no network: a stream is a list of frames for each direction, and a test says which is delivered next.
-Edges and workers are what is left of them once nothing but tickets and leases counts.
+There is no event loop, clock or network: a stream is a list of frames per direction, and the test delivers frames.
+Edges and workers are reduced to their tickets and leases.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ MODEL = "m"
 LEASE_TTL_S = 5.0  # s
 STREAM_TIMEOUT_S = 2.0  # s
 PATIENCE_S = 10.0  # s
-START_UNIX_S = 1_000_000.0  # s; any unix time
+START_UNIX_S = 1_000_000.0  # s; any Unix time
 BLOCK_TOKENS = 16  # tokens
 
 
@@ -61,7 +61,7 @@ def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000)
 
 
 def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE_S, warm_up=0.0, new_order=ClassFifo):
-    """`new_order`: by default one whose keys need no history to be compared."""
+    """`new_order`: by default a policy whose keys do not depend on history."""
     return TicketBook(
         limits=QueueLimits(max_depth, max_tokens),
         availability=ModelAvailability(timeout=patience, warm_up=warm_up, started_at=START_UNIX_S),
@@ -87,12 +87,12 @@ class CoreMesh:
     streams: dict[tuple[str, str], Stream] = field(default_factory=dict)  # scheduler, shard
     now: float = START_UNIX_S
     endings: dict[str, list[str]] = field(default_factory=dict)
-    leased_tickets: list[str] = field(default_factory=list)  # ticket ids, as edges heard of their leases
-    expected: dict[str, dict[str, str]] = field(default_factory=dict)  # worker: lease: ticket, not started
-    running: dict[str, dict[str, str]] = field(default_factory=dict)  # worker: lease: ticket
-    scheduler_by_worker: dict[str, str] = field(default_factory=dict)  # worker: scheduler
+    leased_tickets: list[str] = field(default_factory=list)  # ticket ids in the order of their leases
+    expected: dict[str, dict[str, str]] = field(default_factory=dict)  # unstarted tickets by worker and lease
+    running: dict[str, dict[str, str]] = field(default_factory=dict)  # tickets by worker and lease
+    scheduler_by_worker: dict[str, str] = field(default_factory=dict)  # by worker
     frames_delivered: int = 0
-    express_slot_share: float = 0.0  # of slots, kept for what is urgent
+    express_slot_share: float = 0.0  # largest share of express slots
 
     @classmethod
     def of(cls, shards=1, schedulers=1, **bounds):
@@ -103,7 +103,7 @@ class CoreMesh:
             mesh.add_scheduler(f"s{number}")
         return mesh
 
-    # Who is there.
+    # Peers.
 
     def add_shard(self, name, **bounds):
         book = self.shards[name] = book_of(**bounds)
@@ -118,14 +118,14 @@ class CoreMesh:
             self.connect(name, shard)
 
     def remove_shard(self, name):
-        """Lose a shard with all it had."""
+        """Remove a shard with all of its state."""
         for scheduler in self.schedulers:
             del self.streams[scheduler, name]
             self._perform_scheduler(scheduler, self.schedulers[scheduler].on_queue_disconnected(name))
         del self.shards[name]
 
     def remove_scheduler(self, name):
-        """Lose a scheduler; its workers are to attach to another, or to it once it is back."""
+        """Remove a scheduler. Its workers must attach to another one, or to its successor."""
         for shard in self.shards:
             del self.streams[name, shard]
             self._perform_shard(shard, self.shards[shard].on_scheduler_disconnected(name, self.now))
@@ -137,7 +137,7 @@ class CoreMesh:
         self._perform_scheduler(scheduler, self.schedulers[scheduler].on_queue_connected(shard))
 
     def disconnect(self, scheduler, shard):
-        """Cut a stream: what is on it is lost, and both ends notice."""
+        """Break a stream: its frames are lost, and both ends detect it."""
         del self.streams[scheduler, shard]
         self._perform_shard(shard, self.shards[shard].on_scheduler_disconnected(scheduler, self.now))
         self._perform_scheduler(scheduler, self.schedulers[scheduler].on_queue_disconnected(shard))
@@ -152,13 +152,13 @@ class CoreMesh:
         )
 
     def detach(self, worker):
-        """Lose a worker with all it had."""
+        """Remove a worker with all of its leases."""
         scheduler = self.scheduler_by_worker.pop(worker)
         self.expected.pop(worker)
         self.running.pop(worker)
         self._perform_scheduler(scheduler, self.schedulers[scheduler].on_worker_lost(worker))
 
-    # What happens.
+    # Events.
 
     def enqueue(self, shard, ticket):
         self.endings.setdefault(ticket.ticket_id, [])
@@ -180,7 +180,7 @@ class CoreMesh:
         self._perform_scheduler(scheduler, self.schedulers[scheduler].on_leases_released(worker, [lease_id], served))
 
     def pass_time(self, seconds):
-        """Let time pass; what is under way for longer than a stream may be silent arrives first, or it would be cut."""
+        """Advance the time. Frames arrive first if they would exceed the timeout of a stream."""
         if seconds > STREAM_TIMEOUT_S:
             self.settle()
         self.now += seconds
@@ -193,7 +193,7 @@ class CoreMesh:
 
     @property
     def pending_directions(self):
-        """Every stream's direction that has a frame under way."""
+        """Stream directions with frames under way."""
         return [(key, way) for key, stream in self.streams.items() for way in ("up", "down") if getattr(stream, way)]
 
     def deliver(self, key, direction):
@@ -207,14 +207,14 @@ class CoreMesh:
             self._perform_scheduler(scheduler, self._from_shard(scheduler, shard, frame))
 
     def settle(self, limit=20_000):
-        """Deliver all that is under way; frames must not breed for ever."""
+        """Deliver all frames under way. Their number is bounded."""
         until = self.frames_delivered + limit
         while moving := self.pending_directions:
             self.deliver(*moving[0])
-            assert self.frames_delivered < until, "frames go round in circles"
+            assert self.frames_delivered < until, "frames cause frames without end"
 
     def run_to_end(self, seconds=30.0, step=0.1):
-        """Let everything run to its end: leases start and finish, time passes, frames arrive."""
+        """Run until no ticket is left: leases start and finish, time passes, frames arrive."""
         until = self.now + seconds
         while self.now < until and any(book.tickets for book in self.shards.values()):
             self.settle()

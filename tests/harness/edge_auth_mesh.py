@@ -1,4 +1,4 @@
-"""Real edges and a real auth that can die, stand still and come back, among a queue and a worker that tests script."""
+"""Real edges, a real auth that can stop, stall and restart, and a scripted queue and worker."""
 
 import asyncio
 import sqlite3
@@ -29,13 +29,13 @@ START_UNIX_S = 1_800_000_000.0  # s
 
 
 class PausableAdmission(AdmissionService):
-    """Answers nothing while it `is_held`, as a process that stands still; what it heard it does afterwards."""
+    """Answers nothing while `is_paused`, as a stalled process. `resume` handles the frames received meanwhile."""
 
     def __init__(self, *given):
         super().__init__(*given)
         self.is_paused = False
-        self.is_closed = False  # takes no new stream
-        self.dead_edges = set()  # edges that say nothing any more, as far as auth can hear
+        self.is_closed = False  # rejects new streams
+        self.dead_edges = set()  # edges whose frames no longer reach auth
         self._held_frames = []
 
     def _on_frame(self, peer, edge_id, frame):
@@ -52,7 +52,7 @@ class PausableAdmission(AdmissionService):
         await super().Admit(request_iterator, context)
 
     def drop_frames_of_dead(self):
-        """What it has heard of edges that are dead now never reached it."""
+        """Drop the held frames of dead edges, as if they had not been received."""
         self._held_frames = [each for each in self._held_frames if each[1] not in self.dead_edges]
 
     def resume(self):
@@ -63,14 +63,14 @@ class PausableAdmission(AdmissionService):
 
 @dataclass
 class AuthLife:
-    """Auth at one address and one file, whichever process it is at the moment."""
+    """Auth at one address and one file over several processes."""
 
     path: Path
     settings: dict
     now: float = START_UNIX_S
     port: int = 0
     service: PausableAdmission | None = None
-    desk: object = None
+    authorizer: object = None
     _running: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -80,11 +80,11 @@ class AuthLife:
     async def start(self, *, without_key=""):
         config = AuthConfig(listen="127.0.0.1:0", store=str(self.path), **SECRETS, **self.settings)
         store, kept = await self._running.enter_async_context(opened_store(config.store))
-        self.desk = recover(config, kept, self.now)
+        self.authorizer = recover(config, kept, self.now)
         if without_key:
-            self.desk.keys.remove(without_key)
-        edges = edges_to_expect(config, self.desk, self.now)
-        self.service = PausableAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
+            self.authorizer.keys.remove(without_key)
+        edges = edges_to_expect(config, self.authorizer, self.now)
+        self.service = PausableAdmission(self.authorizer, edges, store, hello("auth", "auth-1"), lambda: self.now)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_AdmissionServiceServicer_to_server(self.service, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
@@ -95,11 +95,11 @@ class AuthLife:
         await self._running.aclose()
 
     def expire_edge(self, edge_id: str) -> None:
-        """As when the grace of an edge that stays away is over."""
+        """Expire the grace of a disconnected edge."""
         self.service._expire_edge(edge_id, self.now)  # its sweep, without its clock
 
     def ledger_rows(self) -> list[tuple]:
-        """The ledger, once auth has ended: prompt tokens, output tokens, outcome."""
+        """Return the ledger of a stopped auth: prompt tokens, output tokens, outcome."""
         with closing(sqlite3.connect(self.path)) as file:
             return file.execute("SELECT prompt_tokens, output_tokens, outcome FROM ledger ORDER BY outcome").fetchall()
 
@@ -115,7 +115,7 @@ class EdgeAuthMesh:
     @property
     def holding_edge(self) -> int:
         """Number of the one edge that holds a reservation."""
-        [name] = self.auth.desk.reservations.edges_with_reservations
+        [name] = self.auth.authorizer.reservations.edges_with_reservations
         return int(name.removeprefix("edge-")) - 1
 
     async def figures(self, number=0) -> dict[str, float]:
@@ -123,16 +123,16 @@ class EdgeAuthMesh:
             return dict((await AdminStub(to_edge).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
 
     async def wait_for_figure(self, name, value, number=0) -> None:
-        """Return when a figure of an edge has come to `value`."""
+        """Wait until a figure of an edge equals `value`."""
         async with asyncio.timeout(20), channel(self.addresses[number]) as to_edge:
             admin = AdminStub(to_edge)
             while (await admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures[name] != value:
                 pass
 
     async def wait_settled(self) -> list[tuple]:
-        """The ledger once nothing is reserved any more; auth is gone after it."""
+        """Wait until no reservation is left, stop auth, and return its ledger."""
         async with asyncio.timeout(20):
-            while self.auth.desk.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
+            while self.auth.authorizer.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
                 await asyncio.sleep(0)
         await self.auth.stop()
         return self.auth.ledger_rows()

@@ -1,4 +1,4 @@
-"""Calls to an edge as a caller makes them, and what is read of their answers."""
+"""Calls to an edge and readers of their responses."""
 
 import grpc
 import pytest
@@ -7,7 +7,7 @@ from penstock.chassis.errors import error_from_rpc
 
 
 async def read_answer(call):
-    """Whole answer: accepted, text, ids, finished; indexes must be contiguous."""
+    """Return the whole answer: accepted, text, ids, finished. Indexes must be contiguous."""
     accepted, text, ids, finished, first = None, "", [], None, None
     while (frame := await call.read()) is not grpc.aio.EOF:
         kind = frame.WhichOneof("frame")
@@ -24,7 +24,7 @@ async def read_answer(call):
 
 
 async def read_tokens(call, count):
-    """The first `count` tokens of an answer that goes no further for now."""
+    """Return the first `count` tokens of an answer that is then paused."""
     ids = []
     while len(ids) < count:
         ids += (await call.read()).delta.token_ids
@@ -32,7 +32,7 @@ async def read_tokens(call, count):
 
 
 async def wait_rejecting(mesh):
-    """Return once the edge takes no new calls."""
+    """Wait until the edge rejects new calls."""
     while True:
         try:
             await mesh.figures()

@@ -1,4 +1,4 @@
-"""The edge's HTTP front on a real port, over a gateway whose every event is the test's to give."""
+"""The edge's HTTP server on a real port over a scripted gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,11 +16,11 @@ from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
 
-TIMEOUT_S = 30.0  # s; a bound for what must happen
+TIMEOUT_S = 30.0  # bound of every wait
 
 
 class GatewayCall:
-    """One request as the gateway got it; says what the test says."""
+    """One request as the gateway received it; sends the events that the test scripts."""
 
     def __init__(self, spec, credential, traceparent):
         self.spec = spec
@@ -29,7 +29,7 @@ class GatewayCall:
         self.stream = ResponseStream()
         self.was_left = asyncio.Event()
         self.stream.cancel = lambda: self.disconnects.append(self.was_left.is_set())
-        self.disconnects = []  # that the client has left, each time: whether the block had been left by then
+        self.disconnects = []  # one entry per cancel: whether the block had been left already
         self.tokens_sent = 0
 
     def accept(self):
@@ -53,7 +53,7 @@ class GatewayCall:
 
 
 class FakeGateway:
-    """Takes every request and leaves the rest to the test."""
+    """Accepts every request; the test sends its events."""
 
     def __init__(self):
         self._calls = asyncio.Queue()
@@ -61,7 +61,7 @@ class FakeGateway:
         self.credentials = []
 
     def name_caller(self, error, credential):
-        """Knows nobody."""
+        """Does nothing: no caller is cached."""
 
     async def parse(self, size, parse):
         return parse()
@@ -96,7 +96,7 @@ class FakeGateway:
 
 
 class HttpEdge:
-    """What a test holds of the served front."""
+    """A running HTTP server with its clients."""
 
     def __init__(self, front, gateway, address, http, api):
         self.front = front
@@ -113,7 +113,7 @@ class HttpEdge:
         return await asyncio.open_connection(host, int(port))
 
     async def wait_connections_refused(self):
-        """Wait until nobody listens any more."""
+        """Wait until the server no longer listens."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
@@ -125,7 +125,7 @@ class HttpEdge:
 
     @asynccontextmanager
     async def accepted_stream(self, **body):
-        """A stream that was accepted: the response as it comes, and the call behind it."""
+        """An accepted stream: the response and the call of the gateway."""
         request = self.http.build_request("POST", "/v1/completions", json={"prompt": "hi", "stream": True, **body})
         sent = asyncio.create_task(self.http.send(request, stream=True))
         call = await self.gateway.call()
@@ -138,7 +138,7 @@ class HttpEdge:
 
     @asynccontextmanager
     async def unread_stream(self):
-        """A stream whose client sends its request and then reads only what the test reads."""
+        """A stream whose client reads only the bytes that the test reads."""
         reader, writer = await self.connect()
         try:
             body = b'{"prompt":"hi","stream":true}'

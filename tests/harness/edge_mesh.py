@@ -1,4 +1,4 @@
-"""A real edge among an auth, a queue and workers that do what the test says, each a real grpc.aio server."""
+"""A real edge with scripted auth, queue and workers, each on a real grpc.aio server."""
 
 import asyncio
 import zlib
@@ -16,7 +16,7 @@ from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
-from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn, WouldAdmit
+from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.mesh.v1.worker_pb2 import (
@@ -41,11 +41,11 @@ VOCABULARY = 304
 CONTEXT = 512
 TOKENIZER = tiny_tokenizer(VOCABULARY)
 KV_BLOCKS = 7
-TIMEOUT_S = 30.0  # s; a bound for what must happen
+TIMEOUT_S = 30.0  # bound of every wait
 
 
 def token_at(index: int) -> int:
-    """Every answer of every worker: the letters of the alphabet, again and again."""
+    """Return the text of every worker: the letters of the alphabet, repeated."""
     return TOKENIZER.encode(chr(ord("a") + index % 26)).ids[0]
 
 
@@ -58,11 +58,11 @@ def hello(tier: str, instance_id: str) -> Hello:
 
 
 class FakeAuth(AdmissionServiceServicer):
-    """Knows the bearer `good`; keeps the books."""
+    """Admits the bearer `good` and records reservations and settlements."""
 
     def __init__(self):
         self.reserves = []
-        self.refusals: list[PenstockError] = []  # for who reserves next, though its key is good
+        self.refusals: list[PenstockError] = []  # for the next reservations, although the key is valid
         self.settles = asyncio.Queue()
         self.open_reservations = set()
         self.peers = set()
@@ -103,20 +103,17 @@ class FakeAuth(AdmissionServiceServicer):
 
 
 class FakeQueue(QueueServiceServicer):
-    """Leases every ticket to the first worker it may have; `sheds` holds errors for who comes or asks next instead."""
+    """Leases every ticket to the first worker it may have; `sheds` holds errors for the next tickets."""
 
     def __init__(self, workers):
         self.workers = workers
         self.tickets = []
-        self.probes = []
-        self.holds_probes = False  # to those that ask first: they are kept in `unheard`
-        self.held_probes = asyncio.Queue()  # their streams and what they ask
         self.withdrawn = asyncio.Queue()
         self.withdrawals = []
         self.sheds: list[PenstockError] = []
-        self.shed_windows = []  # Closed, what a shed says of others
-        self.queued_windows = []  # the same, what is said to those that wait
-        self.holds_tickets = False  # tickets wait for ever
+        self.shed_windows = []  # rejection windows of each shed
+        self.queued_windows = []  # rejection windows of each queued ticket
+        self.holds_tickets = False  # tickets stay queued
         self.held_tickets = asyncio.Queue()
         self.peers = set()
 
@@ -134,12 +131,6 @@ class FakeQueue(QueueServiceServicer):
                 self.peers.discard(peer)
 
     def on_frame(self, peer, frame):
-        if frame.WhichOneof("frame") == "probe":
-            if self.holds_probes:
-                self.held_probes.put_nowait((peer, frame.probe.ticket))
-            else:
-                self.probes.append(frame.probe.ticket)
-                self.answer_probe(peer, frame.probe.ticket, self.sheds.pop(0) if self.sheds else None)
         for ticket in frame.enqueue.tickets:
             self.tickets.append(ticket)
             if self.sheds:
@@ -154,11 +145,6 @@ class FakeQueue(QueueServiceServicer):
             self.withdrawals.append(frame.withdraw)
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
-
-    def answer_probe(self, peer, ticket, error=None):
-        """Tell one that asked first."""
-        welcome = SubmitResponse(would_admit=WouldAdmit(ticket_id=ticket.ticket_id))
-        peer.send(self.shed(ticket, error) if error else welcome)
 
     def shed(self, ticket, error):
         return SubmitResponse(
@@ -180,7 +166,7 @@ class FakeQueue(QueueServiceServicer):
 
 @dataclass(eq=False)
 class FakeWorker(WorkerServiceServicer):
-    """Writes the alphabet, all at once, and stops short at `pause_at` where that is set."""
+    """Generates the alphabet at once, or up to `pause_at_index`."""
 
     name: str
     address: str = ""
@@ -250,7 +236,7 @@ class FakeWorker(WorkerServiceServicer):
         peer.send(ExecuteResponse(finished=finished))
 
     def cut_streams(self):
-        """Cut every stream without a word."""
+        """Close every stream without `end`."""
         self.runs.clear()
         for peer in list(self.peers):
             peer.close("killed")

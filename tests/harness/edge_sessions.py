@@ -1,4 +1,4 @@
-"""A client's end of a session with an edge, frame by frame."""
+"""Client side of a session with an edge, frame by frame."""
 
 import asyncio
 from collections import defaultdict
@@ -10,7 +10,7 @@ from penstock.v1.inference_pb2 import GenerateRequest, SessionCancel, SessionGen
 
 
 class SessionClient:
-    """The client's end of a session: what came, by handle."""
+    """Client side of a session, with the received output by handle."""
 
     def __init__(self, link):
         self.link = link
@@ -43,7 +43,7 @@ class SessionClient:
         self.link.send(SessionRequest(cancel=SessionCancel(handle=handle)))
 
     async def next_frame(self, kind):
-        """The next frame of `kind`, passing over others."""
+        """Return the next frame of `kind`, ignoring others."""
         while True:
             got, value = await self.frames.get()
             if got == kind:

@@ -1,4 +1,4 @@
-"""What every engine promises, whatever is behind it: plain functions, which any Python that has the engine can run.
+"""The contract of every engine, as plain functions that any Python with the engine can run.
 
 `python engine_contract.py MODEL` runs them against a real vLLM in a Python that has it, and this folder and services/
 on its path. Each function is given a `Subject`, whose engine may have served others before and is idle.
@@ -52,7 +52,7 @@ def indexes_of(results, seq_id):
 
 
 def raised_error(add, error):
-    """The error that `add` ends with."""
+    """The error that `add` raises."""
     try:
         add()
     except error as refused:

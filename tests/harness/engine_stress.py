@@ -1,4 +1,4 @@
-"""A crowd of requests for one engine: shared beginnings, random cancels, and far less KV memory than it asks for."""
+"""Stress of one engine: many requests with shared prefixes, random cancels, and too little KV memory."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ CONTEXT_LENGTH = 128
 
 
 def prompts(count=40):
-    """Prompts of 4 to 48 tokens, all beginnings of a few texts: many share blocks, in the cache and under way."""
+    """Prompts of 4 to 48 tokens, all prefixes of a few texts, so that many share blocks, cached or being computed."""
     rng = random.Random(5)
     texts = [[rng.randrange(3, 300) for _ in range(48)] for _ in range(4)]
     return [rng.choice(texts)[: rng.randrange(4, 49)] for _ in range(count)]
@@ -22,7 +22,7 @@ def prompts(count=40):
 
 @dataclass
 class EngineStress:
-    """Keeps an engine full until all requests are through; every broken promise is an assertion on the way."""
+    """Keeps an engine full until all requests have ended, and asserts the contract at each step."""
 
     engine: object
     requests: int
@@ -34,7 +34,7 @@ class EngineStress:
     added: int = 0
 
     def run(self, until=None):
-        """Go on until `until` requests were added, or to the end of all."""
+        """Step until `until` requests were added, or until all have ended."""
         while self.added < (until or self.requests) or (until is None and self.running):
             while len(self.running) < SLOTS * 2 and self.added < self.requests:
                 self._add()

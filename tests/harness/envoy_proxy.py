@@ -1,4 +1,4 @@
-"""A real Envoy with a real control plane in front of backends that the test holds in its hand."""
+"""A real Envoy with a real control plane in front of backends that the test controls."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def free_port():
 
 
 class Backend:
-    """Stands in for an edge: gRPC and HTTP, each of whose streams says one thing, waits for `go`, and says another."""
+    """A fake edge for gRPC and HTTP: each stream sends one message, waits for `go`, and sends another."""
 
     def __init__(self, name):
         self.name = name
@@ -136,7 +136,7 @@ class LoggedProcess:
         self.lines = []
 
     async def wait_for_line(self, *fragments):
-        """Read on to the next line that holds all the fragments; what it passes over is in `lines`."""
+        """Read to the next line with all the fragments; skipped lines are in `lines`."""
         while raw := await self.child.stderr.readline():
             self.lines.append(raw.decode(errors="replace"))
             if all(fragment in self.lines[-1] for fragment in fragments):
@@ -162,7 +162,7 @@ async def logged_process(*command, env=None):
 
 
 class EnvoyProxy:
-    """One Envoy and its control plane; `edges` says which backends it has."""
+    """One Envoy and its control plane, with the backends `edges`."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Stands in for what of vLLM the adapter uses: its stepper, and the scheduler's records that the adapter reads.
+"""A fake of the parts of vLLM that the adapter uses: its engine, and the records of its scheduler.
 
 Underneath is our own simulated batch, so tokens, blocks and cached prefixes are consistent. Field names and their
 meaning are vLLM 0.32's; whether the real one still has them is for the test against the real one to say.
@@ -19,14 +19,14 @@ VOCABULARY = 304
 
 
 class _HashingEngine(SimulatedEngine):
-    """Every token follows from all tokens before it, whoever made them, as a model's would."""
+    """Each token is a function of all tokens before it, as a model's is."""
 
     def _token(self, seq_id, position):
         return self._token_ids[hash(tuple(self.batch._sequences[seq_id].ids)) % len(self._token_ids)]
 
 
 class FakeVllm:
-    """`LLMEngine`, whose every argument it checks for being what the real one takes."""
+    """A fake `LLMEngine` that checks that the real one accepts each argument."""
 
     def __init__(self, *, blocks, block_size, slots, context, token_budget, token_ids):
         self.params = {}  # by request id, as they came
@@ -108,7 +108,7 @@ class FakeVllm:
 
 
 class _LengthOnly:
-    """A mapping of which only the length is asked for."""
+    """A mapping of which only the length is read."""
 
     def __init__(self, count):
         self._count = count

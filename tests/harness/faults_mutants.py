@@ -1,4 +1,4 @@
-"""Bugs that a tier could have, each planted into its real code, for the worlds of `penstock faults` to find."""
+"""Mutants: bugs that a tier could have, each patched into its real code, which the worlds must find."""
 
 import dataclasses
 from unittest.mock import patch
@@ -57,37 +57,37 @@ __all__ = ["MUTANTS"]
 
 
 @mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_run_forgets_the_seed(start, passage, handle, lease):
-    frame = start(passage, handle, lease)
+def a_resumed_run_forgets_the_seed(start, context, handle, lease):
+    frame = start(context, handle, lease)
     if frame.start.emitted:
         frame.start.sampling.seed = 0
     return frame
 
 
 @mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_run_forgets_its_position(start, passage, handle, lease):
-    frame = start(passage, handle, lease)
+def a_resumed_run_forgets_its_position(start, context, handle, lease):
+    frame = start(context, handle, lease)
     frame.start.emitted = 0
     return frame
 
 
 @mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_run_may_be_as_long_as_the_first(start, passage, handle, lease):
-    frame = start(passage, handle, lease)
-    frame.start.max_output_tokens = passage.request.plan.max_output_tokens
+def a_resumed_run_may_be_as_long_as_the_first(start, context, handle, lease):
+    frame = start(context, handle, lease)
+    frame.start.max_output_tokens = context.request.plan.max_output_tokens
     return frame
 
 
 @mutant(edge_frames, "enqueue", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_lost_run_is_enqueued_at_the_tail(enqueue, passage):
-    if passage.request.attempt > 1:
-        passage.request.enqueued_at += 1.0
-    return enqueue(passage)
+def a_lost_run_is_enqueued_at_the_tail(enqueue, context):
+    if context.request.attempt > 1:
+        context.request.enqueued_at += 1.0
+    return enqueue(context)
 
 
 @mutant(edge_frames, "_ticket", mutate_plan=poison_resumed_by_another_edge)
-def a_resumed_ticket_hides_that_it_may_have_run(ticket, passage):
-    found = ticket(passage)
+def a_resumed_ticket_hides_that_it_may_have_run(ticket, context):
+    found = ticket(context)
     found.may_have_run = False
     return found
 
@@ -120,8 +120,8 @@ def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
 
 
 @mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)
-def unread_output_of_a_slow_client_is_unbounded(emit, self, passage, piece):
-    passage.sink.send_delta(piece)
+def unread_output_of_a_slow_client_is_unbounded(emit, self, context, piece):
+    context.sink.send_delta(piece)
 
 
 @mutant(write_timeout._WriteWatchdog, "_check", mutate_plan=with_slow_reader)

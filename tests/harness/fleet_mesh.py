@@ -1,7 +1,7 @@
-"""A fleet of real ticket books and dispatchers with one edge that behaves as edges do: it owns its requests.
+"""A fleet of real ticket books and dispatchers with one edge that owns its requests.
 
-It sends a request to its tenant's shard, again when a shard or a stream is lost, and with a new attempt when a lease
-was lost or a worker died. Workers take what runs along when they attach to another scheduler.
+The edge sends a request to its tenant's shard, again when a shard or a stream is lost, and with a new attempt when a
+lease was lost or a worker died. Workers keep their running leases when they attach to another scheduler.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ SLOTS, KV_BLOCKS = 2, 8
 
 @dataclass
 class FleetRequest:
-    """What the edge knows of one; its lease is a worker's name and the lease's id."""
+    """A request at the edge. Its lease is a worker's name and a lease id."""
 
     name: str
     tenant: str
@@ -27,7 +27,7 @@ class FleetRequest:
     at: float
     attempt: int = 1
     shard: str = ""
-    state: str = "waits"  # then holds, runs, and at the end done, left or shed
+    state: str = "waits"  # then holds, runs, and finally done, left or shed
     lease: tuple[str, str] | None = None
     avoid: list[str] = field(default_factory=list)
 
@@ -39,7 +39,7 @@ class FleetMesh(CoreMesh):
     edges: dict[str, str] = field(default_factory=dict)  # the edge's present stream to each shard
     names: count = field(default_factory=lambda: count(1))
 
-    # Who is there.
+    # Peers.
 
     def add_shard(self, name, **bounds):
         self.edges[name] = f"edge/{next(self.names)}"
@@ -49,7 +49,7 @@ class FleetMesh(CoreMesh):
                 self.send(request)
 
     def remove_shard(self, name):
-        """Lose a shard; returns the requests that waited there."""
+        """Remove a shard, and return the requests that waited there."""
         super().remove_shard(name)
         del self.edges[name]
         moved = [request for request in self.in_state("waits") if request.shard == name]
@@ -58,7 +58,7 @@ class FleetMesh(CoreMesh):
         return moved
 
     def reconnect_edge(self, shard):
-        """The edge is back on a new stream before the old one's loss is noticed; it says all that it said before."""
+        """Connect a new stream of the edge before the old one is closed; the edge enqueues its requests again."""
         former, self.edges[shard] = self.edges[shard], f"edge/{next(self.names)}"
         self._perform_shard(shard, self.shards[shard].on_edge_connected(self.edges[shard]))
         for request in self.in_state("waits"):
@@ -76,7 +76,7 @@ class FleetMesh(CoreMesh):
                 self.send_again(request, avoid=[name] if request.state == "runs" else [])
 
     def lose_scheduler(self, name):
-        """Its workers go to another with what runs; what nobody has started is lost, and refused to whoever tries."""
+        """Remove a scheduler. Its workers attach to another one with running leases; unstarted leases are refused."""
         self.remove_scheduler(name)
         for worker in [each for each, scheduler in self.scheduler_by_worker.items() if scheduler == name]:
             self.expected[worker].clear()
@@ -94,7 +94,7 @@ class FleetMesh(CoreMesh):
         fields = {"ticket_id": name, "attempt": request.attempt, "queue_id": request.shard}
         return RunningLease(lease_id=lease_id, kv_blocks=-(-request.tokens // BLOCK_TOKENS), **fields)
 
-    # What the edge does.
+    # Events of the edge.
 
     def in_state(self, state):
         return [request for request in self.requests.values() if request.state == state]
@@ -129,7 +129,7 @@ class FleetMesh(CoreMesh):
         request.state = "left"
 
     def start_lease(self, request):
-        """Start a lease; a worker that does not know it refuses, and the edge asks again."""
+        """Start a lease. A worker that does not know it refuses, and the edge enqueues the request again."""
         worker, lease_id = request.lease
         if lease_id in self.expected.get(worker, {}):
             self.start(worker, lease_id)

@@ -1,4 +1,4 @@
-"""Stands in for an engine that starts processes of its own: `python -m engine_with_offspring FD`."""
+"""A fake engine that starts processes of its own: `python -m forking_engine FD`."""
 
 import os
 import socket

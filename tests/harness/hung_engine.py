@@ -1,4 +1,4 @@
-"""Stands in for an engine that closes its pipe and does not end: `python -m engine_that_stays FD`."""
+"""A fake engine that closes its pipe and does not end: `python -m hung_engine FD`."""
 
 import os
 import socket

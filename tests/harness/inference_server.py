@@ -1,4 +1,4 @@
-"""A server whose Inference handlers do what a test says: what the chassis does around handlers, and nothing else."""
+"""A server with scripted Inference handlers in the chassis of a real process."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What must hold between Kubernetes objects, beyond what their schemas can say. Pure: objects in, faults out.
+"""Rules between Kubernetes objects, beyond their schemas. Pure: objects in, faults out.
 
 Schema checks miss what breaks a roll-out in practice: a port nobody listens on, a selector that selects nothing, an
 address of no Service, a grace period shorter than the drain, a policy that forbids a call of the request's own path.
@@ -54,7 +54,7 @@ def container(pods):
 
 
 def environment(pods):
-    """Variables as the container sees them, with a pod address for what is only known then."""
+    """Variables of the container, with a made-up pod address for values that are known only in a cluster."""
     variables = {}
     for each in container(pods).get("env", []):
         known = {f"$({name})": value for name, value in variables.items()}
@@ -160,7 +160,7 @@ def _check_mounts(pods, objects):
 
 
 def _check_rollout(pods):
-    """Never fewer pods than before while rolling; one writer at a time where there is a volume."""
+    """A rollout never reduces the number of pods, and a volume has one writer at a time."""
     strategy = pods["spec"]["strategy"]
     claims = [each.get("persistentVolumeClaim") for each in _pod(pods).get("volumes", [])]
     is_written = any(claim and not claim.get("readOnly") for claim in claims)
@@ -186,7 +186,7 @@ def _check_probes(pods):
 
 
 def _check_tier(pods, config_class):
-    """The checks that need to know what a tier's settings mean."""
+    """Checks that depend on the meaning of a tier's settings."""
     tier, variables = pods["metadata"]["name"], environment(pods)
     try:
         config = load(config_class, tier, variables)
@@ -268,7 +268,7 @@ def _check_network_policy(policy, objects):
 
 
 def _check_calls(objects):
-    """Every address in the settings is one of a Service, and every call along it is let through."""
+    """Every address in the settings is one of a Service, and the network policies allow every such call."""
     for caller, where, called, port in _configured_addresses(objects):
         service = _find_object(objects, "Service", called)
         if service is None or port not in {each["port"] for each in service["spec"]["ports"]}:

@@ -1,4 +1,4 @@
-"""How a bug is planted into a tier's real code, and the worlds that bring it out."""
+"""Mutants: how a bug is patched into a tier's real code, and the plans of the worlds that must find it."""
 
 import random
 from collections.abc import Callable
@@ -20,14 +20,14 @@ ADMIT, EXECUTE = "penstock.mesh.v1.AdmissionService/Admit", "penstock.mesh.v1.Wo
 
 @dataclass(frozen=True)
 class Mutant:
-    """`break_at` says where its worlds break, and how; None: wherever their seeds say."""
+    """A patch of one attribute, and the plans of its worlds."""
 
     target: object
     attribute: str
     replacement: Callable
-    fault: tuple[FaultKind, str, Failpoint] | None
-    cancel_mode: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
-    mutate_plan: Callable | None  # what is peculiar to its worlds, which do not break otherwise
+    fault: tuple[FaultKind, str, Failpoint] | None  # the only fault of its worlds; None: those of the seed
+    cancel_mode: Callable | None  # changes each request of worlds without faults; None: no change
+    mutate_plan: Callable | None  # changes the plans of worlds without other faults; None: no change
 
     @contextmanager
     def applied(self):
@@ -35,17 +35,16 @@ class Mutant:
             yield
 
     def plan(self, seed):
-        found = plan_world(seed)
+        plan = plan_world(seed)
         if self.mutate_plan:
-            return self.mutate_plan(replace(found, faults=(), late_frame_share=0.0), random.Random(seed))
+            return self.mutate_plan(replace(plan, faults=(), late_frame_share=0.0), random.Random(seed))
         if self.cancel_mode:
-            requests = (
-                replace(request, crash_token_index=None) for request in found.requests
-            )  # such a client is not to leave
+            # A poison request must not be cancelled.
+            requests = (replace(request, crash_token_index=None) for request in plan.requests)
             requests = tuple(self.cancel_mode(request, number) for number, request in enumerate(requests))
-            return replace(found, requests=requests, faults=(), late_frame_share=0.0)
+            return replace(plan, requests=requests, faults=(), late_frame_share=0.0)
         if self.fault is None:
-            return found
+            return plan
         kind, victim, failpoint = self.fault
         fault = PlannedFault(
             kind=kind,
@@ -55,7 +54,7 @@ class Mutant:
             failpoint=failpoint,
             frame_number=1 + seed % 3,
         )
-        return replace(found, faults=(fault,))
+        return replace(plan, faults=(fault,))
 
 
 def unchanged(request, _):
@@ -63,29 +62,29 @@ def unchanged(request, _):
 
 
 def cancels_early(request, number):
-    """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
+    """Cancel while the prompt is sent, tokenized or computed."""
     return replace(
         request, cancel_after_tokens=None, cancel_after_s=0.003 + 0.004 * number, timeout_s=None, max_output_tokens=24
     )
 
 
 def poison_with_edge_kills(plan, rng):
-    """A request crashes engines, and edges are lost: what they had comes again by another."""
-    deaths = (
+    """A request crashes engines, and edges die: their requests are sent again by other edges."""
+    kills = (
         PlannedFault(
             kind=FaultKind.KILL, duration_s=0.1, victim_tier="edge", victim_pick=pick, at=rng.uniform(0.3, 0.6)
         )
         for pick in (0, 0.9)
     )
-    return replace(with_poison(plan, rng), faults=tuple(deaths))
+    return replace(with_poison(plan, rng), faults=tuple(kills))
 
 
 def poison_without_schedulers(plan, rng):
-    """A request crashes an engine when no scheduler is there and its edge has just lost the worker."""
+    """A request crashes an engine while all schedulers are down and its edge has just lost the worker."""
     poisoned = with_poison(plan, rng)
     request = next(each for each in poisoned.requests if each.crash_token_index is not None)
     shape = replace(plan.shape, schedulers=1, workers=2)
-    deaf = PlannedFault(
+    unreachable = PlannedFault(
         kind=FaultKind.KILL,
         duration_s=0.3,
         victim_tier="scheduler",
@@ -101,37 +100,45 @@ def poison_without_schedulers(plan, rng):
         frame_number=3,
     )
     later = replace(request, max_output_tokens=max(4, request.max_output_tokens), crash_token_index=3)
-    return replace(plan, shape=shape, requests=(later,), faults=(deaf, lost))
+    return replace(plan, shape=shape, requests=(later,), faults=(unreachable, lost))
 
 
 def edge_freeze_during_auth_restart(plan, rng):
-    """And end soon after they have gone on, so that clients have spent the few retries that they share."""
-    gone = rng.uniform(0.3, 0.5)
-    on = gone + 0.3 + 4.5
+    """The edge stops soon after its freeze, so that clients have used up their retries."""
+    killed_at = rng.uniform(0.3, 0.5)
+    resumed_at = killed_at + 0.3 + 4.5
     requests = (
-        replace(request, starts_at=gone + 0.2, cancel_after_tokens=None, cancel_after_s=None, timeout_s=None)
+        replace(request, starts_at=killed_at + 0.2, cancel_after_tokens=None, cancel_after_s=None, timeout_s=None)
         for request in plan.requests
     )
     faults = (
-        PlannedFault(kind=FaultKind.KILL, duration_s=0.8, victim_tier="auth", victim_pick=0, at=gone),
+        PlannedFault(kind=FaultKind.KILL, duration_s=0.8, victim_tier="auth", victim_pick=0, at=killed_at),
         PlannedFault(
-            kind=FaultKind.FREEZE, duration_s=on - gone - 0.3, victim_tier="edge", victim_pick=0, at=gone + 0.3
+            kind=FaultKind.FREEZE,
+            duration_s=resumed_at - killed_at - 0.3,
+            victim_tier="edge",
+            victim_pick=0,
+            at=killed_at + 0.3,
         ),
         PlannedFault(
-            kind=FaultKind.TERM, duration_s=0.4, victim_tier="edge", victim_pick=0, at=on + rng.uniform(0.9, 1.1)
+            kind=FaultKind.TERM,
+            duration_s=0.4,
+            victim_tier="edge",
+            victim_pick=0,
+            at=resumed_at + rng.uniform(0.9, 1.1),
         ),
     )
-    token_counts = (PlannedTokenCount(starts_at=0.0, prompt=(3,)),)  # has auth answer, and lets nobody in
+    token_counts = (PlannedTokenCount(starts_at=0.0, prompt=(3,)),)  # makes auth answer, without admitting a request
     shape = replace(plan.shape, edges=1)
     return replace(plan, shape=shape, requests=tuple(requests), token_counts=token_counts, faults=faults)
 
 
 def poison_resumed_by_another_edge(plan, rng):
-    """A request crashes an engine when no scheduler is there, and its edge is lost as well."""
+    """A request crashes an engine while all schedulers are down, and its edge dies as well."""
     poisoned = with_poison(plan, rng)
     request = next(each for each in poisoned.requests if each.crash_token_index is not None)
     shape = replace(plan.shape, edges=2, schedulers=1, workers=2)
-    deaf = PlannedFault(
+    unreachable = PlannedFault(
         kind=FaultKind.KILL,
         duration_s=0.3,
         victim_tier="scheduler",
@@ -147,16 +154,16 @@ def poison_resumed_by_another_edge(plan, rng):
         frame_number=3,
     )
     later = replace(request, max_output_tokens=max(4, request.max_output_tokens), crash_token_index=3)
-    return replace(plan, shape=shape, requests=(later,), token_counts=(), faults=(deaf, lost))
+    return replace(plan, shape=shape, requests=(later,), token_counts=(), faults=(unreachable, lost))
 
 
 def poison_with_scheduler_unreachable(plan, rng):
-    """A request crashes an engine when the worker cannot reach its own scheduler, and its edge is lost as well."""
+    """A request crashes an engine while the worker cannot reach its own scheduler, and its edge dies as well."""
     poisoned = with_poison(plan, rng)
     request = next(each for each in poisoned.requests if each.crash_token_index is not None)
     shape = replace(plan.shape, edges=2, schedulers=2, workers=2)
     kind, victim = rng.choice(((FaultKind.PARTITION, "worker"), (FaultKind.FREEZE, "scheduler")))
-    deaf = PlannedFault(
+    unreachable = PlannedFault(
         kind=kind, duration_s=1.5, victim_tier=victim, victim_pick=0, failpoint=Failpoint(ATTACH, TO_SERVER, "started")
     )
     lost = PlannedFault(
@@ -168,16 +175,16 @@ def poison_with_scheduler_unreachable(plan, rng):
         frame_number=3,
     )
     later = replace(request, max_output_tokens=max(4, request.max_output_tokens), crash_token_index=3)
-    return replace(plan, shape=shape, requests=(later,), token_counts=(), faults=(deaf, lost))
+    return replace(plan, shape=shape, requests=(later,), token_counts=(), faults=(unreachable, lost))
 
 
 def poison_sent_twice(plan, rng):
-    """The second time while the first runs; its edge can start it elsewhere once that has crashed an engine."""
+    """A poison request is sent again while the first runs; the edge may start it elsewhere after the crash."""
     poisoned = with_poison(plan, rng)
     request = next(each for each in poisoned.requests if each.crash_token_index is not None)
     first = replace(request, starts_at=0.0, crash_token_index=0, uses_session=False, sends_text=False)
     shape = replace(plan.shape, edges=1, workers=2, slots=1, schedulers=rng.choice((1, 2)), token_budget=8)
-    unheard = PlannedFault(
+    partition = PlannedFault(
         kind=FaultKind.PARTITION,
         duration_s=0.4,
         victim_tier="worker",
@@ -186,7 +193,7 @@ def poison_sent_twice(plan, rng):
         frame_number=2,
     )
     again = replace(first, starts_at=rng.uniform(0.0, 0.02))
-    return replace(plan, shape=shape, requests=(first, again), token_counts=(), faults=(unheard,))
+    return replace(plan, shape=shape, requests=(first, again), token_counts=(), faults=(partition,))
 
 
 def cancels_midway(request, _):
@@ -202,7 +209,7 @@ def cancels_midway(request, _):
 
 
 def mutant(target, name, *, fault=None, cancel_mode=None, mutate_plan=None):
-    """Note a bug: the decorated function takes the original's place and gets it first."""
+    """Register a mutant: the decorated function replaces the original, which it receives as its first argument."""
 
     def register(changed):
         original = getattr(target, name)

@@ -1,4 +1,4 @@
-"""The reference that engines are held to: the whole sequence computed anew for each token, nothing cached.
+"""The reference for engines: the whole sequence is recomputed for each token, without a cache.
 
 Written apart from the engine's model: its own attention, on the same weights.
 """

@@ -1,4 +1,4 @@
-"""What the OpenAI API is asked in tests, and how its answers are read."""
+"""Calls of the OpenAI API, and readers of its responses."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ CREATE = {
 
 
 def text_in(event):
-    """The text that an event of any of the three streams adds."""
+    """Return the text that an event of any of the three streams adds."""
     if hasattr(event, "choices"):
         return "".join(each.text if hasattr(each, "text") else each.delta.content or "" for each in event.choices)
     return event.delta if event.type == "response.output_text.delta" else ""
@@ -36,7 +36,7 @@ async def next_text(events):
 
 
 async def next_line(lines):
-    """The next line that is not empty."""
+    """Return the next line that is not empty."""
     async with asyncio.timeout(TIMEOUT_S):
         async for line in lines:
             if line:

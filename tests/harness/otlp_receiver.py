@@ -1,4 +1,4 @@
-"""A real OTLP/gRPC receiver that tests read spans and metrics back from: an exporter's own word proves nothing."""
+"""A real OTLP/gRPC receiver that tests read spans and metrics back from, as an exporter's own report proves nothing."""
 
 import threading
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ TIMEOUT_S = 20.0  # s; longer than an exporter's schedule
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """One span as it came over the wire. Ids are hex."""
+    """One received span. Ids are hexadecimal."""
 
     name: str
     service: str
@@ -50,7 +50,7 @@ class ReceivedSpan:
 
 @dataclass
 class Receiver(TraceServiceServicer, MetricsServiceServicer):
-    """Everything that was exported to `endpoint`. Safe to ask from any thread."""
+    """Everything that was exported to `endpoint`. Safe to read from any thread."""
 
     endpoint: str = ""
     _spans: list[ReceivedSpan] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
 
 
 def run_deferred_calls() -> None:
-    """A test that waits here holds up the loop that would make it; from another thread there is nothing to do."""
+    """A test that waits here must let the loop run the deferred calls; another thread need not."""
     with suppress(RuntimeError):
         deferred_calls().flush()
 

@@ -1,4 +1,4 @@
-"""Edges and schedulers of a queue shard that the test holds in its hand, over real streams."""
+"""Edges and schedulers of a queue shard that the test drives over real streams."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, Ticket
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
 from penstock.v1.stream_pb2 import Hello
 
-TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
+TIMEOUT_S = 30.0  # s; a bound for events that must happen
 
 
 def ticket(ticket_id, **fields):
@@ -29,7 +29,7 @@ def ticket(ticket_id, **fields):
 
 
 class StreamClient:
-    """One stream's client. `hear(kind)` gives the next frame of a kind and passes over others."""
+    """The client of one stream. `receive(kind)` returns the next frame of a kind and skips others."""
 
     def __init__(self, link_of, out):
         self.out = out
@@ -88,7 +88,7 @@ async def scheduler_at(address, name="scheduler-1", models=("m",)):
 
 @asynccontextmanager
 async def _connected(kind, method, out, address, name, *, zone=""):
-    """A client that is up. Leaving the block cuts its stream."""
+    """A connected client. Leaving the block breaks its stream."""
     async with channel(address) as to_shard:
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier=kind.__name__.lower(), zone=zone)
         call = method(QueueServiceStub(to_shard))

@@ -1,4 +1,4 @@
-"""Tickets and a book of them, for the tests of the queue."""
+"""Tickets and a ticket book for tests of the queue."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from penstock.queue.tickets.recent_leases import RecentLeases
 
 INTERACTIVE, STANDARD, BATCH = 1, 2, 3
 WARM_UP_S, PATIENCE_S, LEASE_MEMORY_S = 5.0, 10.0, 10.0  # s
-START_UNIX_S = 1_000.0  # s; unix time of the book's start
+START_UNIX_S = 1_000.0  # s; Unix time of the book's start
 
 
 def ticket(
@@ -39,7 +39,7 @@ def entry(model="m", workers=1):
 
 @dataclass
 class ShardDriver:
-    """A book with edges `e` and `f` and what it said, by calls that read like frames."""
+    """A ticket book with edges `e` and `f`, driven by calls that resemble frames. It records all effects."""
 
     max_depth: int = 1_000
     max_tokens: int = 1_000_000
@@ -91,7 +91,7 @@ class ShardDriver:
         return_unused=False,
         model="m",
     ):
-        """Return the ids that are offered for it, in order."""
+        """Give credit, and return the ids of the offered tickets in order."""
         given = Credit(tickets, max_tokens, rate, total_tokens, express)
         return offered(self.record(self.book.on_credit(scheduler, model, given, self.now, return_unused=return_unused)))
 

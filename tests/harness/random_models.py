@@ -1,4 +1,4 @@
-"""Forwards of the engine held against each other: random models, and the logits of texts run through a batch."""
+"""Comparison of the engine's forward passes: random models, and the logits of texts run through a batch."""
 
 import random
 
@@ -17,7 +17,7 @@ SHAPE = ModelShape(
 
 
 def random_weights(shape, dtype, *, extras=False, tied=False):
-    """With all that Qwen models have beyond Llama's, where `extras`."""
+    """`extras`: with the features that Qwen models have beyond Llama's."""
     generator = torch.Generator().manual_seed(7)
 
     def matrix(rows, columns, gain=1.0):

@@ -1,4 +1,4 @@
-"""A dispatcher driven by plain calls, and what is read of its effects."""
+"""Calls of a dispatcher, and readers of its effects."""
 
 from dispatch_mesh import MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
@@ -40,7 +40,7 @@ def service_reports(effects, kind=SendServiceReport):
 
 
 def without_reports(effects):
-    """All but what is told of pace and service."""
+    """Return the effects without pool statistics and service reports."""
     return [effect for effect in effects if not isinstance(effect, SendPoolStats | SendServiceReport)]
 
 
@@ -59,11 +59,11 @@ def pool_stats(effects):
 
 
 LARGE_TOKENS, SMALL_TOKENS = 1_000, 100  # tokens
-MANY_TOKENS = 1_000_000  # tokens: more than any of these tests grants
+MANY_TOKENS = 1_000_000  # tokens; more than these tests grant
 
 
 def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, resumes=False):
-    """Of tickets of `tokens` each."""
+    """Return a head of `waiting` tickets with `tokens` each."""
     return Head(
         model=MODEL,
         waiting=waiting,
@@ -77,11 +77,11 @@ def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, r
 
 
 def grants(book, room, largest, tokens=MANY_TOKENS):
-    """What is granted, but for the tokens."""
+    """Return the grants without their tokens."""
     return [grant._replace(tokens=0) for grant in plan_grants(book, FreeCapacity(room, tokens, largest))]
 
 
 def offer_one(book, queue, then):
-    """A shard uses one credit and tells its new head, as it does after every offer."""
+    """Let a shard use one ticket of credit and send its new head, as after every offer."""
     book.on_offer(queue, 10)
     book.on_head(queue, then)

@@ -1,4 +1,4 @@
-"""Queue shards and workers of a scheduler that the test holds in its hand, over real streams."""
+"""Queue shards and workers of a scheduler that the test drives over real streams."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -16,11 +16,11 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.v1.stream_pb2 import Hello
 
-TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
+TIMEOUT_S = 30.0  # s; a bound for events that must happen
 
 
 class ReceivedFrames:
-    """What came over one stream. `hear(kind)` gives the next frame of a kind and passes over others."""
+    """The received frames of one stream. `receive(kind)` returns the next frame of a kind and skips others."""
 
     def __init__(self):
         self._frames = asyncio.Queue()
@@ -36,7 +36,7 @@ class ReceivedFrames:
 
 
 class FakeShard(QueueServiceServicer):
-    """The queue's end of a scheduler's stream."""
+    """The queue's end of a stream with a scheduler."""
 
     def __init__(self, name):
         self.hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue")
@@ -44,7 +44,7 @@ class FakeShard(QueueServiceServicer):
         self.receive = self.frames.receive
         self.address = ""
         self.peer = None
-        self.ended = asyncio.Queue()  # of each stream: whether it ended on purpose
+        self.ended = asyncio.Queue()  # for each stream: whether the peer has sent `end`
 
     async def Dispatch(self, request_iterator, context):
         async with accept_stream(context, queue_pb2.DispatchResponse, self.hello) as peer:
@@ -62,13 +62,13 @@ class FakeShard(QueueServiceServicer):
         self.send(offer=queue_pb2.Offer(ticket=ticket))
 
     async def catalog_of(self, *models):
-        """Wait until the scheduler serves exactly these."""
+        """Wait until the scheduler serves exactly these models."""
         while [entry.model for entry in (await self.receive("catalog")).entries] != list(models):
             pass
 
 
 class AttachedWorker:
-    """The client's end of an attachment."""
+    """The worker's end of an attachment."""
 
     def __init__(self, call, name):
         self.frames = ReceivedFrames()
@@ -131,7 +131,7 @@ async def scheduler_of(*shards, ttl=5.0, look_ahead=0):
 
 @asynccontextmanager
 async def worker_at(address, name="w1", **profile):
-    """An attached worker; leaving the block cuts its stream."""
+    """An attached worker. Leaving the block breaks its stream."""
     async with channel(address) as to_scheduler:
         worker = AttachedWorker(lambda: SchedulerServiceStub(to_scheduler).Attach(), name)
         running = asyncio.create_task(worker.link.run())

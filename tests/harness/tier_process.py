@@ -1,4 +1,4 @@
-"""One tier as a process of its own, under real signals, and what it says in its log."""
+"""One tier as a process of its own, with real signals and its log."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def tier_process(tier, **settings):
 
 
 async def wait_for_event(process, event):
-    """The next line of the log that tells of `event`."""
+    """The next line of the log with `event`."""
     async with asyncio.timeout(TIMEOUT_S):
         async for line in process.stderr:
             found = json.loads(line) if line.startswith(b"{") else {}

@@ -1,4 +1,4 @@
-"""The tiny model as a GGUF file, with what a converter does to it: other names, q and k reordered, quantised."""
+"""The tiny model as a GGUF file, converted as by llama.cpp: renamed, q and k reordered, quantized."""
 
 import json
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def _add_tokenizer(writer: GGUFWriter, vocab: int) -> None:
 
 
 def _interleaved(name: str, weight: np.ndarray, config: dict) -> np.ndarray:
-    """Rows of q and k in the order that RoPE on pairs (2i, 2i+1) wants."""
+    """Rows of q and k in the order of RoPE on pairs (2i, 2i+1)."""
     heads = config["num_attention_heads"] if ".q_proj" in name else config["num_key_value_heads"]
     if ".q_proj" not in name and ".k_proj" not in name:
         return weight

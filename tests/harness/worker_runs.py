@@ -1,4 +1,4 @@
-"""Runs of a worker's run book, made and driven by plain calls."""
+"""Runs of a worker's run table, made and driven by plain calls."""
 
 from penstock.worker.engine.interface import (
     SequenceSpec,
@@ -15,35 +15,35 @@ EDGE = 7
 
 
 def ready_table(**options):
-    book = RunTable(leases=LeaseTable("me"), **options)
-    book.on_engine_ready(LIMITS)
-    book.streams.open(EDGE)
-    return book
+    table = RunTable(leases=LeaseTable("me"), **options)
+    table.on_engine_ready(LIMITS)
+    table.streams.open(EDGE)
+    return table
 
 
 def make_run(
-    book, *, handle=1, lease="l1", ticket="t1", prompt=3, output=4, deadline=float("inf"), stream=EDGE, **spec
+    table, *, handle=1, lease="l1", ticket="t1", prompt=3, output=4, deadline=float("inf"), stream=EDGE, **spec
 ):
-    spec = SequenceSpec(seq_id=book.new_seq_id(), token_ids=list(range(prompt)), max_output_tokens=output, **spec)
+    spec = SequenceSpec(seq_id=table.new_seq_id(), token_ids=list(range(prompt)), max_output_tokens=output, **spec)
     return Run(
         stream=stream, handle=handle, lease_id=lease, ticket_id=ticket, spec=spec, arrived_at=0.0, deadline=deadline
     )
 
 
-def expect(book, lease="l1", ticket="t1", *, worker="me", lapses_at=5.0, now=0.0):
-    return book.expect(lease, LeaseGrant(ticket, attempt=2, queue_id="q"), worker, lapses_at, now)
+def expect(table, lease="l1", ticket="t1", *, worker="me", lapses_at=5.0, now=0.0):
+    return table.expect(lease, LeaseGrant(ticket, attempt=2, queue_id="q"), worker, lapses_at, now)
 
 
-def started_run(book, **what):
+def started_run(table, **what):
     """A run that the engine has."""
-    expect(book, what.get("lease", "l1"), what.get("ticket", "t1"))
-    run = make_run(book, **what)
-    assert book.start(run, 0.0) == [LeaseStarted(run.lease_id), AddSequence(run.spec)]
+    expect(table, what.get("lease", "l1"), what.get("ticket", "t1"))
+    run = make_run(table, **what)
+    assert table.start(run, 0.0) == [LeaseStarted(run.lease_id), AddSequence(run.spec)]
     return run
 
 
 def rejection_reason(effects):
-    """Reason of the one refusal among `effects`."""
+    """Reason of the one failure among `effects`."""
     [ended] = [each for each in effects if isinstance(each, RunEnded)]
     return ended.outcome.reason
 

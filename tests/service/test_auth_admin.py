@@ -1,4 +1,4 @@
-"""Operators that make keys and tenants, over a real server."""
+"""Administration of keys and tenants over a real server."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""An edge whose auth is dead, silent or just back: who gets in, who does not, and that each token is charged once."""
+"""Auth fallback of a real edge whose auth is dead, stalled or restarted: admissions, rejections and exact charges."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def answer(client) -> str:
 
 
 async def known(mesh, client):
-    """One answer that is over and settled, so that the edge knows who asks."""
+    """Complete and settle one answer, so that the edge caches the caller's identity."""
     await answer(client)
     await mesh.wait_for_figure("reservations_open", 0)
 
@@ -43,7 +43,7 @@ async def refused(doing) -> PenstockError:
 
 
 async def until_paused(mesh, client):
-    """An answer under way that has HAD tokens; finish it with `mesh.workers[0].send_tokens(handle)`."""
+    """A running answer with HAD tokens. `mesh.workers[0].send_tokens(handle)` finishes it."""
     mesh.workers[0].pause_at_index = HAD
     reading = asyncio.create_task(answer(client))
     handle = await mesh.workers[0].paused.get()
@@ -62,7 +62,7 @@ async def all_booked(mesh) -> list[tuple]:
     return await mesh.wait_settled()
 
 
-async def test_a_known_caller_is_answered_without_auth_and_charged_once_it_is_back(tmp_path):
+async def test_a_cached_caller_is_served_without_auth_and_charged_once_auth_is_back(tmp_path):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         await without_auth(mesh)
@@ -73,7 +73,7 @@ async def test_a_known_caller_is_answered_without_auth_and_charged_once_it_is_ba
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_who_waits_when_auth_goes_is_let_in_and_charged_when_it_is_back_in_the_midst_of_the_answer(tmp_path):
+async def test_a_request_waiting_for_auth_is_admitted_by_fallback_and_charged_mid_answer(tmp_path):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_paused = True
@@ -87,7 +87,7 @@ async def test_who_waits_when_auth_goes_is_let_in_and_charged_when_it_is_back_in
 
 
 @pytest.mark.parametrize("when", ["it ended", "it runs"])
-async def test_auth_that_stood_still_and_answers_late_books_what_went_on_without_it_once(tmp_path, when):
+async def test_a_stalled_auth_records_each_fallback_admission_once(tmp_path, when):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_paused = True
@@ -101,18 +101,18 @@ async def test_auth_that_stood_still_and_answers_late_books_what_went_on_without
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_a_reservation_that_auth_made_and_never_named_is_the_one_that_is_settled(tmp_path, monkeypatch):
+async def test_a_reservation_whose_response_was_lost_is_settled(tmp_path, monkeypatch):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         monkeypatch.setattr(mesh.auth.service, "_on_reservation_persisted", lambda *_, **__: None)
         assert await answer(client) == text_of(TOKENS)
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.reservations.reservation_count == 1
+        assert mesh.auth.authorizer.reservations.reservation_count == 1
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(tmp_path, monkeypatch):
+async def test_a_reservation_of_a_request_rejected_by_fallback_is_released(tmp_path, monkeypatch):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh, STRANGER) as stranger:
         assert (await refused(stranger.list_models())).reason == "KEY_UNKNOWN"  # auth was there once
         monkeypatch.setattr(mesh.auth.service, "_on_reservation_persisted", lambda *_, **__: None)
@@ -120,16 +120,16 @@ async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(t
             assert (await refused(answer(client))).reason == "AUTH_LOST"
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.reservations.reservation_count == 1
+        assert mesh.auth.authorizer.reservations.reservation_count == 1
         await mesh.wait_for_figure("active_requests", 0)
         assert await all_booked(mesh) == [(0, 0, "failed")]
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
-async def test_a_reservation_that_nobody_waits_for_any_more_is_given_back(tmp_path, monkeypatch, is_restarted):
-    """Auth was silent for longer than anybody's patience, and would hold it until it lapses."""
+async def test_an_orphaned_reservation_is_released(tmp_path, monkeypatch, is_restarted):
+    """Auth was silent for longer than the timeout, and holds the reservation until it expires."""
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 3_600.0 if is_restarted else 0.01)
-    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)  # auth is gone before it has confirmed
+    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)  # auth stops before it confirms
     async with (
         edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0, upstream_timeout=0.05) as mesh,
         client_of(mesh) as client,
@@ -138,14 +138,14 @@ async def test_a_reservation_that_nobody_waits_for_any_more_is_given_back(tmp_pa
             unheard.setattr(mesh.auth.service, "_on_reservation_persisted", lambda *_, **__: None)
             assert (await refused(answer(client))).reason == "AUTH_LOST"
             await mesh.wait_for_figure("active_requests", 0)
-            assert mesh.auth.desk.reservations.reservation_count == 1
+            assert mesh.auth.authorizer.reservations.reservation_count == 1
         if is_restarted:
             await mesh.auth.stop()
             await mesh.auth.start()
         assert await all_booked(mesh) == [(0, 0, "cancelled")]
 
 
-async def test_a_settlement_that_auth_kept_and_never_confirmed_is_not_charged_again(tmp_path, monkeypatch):
+async def test_an_unconfirmed_settlement_is_not_charged_twice(tmp_path, monkeypatch):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         await without_auth(mesh)
@@ -159,8 +159,8 @@ async def test_a_settlement_that_auth_kept_and_never_confirmed_is_not_charged_ag
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_what_auth_can_never_book_is_told_of_once_and_given_up(tmp_path):
-    """As when it comes back without its keys."""
+async def test_a_deferred_reservation_of_an_unknown_key_is_logged_and_dropped(tmp_path):
+    """Auth restarts without its keys."""
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         await without_auth(mesh)
@@ -176,14 +176,14 @@ async def test_what_auth_can_never_book_is_told_of_once_and_given_up(tmp_path):
         assert await all_booked(mesh) == [WHOLE]
 
 
-async def test_a_disk_that_is_full_when_auth_is_back_books_it_later(tmp_path, monkeypatch):
+async def test_a_deferred_reservation_is_recorded_once_auth_can_write(tmp_path, monkeypatch):
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 0.01)
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_paused = True
         await answer(client)
         turned_away = asyncio.Event()
-        monkeypatch.setattr(mesh.auth.desk.reservations, "is_live", lambda _: turned_away.set())
+        monkeypatch.setattr(mesh.auth.authorizer.reservations, "is_live", lambda _: turned_away.set())
         mesh.auth.service.resume()
         await turned_away.wait()
         assert (await mesh.figures())["deferred_reservations"] == 1
@@ -191,7 +191,7 @@ async def test_a_disk_that_is_full_when_auth_is_back_books_it_later(tmp_path, mo
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_a_stranger_is_refused_at_once_and_costs_no_tokenizing(tmp_path, monkeypatch):
+async def test_an_unknown_caller_is_rejected_at_once_without_tokenizing(tmp_path, monkeypatch):
     tokenized = []
     run = TokenizerPools.run
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh, STRANGER) as stranger:
@@ -208,7 +208,7 @@ async def test_a_stranger_is_refused_at_once_and_costs_no_tokenizing(tmp_path, m
         assert (figures["fallback_rejected"], figures["active_requests"]) == (3, 0)
 
 
-async def test_a_stranger_who_waits_when_auth_falls_silent_is_refused_then(tmp_path):
+async def test_an_unknown_caller_is_rejected_once_auth_is_unreachable(tmp_path):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh, STRANGER) as stranger:
         async with client_of(mesh) as client:
             await known(mesh, client)
@@ -220,7 +220,7 @@ async def test_a_stranger_who_waits_when_auth_falls_silent_is_refused_then(tmp_p
         assert (await refused(answer(stranger))).reason == "KEY_UNKNOWN"
 
 
-async def test_an_edge_that_just_started_has_everybody_wait_for_auth(tmp_path):
+async def test_an_edge_without_a_response_of_auth_waits_for_it(tmp_path):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         mesh.auth.service.is_paused = True
         reading = asyncio.create_task(answer(client))
@@ -233,7 +233,7 @@ async def test_an_edge_that_just_started_has_everybody_wait_for_auth(tmp_path):
         assert (figures["fallback_admitted"], figures["fallback_rejected"]) == (0, 0)
 
 
-async def test_a_known_caller_can_count_and_list_without_auth(tmp_path):
+async def test_a_cached_caller_can_count_and_list_without_auth(tmp_path):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         await without_auth(mesh)
@@ -242,7 +242,7 @@ async def test_a_known_caller_can_count_and_list_without_auth(tmp_path):
 
 
 @pytest.mark.parametrize(("granted", "served"), [(0, 0), (PROMPT + TOKENS - 1, 0), (2 * (PROMPT + TOKENS), 2)])
-async def test_a_tenant_is_let_in_up_to_what_auth_granted_before_it_went(tmp_path, granted, served):
+async def test_fallback_admits_a_tenant_up_to_its_grant(tmp_path, granted, served):
     settings = {"fallback_tokens": granted}
     async with edge_auth_mesh(tmp_path, auth=settings, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
@@ -254,14 +254,14 @@ async def test_a_tenant_is_let_in_up_to_what_auth_granted_before_it_went(tmp_pat
         assert await all_booked(mesh) == [WHOLE] * (1 + served)
 
 
-async def test_when_the_grace_is_over_nobody_is_let_in(tmp_path):
+async def test_no_caller_is_admitted_after_the_fallback_period(tmp_path):
     async with edge_auth_mesh(tmp_path, auth_fallback_duration=0.0, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         await without_auth(mesh)
         assert "unreachable for more than 0 s" in (await refused(answer(client))).message
 
 
-async def test_auth_that_drains_is_not_waited_for_by_callers_it_let_in(tmp_path):
+async def test_cached_callers_do_not_wait_for_a_draining_auth(tmp_path):
     async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_closed = True
@@ -273,7 +273,7 @@ async def test_auth_that_drains_is_not_waited_for_by_callers_it_let_in(tmp_path)
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_who_waits_for_an_auth_that_drains_is_let_in_when_it_says_so(tmp_path):
+async def test_a_request_waiting_for_auth_is_admitted_when_auth_drains(tmp_path):
     async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_paused = mesh.auth.service.is_closed = True
@@ -286,11 +286,11 @@ async def test_who_waits_for_an_auth_that_drains_is_let_in_when_it_says_so(tmp_p
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_a_key_revoked_in_an_outage_lives_until_auth_is_back_and_what_it_spent_is_charged(tmp_path):
+async def test_a_key_revoked_in_an_outage_works_until_auth_is_back_and_is_charged(tmp_path):
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_paused = True
-        mesh.auth.desk.keys.revoke("dev", mesh.auth.now)
+        mesh.auth.authorizer.keys.revoke("dev", mesh.auth.now)
         assert await answer(client) == text_of(TOKENS)
         mesh.auth.service.resume()
         await mesh.wait_for_figure("deferred_reservations", 0)
@@ -301,10 +301,8 @@ async def test_a_key_revoked_in_an_outage_lives_until_auth_is_back_and_what_it_s
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
-async def test_an_answer_that_an_edge_let_in_alone_and_took_along_when_it_died_is_charged_where_it_goes_on(
-    tmp_path, monkeypatch
-):
-    """Auth never heard of its beginning; the edge that goes on says what its client has."""
+async def test_an_answer_admitted_by_a_lost_edge_is_charged_at_the_edge_that_resumes_it(tmp_path, monkeypatch):
+    """Auth never received the first reservation; the second edge reports the tokens that the client has."""
     monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
     async with edge_auth_mesh(tmp_path, edges=2, **SOON) as mesh, client_of(mesh, attempts=5) as client:
         for _ in range(4):

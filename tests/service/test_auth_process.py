@@ -1,4 +1,4 @@
-"""The process of auth: what it refuses to start with, and what it keeps over a kill."""
+"""The process of auth: invalid settings, and the state that survives a kill."""
 
 import asyncio
 import signal
@@ -35,7 +35,7 @@ def test_secrets_are_not_shown_with_the_settings():
 
 
 async def test_the_state_survives_a_kill_and_a_drain_exits_with_status_0(tmp_path):
-    """What it admitted is there after SIGKILL, its secrets too; SIGTERM ends it in order."""
+    """Reservations and secrets survive SIGKILL; SIGTERM drains the process."""
     async with auth_process(tmp_path) as (process, found), edge(found) as stream:
         made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))
         admitted = await stream.reserve(credential=Credential(bearer=made.secret))

@@ -1,4 +1,4 @@
-"""Edges of auth that reconnect, vanish and leave, and auth that restarts, over real servers."""
+"""Edges that reconnect or disappear, and restarts of auth, over real servers."""
 
 from structlog.testing import capture_logs
 

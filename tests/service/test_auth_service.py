@@ -1,4 +1,4 @@
-"""Edges that have callers identified, and reserve, settle and vouch, over a real server."""
+"""Edges that identify callers, reserve, settle and report fallback admissions, over a real server."""
 
 import asyncio
 
@@ -124,7 +124,7 @@ async def test_a_fallback_grant_is_a_share_of_the_remaining_tokens():
         async with edge(found, "edge-2"):
             assert (await stream.reserve("request-2", 100, 100, credential=credential)).fallback_tokens == 150
             at_its_limit = await stream.reserve("request-3", 1, 1, credential=credential)
-            assert at_its_limit.fallback_tokens == 0  # no request is left in this minute
+            assert at_its_limit.fallback_tokens == 0  # the requests of this minute are used up
 
 
 async def test_a_tenant_without_a_token_limit_gets_the_configured_fallback_grant():

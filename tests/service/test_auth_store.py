@@ -1,4 +1,4 @@
-"""The SQLite store: what it says is kept is kept, in order, by one process at a time."""
+"""The SQLite store: changes are persisted in order, by one process at a time."""
 
 import asyncio
 import sqlite3
@@ -43,15 +43,15 @@ def charged(number: int = 1, *, outcome: str = "stop", output: int = 7) -> Charg
 
 
 async def kept(store, change) -> None:
-    """Return when `change` is kept; raises why it is not."""
+    """Wait until `change` is persisted. Raises its error."""
     done = asyncio.get_running_loop().create_future()
     store.write(change, lambda error: done.set_exception(error) if error else done.set_result(None))
     await done
 
 
-async def books_of(path):
-    async with opened_store(path) as (_, books):
-        return books
+async def stored_state(path):
+    async with opened_store(path) as (_, state):
+        return state
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def path(tmp_path):
 
 async def test_all_values_are_restored_unchanged(path):
     balance = Balance("acme", 5, 1_800_000_000_000_001, 0, 0, 0)
-    async with opened_store(path) as (store, books):
-        assert [each.tenant_id for each in books.tenants] == [DEFAULT_TENANT]
+    async with opened_store(path) as (store, state):
+        assert [each.tenant_id for each in state.tenants] == [DEFAULT_TENANT]
         for change in (PutTenant(ACME), PutKey(KEY), Reserved(reservation(), balance)):
             await kept(store, change)
-    books = await books_of(path)
-    assert ACME in books.tenants
-    assert books.keys == [KEY]
-    assert books.reservations == [reservation()]
-    assert books.balances == {"acme": balance}
+    state = await stored_state(path)
+    assert ACME in state.tenants
+    assert state.keys == [KEY]
+    assert state.reservations == [reservation()]
+    assert state.balances == {"acme": balance}
 
 
 async def test_a_tenant_with_keys_and_a_balance_can_get_new_limits(path):
@@ -77,9 +77,9 @@ async def test_a_tenant_with_keys_and_a_balance_can_get_new_limits(path):
         for change in (PutTenant(ACME), PutKey(KEY), Reserved(reservation(), Balance("acme"))):
             await kept(store, change)
         await kept(store, PutTenant(Tenant(tenant_id="acme")))
-    books = await books_of(path)
-    assert Tenant(tenant_id="acme") in books.tenants
-    assert (len(books.keys), len(books.reservations)) == (1, 1)
+    state = await stored_state(path)
+    assert Tenant(tenant_id="acme") in state.tenants
+    assert (len(state.keys), len(state.reservations)) == (1, 1)
 
 
 async def test_a_charge_ends_its_reservation_and_a_correction_replaces_the_lost_row(path):
@@ -90,11 +90,11 @@ async def test_a_charge_ends_its_reservation_and_a_correction_replaces_the_lost_
             charged(outcome=OUTCOME_LOST, output=0),
         ):
             await kept(store, change)
-    lost = await books_of(path)
+    lost = await stored_state(path)
     assert (lost.reservations, lost.lost) == ([], [reservation()])
     async with opened_store(path) as (store, _):
         await kept(store, charged(output=7))
-    assert (await books_of(path)).lost == []
+    assert (await stored_state(path)).lost == []
     with closing(sqlite3.connect(path)) as raw:
         assert raw.execute("SELECT output_tokens, outcome FROM ledger").fetchall() == [(7, "stop")]
 
@@ -104,7 +104,7 @@ async def test_changes_are_persisted_before_the_store_closes(path):
         store.write(PutTenant(ACME), lambda _: None)
         for number in range(3_000):
             store.write(Reserved(reservation(number), Balance("acme")), lambda _: None)
-    assert len((await books_of(path)).reservations) == 3_000
+    assert len((await stored_state(path)).reservations) == 3_000
 
 
 async def test_pending_changes_share_a_commit_and_complete_in_order(path, monkeypatch):
@@ -128,7 +128,7 @@ async def test_a_failed_change_is_reported_and_not_stored(path, monkeypatch):
             with pytest.raises(sqlite3.OperationalError, match="full"):
                 await kept(store, PutTenant(ACME))
         await kept(store, Barrier())
-    assert ACME not in (await books_of(path)).tenants
+    assert ACME not in (await stored_state(path)).tenants
 
 
 async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
@@ -146,7 +146,7 @@ async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
         monkeypatch.setattr(sql, "apply", full_twice)
         await kept(store, charged())
     assert tries == [charged()] * 3
-    assert (await books_of(path)).reservations == []
+    assert (await stored_state(path)).reservations == []
 
 
 async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown(path, monkeypatch):
@@ -157,7 +157,7 @@ async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown(path, mon
         monkeypatch.setattr(sql, "apply", disk_is_full)
         store.write(charged(), lambda _: None)
     monkeypatch.undo()
-    assert (await books_of(path)).reservations == [reservation()]
+    assert (await stored_state(path)).reservations == [reservation()]
 
 
 async def test_a_closed_store_rejects_changes(path):
@@ -176,11 +176,11 @@ async def test_a_second_process_cannot_open_the_store(path, monkeypatch):
 
 
 async def test_a_store_of_a_later_release_is_not_changed(path):
-    await books_of(path)
+    await stored_state(path)
     with closing(sqlite3.connect(path)) as raw:
         raw.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     with pytest.raises(StoreTooNew, match="upgrade auth"):
-        await books_of(path)
+        await stored_state(path)
 
 
 def test_migrating_twice_changes_nothing():
@@ -193,7 +193,7 @@ def test_migrating_twice_changes_nothing():
 
 
 def half_way(apply):
-    """The disk fills up once a part of the transaction is written."""
+    """Let the disk fill up after a part of the transaction was written."""
 
     def apply_and_fail(connection, change):
         apply(connection, change)
@@ -208,7 +208,7 @@ def disk_is_full(connection, change):
 
 
 async def test_the_charges_of_an_answer_survive_a_restart(path):
-    """Whether its beginning was charged, or lost, or is still under way, and whatever its requests were charged."""
+    """This holds for a beginning that was charged, lost or is in progress, and for any charges of its requests."""
     begun, lost = part("begun", made=30), part("lost", outcome=OUTCOME_LOST)
     onward = part("onward", "lost", emitted=25, made=5, charged=30)
     async with opened_store(path) as (store, _):
@@ -216,16 +216,16 @@ async def test_the_charges_of_an_answer_survive_a_restart(path):
         for charge in (begun, lost, onward):
             await kept(store, Charged(charge, Balance("acme")))
         await kept(store, Reserved(part("live", "begun", emitted=12).reservation, Balance("acme")))
-    books = await books_of(path)
-    assert books.charged == [begun, onward]
-    assert books.lost == [lost.reservation]
-    assert books.reservations == [part("live", "begun", emitted=12).reservation]
-    accounts = ReservationTable(ttl=100.0)
-    accounts.put_tenant(ACME, 3.0)
-    accounts.restore(books.reservations, books.lost, books.charged)
-    again = accounts.settle("live", 10, 8, "stop", 3.0)
+    state = await stored_state(path)
+    assert state.charged == [begun, onward]
+    assert state.lost == [lost.reservation]
+    assert state.reservations == [part("live", "begun", emitted=12).reservation]
+    table = ReservationTable(ttl=100.0)
+    table.put_tenant(ACME, 3.0)
+    table.restore(state.reservations, state.lost, state.charged)
+    again = table.settle("live", 10, 8, "stop", 3.0)
     assert (again.prompt_tokens, again.output_tokens) == (0, 8)
-    late = accounts.settle("lost", 10, 28, "cancelled", 3.0)
+    late = table.settle("lost", 10, 28, "cancelled", 3.0)
     assert (late.prompt_tokens, late.output_tokens) == (0, 3)
 
 
@@ -235,12 +235,12 @@ async def test_a_file_of_the_first_release_keeps_its_ledger(path):
         connection.execute("INSERT INTO tenants VALUES ('acme', 2, 1.0, 0, 0, 0)")
         row = ("r", "request", "acme", "k", "edge-1", "m", 10, 20, 1.0, 101.0, 2.0, 10, 7, "stop")
         connection.execute(f"INSERT INTO ledger VALUES ({', '.join('?' * 14)})", row)
-    [charge] = (await books_of(path)).charged
+    [charge] = (await stored_state(path)).charged
     assert (charge.reservation.request.max_output_tokens, charge.output_tokens, charge.made_tokens) == (20, 7, 7)
 
 
 def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="cancelled") -> Charge:
-    """A request of an answer, ended."""
+    """Return the charge of one request of an answer."""
     own = replace(
         reservation().request,
         request_id=request_id,

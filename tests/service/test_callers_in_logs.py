@@ -1,4 +1,4 @@
-"""Each log line of an error or a refusal names its caller by tenant and key id where it is known, and no key shows."""
+"""Log lines of errors and rejections name a known caller by tenant and key id, and contain no key."""
 
 import pytest
 from structlog.contextvars import merge_contextvars
@@ -40,7 +40,7 @@ async def too_long_a_text(mesh):
 
 
 @pytest.mark.parametrize("ending", [over_its_quota, shed_by_the_queue, too_long_a_prompt, too_long_a_text])
-async def test_a_refused_request_is_logged_with_its_caller(ending):
+async def test_a_rejected_request_is_logged_with_its_caller(ending):
     async with edge_mesh() as mesh:
         with capture_logs() as logs:
             error = await ending(mesh)
@@ -51,7 +51,7 @@ async def test_a_refused_request_is_logged_with_its_caller(ending):
     assert "good" not in str(logs)
 
 
-async def test_a_caller_that_was_not_let_in_has_no_name_in_the_log_and_its_key_no_place():
+async def test_an_unauthenticated_caller_and_its_key_are_not_logged():
     async with edge_mesh() as mesh:
         await read_answer(mesh.generate(max_output_tokens=1))
         with capture_logs() as logs:
@@ -72,7 +72,7 @@ async def crashed_in_a_session(mesh):
 
 
 @pytest.mark.parametrize("crashed", [crashed_in_a_call, crashed_in_a_session])
-async def test_an_error_that_nobody_expected_is_logged_with_the_caller_whose_request_it_ended(monkeypatch, crashed):
+async def test_an_unexpected_error_is_logged_with_its_caller(monkeypatch, crashed):
     async with edge_mesh() as mesh:
         await read_answer(mesh.generate(max_output_tokens=1))
         monkeypatch.setattr("penstock.edge.gateway.plan_generation", lambda *_, **__: 1 / 0)
@@ -82,7 +82,7 @@ async def test_an_error_that_nobody_expected_is_logged_with_the_caller_whose_req
     assert lines_of(logs, "unmapped_error") == [KNOWN]
 
 
-async def test_a_handler_that_crashed_is_logged_with_its_caller(monkeypatch):
+async def test_a_crashed_handler_is_logged_with_its_caller(monkeypatch):
     async with edge_mesh() as mesh:
         await read_answer(mesh.generate(max_output_tokens=1))
         monkeypatch.setattr("penstock.edge.api.grpc.service.spec_of", lambda _: 1 / 0)
@@ -92,7 +92,7 @@ async def test_a_handler_that_crashed_is_logged_with_its_caller(monkeypatch):
     assert lines_of(logs, "handler_crashed") == [KNOWN, ("", "")]
 
 
-async def test_auth_names_the_caller_it_refuses_once_it_has_shown_its_secret():
+async def test_auth_names_a_rejected_caller_that_presented_a_valid_secret():
     async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, requests_per_minute=1)
         key_id = key_id_of(credential.bearer)

@@ -1,4 +1,4 @@
-"""What an answer costs whose edge died, drained or was cut off: the SDK, two real edges, a real auth and its ledger."""
+"""Charges of an answer whose edge was lost or drained: the SDK, two real edges, a real auth and its ledger."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def _no_waiting_for_what_never_comes(monkeypatch):
 
 
 async def interrupted(mesh, interrupt, kind):
-    """Read an answer whose first edge goes after HAD tokens; returns its text and the number of attempts."""
+    """Read an answer whose first edge is lost after HAD tokens. Returns its text and the number of attempts."""
     worker = mesh.workers[0]
     worker.pause_at_index = HAD
     async with Client(*mesh.addresses, api_key=KEY, retries=HASTY) as client:
@@ -39,7 +39,7 @@ async def read(answer, worker, interrupt):
 
 
 @pytest.mark.parametrize("kind", ["call", "session"])
-async def test_an_answer_whose_edge_died_is_charged_once_at_the_edge_that_finished_it(tmp_path, kind):
+async def test_an_answer_of_a_lost_edge_is_charged_once_at_the_edge_that_finished_it(tmp_path, kind):
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
         dead = mesh.auth.service.dead_edges
 
@@ -53,7 +53,7 @@ async def test_an_answer_whose_edge_died_is_charged_once_at_the_edge_that_finish
         assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST]
 
 
-async def test_an_edge_that_is_lost_only_after_the_answer_went_on_changes_no_charge(tmp_path):
+async def test_an_edge_lost_after_the_answer_resumed_changes_no_charge(tmp_path):
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
         async def fall_silent_and_be_lost():
@@ -67,7 +67,7 @@ async def test_an_edge_that_is_lost_only_after_the_answer_went_on_changes_no_cha
 
 
 @pytest.mark.parametrize("kind", ["call", "session"])
-async def test_an_answer_that_a_drained_edge_let_go_is_charged_its_prompt_once(tmp_path, kind):
+async def test_the_prompt_of_an_answer_of_a_drained_edge_is_charged_once(tmp_path, kind):
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
         async def drain():
@@ -77,7 +77,7 @@ async def test_an_answer_that_a_drained_edge_let_go_is_charged_its_prompt_once(t
         assert await mesh.wait_settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
 
 
-async def test_an_answer_goes_on_at_its_charges_when_auth_was_killed_in_between(tmp_path):
+async def test_the_charges_of_an_answer_survive_a_crash_of_auth(tmp_path):
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
         async def drain_and_kill_auth():
@@ -89,7 +89,7 @@ async def test_an_answer_goes_on_at_its_charges_when_auth_was_killed_in_between(
         assert await mesh.wait_settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
 
 
-async def test_naming_an_answer_that_never_was_is_charged_with_all_that_it_claims_to_have_had(tmp_path):
+async def test_resuming_an_unknown_answer_is_charged_with_all_reported_tokens(tmp_path):
     async with edge_auth_mesh(tmp_path) as mesh, Client(*mesh.addresses, api_key=KEY) as client:
         answer = client.generate("hi", max_output_tokens=TOKENS)
         request = answer._progress._request  # the SDK itself names only answers that it was given

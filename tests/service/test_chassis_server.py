@@ -1,4 +1,4 @@
-"""What every server has: an address, health, reflection, channelz, admin, and an orderly end."""
+"""Every server: its address, health, reflection, channelz, admin and drain."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -217,7 +217,7 @@ async def test_a_grace_out_of_bounds_is_refused_and_drains_nothing(seconds):
 
 
 class Gate:
-    """A Generate handler that streams one frame, then waits to be let through."""
+    """A Generate handler that streams one frame and then waits for the test."""
 
     def __init__(self):
         self.opened = asyncio.Event()
@@ -301,7 +301,7 @@ async def test_a_stop_makes_the_server_unready_at_once_and_for_good():
 
 
 class Core:
-    """gRPC's server with one call that never ends. To cancel its calls once it is gone is to read freed memory."""
+    """gRPC's server with one call that never ends. Cancelling its calls after its end would read freed memory."""
 
     def __init__(self):
         self.is_over, self.is_gone, self.was_cancelled_when_gone = asyncio.Event(), asyncio.Event(), False

@@ -1,4 +1,4 @@
-"""The SDK against real servers whose edges do what a test says: cut, shed, end, fall silent."""
+"""The SDK against real servers with scripted edges that fail, reject, end or stall."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -29,7 +29,7 @@ from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateResponse
 
 
-async def test_an_answer_streams_piece_by_piece():
+async def test_an_answer_streams_chunk_by_chunk():
     edge = ScriptedEdge()
     async with client_of(edge) as client:
         async with client.generate("Hello", model="m", max_output_tokens=6, temperature=0.0) as answer:
@@ -50,7 +50,7 @@ async def test_an_answer_can_be_read_without_a_block_or_whole():
         assert await client.complete("Hello") == "".join(WORDS)
 
 
-async def test_nothing_is_asked_before_the_answer_is_read():
+async def test_no_request_is_sent_before_the_answer_is_read():
     edge = ScriptedEdge()
     async with client_of(edge) as client, client.generate("Hello") as answer:
         with pytest.raises(RuntimeError, match="read the answer"):
@@ -80,7 +80,7 @@ async def test_leaving_the_block_cancels_on_the_edge():
         assert answer.token_ids == [100]
 
 
-async def test_cancelling_whoever_reads_cancels_on_the_edge():
+async def test_cancelling_the_reader_cancels_on_the_edge():
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def endless(request, context):
@@ -101,7 +101,7 @@ async def test_cancelling_whoever_reads_cancels_on_the_edge():
             await cancelled.wait()
 
 
-async def test_an_answer_that_was_cut_goes_on_where_it_was_with_the_same_seed():
+async def test_a_lost_answer_resumes_at_its_index_with_the_same_seed():
     edge = ScriptedEdge(script=[2, 3])
     async with client_of(edge) as client, client.generate("Hello") as answer:
         assert [piece.text async for piece in answer] == WORDS
@@ -115,7 +115,7 @@ async def test_an_answer_that_was_cut_goes_on_where_it_was_with_the_same_seed():
         assert later.request_id == "r-1"
 
 
-async def test_an_answer_goes_on_at_another_edge_when_its_own_dies():
+async def test_an_answer_resumes_at_another_edge():
     other, served = ScriptedEdge(), asyncio.Event()
 
     async def dying(request, context):
@@ -140,7 +140,7 @@ async def test_an_answer_goes_on_at_another_edge_when_its_own_dies():
     assert list(other.requests[0].resume.token_ids) == [100]
 
 
-async def test_tokens_that_come_again_are_dropped():
+async def test_duplicate_tokens_are_dropped():
     attempts = []
 
     async def forgetful(request, context):
@@ -157,7 +157,7 @@ async def test_tokens_that_come_again_are_dropped():
     assert len(attempts) == 2
 
 
-async def test_tokens_that_are_missing_are_an_error_and_not_a_wrong_answer():
+async def test_missing_tokens_are_an_error():
     cancelled = asyncio.Event()
 
     async def leaping(request, context):
@@ -176,7 +176,7 @@ async def test_tokens_that_are_missing_are_an_error_and_not_a_wrong_answer():
             await cancelled.wait()
 
 
-async def test_an_answer_without_an_end_is_not_taken_for_one():
+async def test_an_answer_without_finished_is_an_error():
     attempts = []
 
     async def unfinished(request, context):
@@ -189,7 +189,7 @@ async def test_an_answer_without_an_end_is_not_taken_for_one():
     assert len(attempts) == 3
 
 
-async def test_who_is_shed_comes_back_when_told_and_not_before():
+async def test_a_rejected_request_is_retried_after_retry_after():
     edge = ScriptedEdge(script=[Overloaded("full", reason="QUEUE_FULL", retry_after=0.05)])
     async with client_of(edge) as client, client.generate("Hello") as answer:
         loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ async def test_who_is_shed_comes_back_when_told_and_not_before():
         (Overloaded("full", reason="QUEUE_FULL", retry_after=30.0), Overloaded),
     ],
 )
-async def test_errors_come_typed_with_reason_and_time_and_at_once(error, kind):
+async def test_errors_are_typed_with_reason_and_retry_after(error, kind):
     edge = ScriptedEdge(script=[error])
     async with client_of(edge) as client:
         with pytest.raises(kind) as failure:
@@ -218,7 +218,7 @@ async def test_errors_come_typed_with_reason_and_time_and_at_once(error, kind):
     assert len(edge.requests) == 1
 
 
-async def test_an_overload_is_not_kept_alive_by_retries():
+async def test_retries_do_not_sustain_an_overload():
     """Twenty requests of one client against an edge that sheds them all cost four retries, not eighty."""
     edge = ScriptedEdge(script=[Overloaded("full", retry_after=0.001)] * 100)
     async with client_of(edge) as client:
@@ -228,7 +228,7 @@ async def test_an_overload_is_not_kept_alive_by_retries():
 
 
 @pytest.mark.parametrize("way", ["complete", "count_tokens"])
-async def test_what_succeeds_brings_the_budget_for_retries_back(way):
+async def test_successes_restore_the_retry_budget(way):
     edge = ScriptedEdge(script=[Overloaded("full", retry_after=0.001)] * 20)
 
     async def count(request, context):

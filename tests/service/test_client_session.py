@@ -1,4 +1,4 @@
-"""The SDK's sessions against real servers: many requests on one stream, which moves when its edge goes."""
+"""The SDK's sessions against real servers: many requests on one stream, which moves if its edge is lost."""
 
 import asyncio
 
@@ -40,7 +40,7 @@ async def test_a_session_carries_many_requests_on_one_stream():
     assert sorted(each.request.text for each in asked) == ["prompt 0", "prompt 1", "prompt 2"]
 
 
-async def test_a_request_of_a_session_fails_alone():
+async def test_a_failed_request_does_not_affect_its_session():
     edge = SessionEdge()
     async with session_of(edge) as session:
         good, bad = asyncio.create_task(session.complete("good")), asyncio.create_task(session.complete("bad"))
@@ -81,7 +81,7 @@ async def test_leaving_an_answer_of_a_session_cancels_it_alone():
 
 
 @pytest.mark.parametrize("how", ["ended", "cut"])
-async def test_answers_of_a_session_go_on_when_their_edge_does_not(how):
+async def test_answers_of_a_session_resume_if_their_edge_is_lost(how):
     edge = SessionEdge()
     async with session_of(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
@@ -105,7 +105,7 @@ async def test_answers_of_a_session_go_on_when_their_edge_does_not(how):
     assert len(edge.peers) == 2
 
 
-async def test_a_session_leaves_an_edge_that_drains_and_what_runs_there_ends_there():
+async def test_a_session_leaves_a_draining_edge_where_running_requests_complete():
     old, new = SessionEdge(), SessionEdge()
     async with session_across(old, new) as session:
         running = asyncio.create_task(session.complete("running"))
@@ -127,7 +127,7 @@ async def test_a_session_leaves_an_edge_that_drains_and_what_runs_there_ends_the
     assert (len(old.peers), len(new.peers)) == (1, 1)
 
 
-async def test_a_session_with_one_edge_waits_for_the_next_that_takes_its_place():
+async def test_a_session_with_one_edge_waits_for_its_replacement():
     edge = SessionEdge()
     async with session_across(edge) as session:
         answer = session.generate("Hello")
@@ -141,7 +141,7 @@ async def test_a_session_with_one_edge_waits_for_the_next_that_takes_its_place()
         assert answer.attempts == 1
 
 
-async def test_a_session_gives_up_on_edges_that_drain_once_its_patience_is_over():
+async def test_a_session_fails_if_all_edges_drain_until_its_timeout():
     edge = SessionEdge()
     async with inference_server(Session=edge.session) as (_, server):
         policy = RetryPolicy(max_attempts=1, connect_timeout=0.2)
@@ -159,7 +159,7 @@ async def test_a_session_gives_up_on_edges_that_drain_once_its_patience_is_over(
 
 
 @pytest.mark.parametrize("reason", ["AUTH_LOST", "QUEUE_LOST"])
-async def test_a_session_leaves_an_edge_that_has_lost_a_tier_if_there_is_another(reason):
+async def test_a_session_leaves_an_edge_that_lost_an_upstream_if_there_is_another(reason):
     cut_off, well = SessionEdge(), SessionEdge()
     async with session_across(cut_off, well) as session:
         reading = asyncio.create_task(session.complete("Hello"))
@@ -170,7 +170,7 @@ async def test_a_session_leaves_an_edge_that_has_lost_a_tier_if_there_is_another
         assert await reading == "".join(WORDS)
 
 
-async def test_a_session_stays_with_an_edge_that_has_lost_a_tier_if_there_is_no_other():
+async def test_a_session_stays_with_an_edge_that_lost_an_upstream_if_there_is_no_other():
     edge = SessionEdge()
     async with session_across(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
@@ -182,7 +182,7 @@ async def test_a_session_stays_with_an_edge_that_has_lost_a_tier_if_there_is_no_
     assert len(edge.peers) == 1
 
 
-async def test_a_request_that_crosses_with_the_end_of_its_stream_is_no_attempt():
+async def test_a_request_that_crosses_the_end_of_its_stream_is_not_an_attempt():
     old, new = SessionEdge(), SessionEdge()
     async with session_across(old, new) as session:
         answer = session.generate("Hello")
@@ -196,7 +196,7 @@ async def test_a_request_that_crosses_with_the_end_of_its_stream_is_no_attempt()
         assert answer.attempts == 1
 
 
-async def test_a_cancel_that_nobody_asked_for_is_an_edge_that_gives_up_and_another_goes_on():
+async def test_an_unrequested_cancel_of_an_edge_is_resumed_at_another():
     old, new = SessionEdge(), SessionEdge()
     async with session_across(old, new) as session:
         reading = asyncio.create_task(session.complete("Hello"))
@@ -212,7 +212,7 @@ async def test_a_cancel_that_nobody_asked_for_is_an_edge_that_gives_up_and_anoth
         assert await reading == "".join(WORDS)
 
 
-async def test_closing_a_session_says_so_and_ends_what_runs():
+async def test_closing_a_session_sends_end_and_cancels_running_requests():
     edge = SessionEdge()
     async with session_of(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
@@ -222,14 +222,14 @@ async def test_closing_a_session_says_so_and_ends_what_runs():
         await reading
 
 
-async def test_an_answer_after_the_end_of_its_session_is_refused_at_once():
+async def test_a_request_after_the_end_of_its_session_is_rejected_at_once():
     async with session_of(SessionEdge()) as session:
         pass
     with pytest.raises(Cancelled, match="closed"):
         await session.complete("Hello")
 
 
-async def test_what_the_block_of_a_session_raises_comes_out_as_it_is():
+async def test_errors_of_a_session_block_are_raised_unchanged():
     with pytest.raises(KeyError, match="mine"):
         async with session_of(SessionEdge()):
             raise KeyError("mine")

@@ -1,4 +1,4 @@
-"""The SDK's choice among several edges: which it asks, leaves out, waits for and comes back to."""
+"""The SDK's choice among several edges: rotation, failures, waits and recovery."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from penstock.v1 import inference_pb2 as pb
 
 
 def connections_tried(monkeypatch):
-    """The channels that are waited for, each time they are."""
+    """Record every wait for a channel."""
     tried, is_ready = [], endpoints._wait_ready
 
     def noted(channel, **options):
@@ -32,7 +32,7 @@ def connections_tried(monkeypatch):
     return tried
 
 
-async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_rather_than_in_circles(monkeypatch):
+async def test_unreachable_targets_are_retried_after_a_pause(monkeypatch):
     monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 0.1)
     tried = connections_tried(monkeypatch)
@@ -45,10 +45,10 @@ async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_ra
     assert len(tried) <= 2 * (1 + 0.2 / 0.1), "each no oftener than every pause"
 
 
-async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_good_one_is_away(monkeypatch):
+async def test_a_recovered_target_is_found_while_the_last_healthy_one_is_unreachable(monkeypatch):
     monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
-    monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # who waits for the one that is away waits for ever
-    monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 1_000.0)  # and so does who waits before each was tried
+    monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # a wait for the unreachable target would not end
+    monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 1_000.0)  # nor would a pause before every target was tried
     edge = ScriptedEdge()
     async with inference_server() as (_, away):
         nobody = away.address
@@ -59,7 +59,7 @@ async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_
             assert await client.complete("Hello")
 
 
-async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):
+async def test_an_unreachable_target_is_skipped_during_its_cooldown(monkeypatch):
     monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # a refusal is enough: nothing is waited for
     tried = connections_tried(monkeypatch)
@@ -72,7 +72,7 @@ async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch
     assert [tried.count(each) for each in dict.fromkeys(tried)] == [1, 3]
 
 
-async def test_an_edge_that_says_it_goes_is_left_out_for_a_while(monkeypatch):
+async def test_a_draining_edge_is_skipped_during_its_cooldown(monkeypatch):
     monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     edges = [
         ScriptedEdge(script=[Unavailable("this edge drains", reason="DRAINING", retry_after=0.001)]),
@@ -94,7 +94,7 @@ async def test_a_client_waits_for_an_edge_that_is_still_starting():
             assert await reading == "".join(WORDS)
 
 
-async def test_no_edge_within_the_patience_is_an_error_that_names_the_targets():
+async def test_no_edge_within_the_timeout_is_an_error_that_names_the_targets():
     async with inference_server() as (_, server):
         address = server.address
     async with Client(address, retries=RetryPolicy(max_attempts=1, connect_timeout=0.05)) as client:
@@ -139,7 +139,7 @@ async def test_tokens_are_counted_and_models_listed():
         assert [each.name for each in await client.list_models()] == ["m"]
 
 
-async def test_a_client_that_is_not_open_says_how_to_open_it():
+async def test_a_client_that_is_not_open_raises_an_error_with_the_remedy():
     with pytest.raises(RuntimeError, match="async with"):
         await Client("127.0.0.1:1").complete("Hello")
     with pytest.raises(ValueError, match="target"):
@@ -148,7 +148,7 @@ async def test_a_client_that_is_not_open_says_how_to_open_it():
 
 @asynccontextmanager
 async def inference_at(address, **methods):
-    """A server at an address that was free a moment ago."""
+    """Serve at an address that was found free."""
     from inference_server import scripted_servicer
     from penstock.chassis.server.server import serving
     from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server

@@ -1,6 +1,5 @@
 """A real edge that was told by the queue to refuse for a while: whom it refuses, whom not, and what that spares."""
 
-import asyncio
 from datetime import timedelta
 
 import grpc
@@ -10,7 +9,6 @@ from google.protobuf.json_format import MessageToDict
 
 from edge_mesh import TIMEOUT_S, edge_mesh
 from penstock.chassis.errors import Overloaded, error_from_rpc
-from penstock.edge.gateway import PROBE_OVERHEAD_BYTES
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, TokenIds
@@ -90,58 +88,15 @@ async def test_smaller_requests_and_answers_that_go_on_reach_the_queue(mesh):
     assert await outcome(ask(mesh)) == ("OVERLOADED", "edge"), "what they were told says nothing of the like"
 
 
-async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_refused_without_a_reservation(mesh):
-    asked = len(mesh.auth.reserves), len(mesh.queue.tickets)
+async def test_a_rejection_of_a_smaller_request_by_the_queue_holds_for_that_size_from_then_on(mesh):
     mesh.queue.sheds = [FULL]
     mesh.queue.shed_windows = [
         RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=19, min_output_tokens=10)
     ]
-    with structlog.testing.capture_logs() as lines:
-        assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "queue")
-    [knock] = mesh.queue.probes
-    assert (knock.prompt_tokens, knock.max_output_tokens, knock.tenant_id, knock.attempt) == (19, 10, "acme", 1)
-    assert (len(mesh.auth.reserves), len(mesh.queue.tickets)) == asked
-    assert not [line for line in lines if line["event"] == "ticket_done"]
-    assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "edge"), (
-        "what it was told counts"
-    )
+    assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "queue")
+    assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "edge")
     figures = await mesh.figures()
     assert (figures["rejected_by_edge"], figures["rejected_by_queue"], figures["active_requests"]) == (1, 2, 0)
-
-
-async def test_who_is_welcome_goes_on_as_if_it_had_not_asked(mesh):
-    assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
-    assert len(mesh.queue.probes) == 1
-    assert mesh.auth.open_reservations == set()
-
-
-async def test_a_queue_that_does_not_answer_who_asks_first_holds_nobody_up(mesh):
-    mesh.queue.holds_probes = True
-    assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
-
-
-async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monkeypatch):
-    monkeypatch.setattr("penstock.edge.admission.probes.PROBE_TIMEOUT_S", TIMEOUT_S)
-    mesh.queue.holds_probes = True
-    call = ask(mesh, max_output_tokens=9)
-    answer = asyncio.ensure_future(outcome(call))
-    while not await waits(mesh):
-        pass
-    assert (await mesh.figures())["held_bytes"] >= PROBE_OVERHEAD_BYTES, "it counts against what the edge may hold"
-    for peer in list(mesh.queue.peers):
-        peer.close("killed")
-    assert await answer == ("", "")
-    assert (await mesh.figures())["held_bytes"] == 0
-
-
-async def waits(mesh):
-    return (await mesh.figures())["pending_probes"]
-
-
-async def test_what_resumes_and_other_classes_do_not_ask_first(mesh):
-    assert await outcome(ask(mesh, resume=Resume(token_ids=[5]))) == ("", "")
-    assert await outcome(ask(mesh, priority=PRIORITY_BATCH)) == ("", "")
-    assert mesh.queue.probes == []
 
 
 async def test_a_key_that_auth_has_not_let_in_of_late_is_for_auth_to_judge(mesh):

@@ -1,4 +1,4 @@
-"""A crowd that leaves a real edge at once: auth hears of all of it together, and of nobody too late."""
+"""Many cancels at once at a real edge: their settlements reach auth in few messages and in time."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def _held_for_good(monkeypatch):
 
 
 async def leave(mesh, client):
-    """Have a crowd come and leave; the first few settlements are heard."""
+    """Start and cancel many requests; the first few settlements are received."""
     mesh.queue.holds_tickets = True
     for handle in range(CROWD):
         client.generate(handle)
@@ -34,7 +34,7 @@ async def leave(mesh, client):
     assert len(mesh.auth.open_reservations) == HELD
 
 
-async def test_a_crowd_costs_auth_a_few_words_and_whoever_asks_next_finds_its_room_free():
+async def test_a_burst_of_cancels_costs_few_messages_and_frees_its_tokens_for_the_next_request():
     async with edge_mesh() as mesh, session(mesh) as client:
         await leave(mesh, client)
         answer, found_open = mesh.auth.answer, []
@@ -52,7 +52,7 @@ async def test_a_crowd_costs_auth_a_few_words_and_whoever_asks_next_finds_its_ro
         assert mesh.auth.settles.qsize() == HELD + 1  # each once
 
 
-async def test_what_is_held_back_reaches_auth_when_its_stream_is_new():
+async def test_held_settlements_reach_auth_over_a_new_stream():
     async with edge_mesh() as mesh, session(mesh) as client:
         await leave(mesh, client)
         for peer in list(mesh.auth.peers):
@@ -61,7 +61,7 @@ async def test_what_is_held_back_reaches_auth_when_its_stream_is_new():
         await wait_at_rest(mesh)
 
 
-async def test_an_edge_that_ends_says_first_what_it_held_back():
+async def test_a_draining_edge_sends_held_settlements_first():
     async with edge_mesh() as mesh:
         async with session(mesh) as client:
             await leave(mesh, client)

@@ -1,4 +1,4 @@
-"""A real edge whose workers, queues, auth or clients go: answers go on, tickets move, nothing is charged twice."""
+"""Lost workers, queues, auth and clients of a real edge: answers resume, tickets move, nothing is charged twice."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from penstock.v1.inference_pb2 import (
 )
 
 
-async def test_a_client_that_leaves_frees_the_gpu_and_is_charged_what_was_made():
+async def test_a_cancel_stops_the_run_and_charges_generated_tokens():
     async with edge_mesh() as mesh:
         mesh.workers[0].pause_at_index = 4
         call = mesh.generate(max_output_tokens=50)
@@ -27,7 +27,7 @@ async def test_a_client_that_leaves_frees_the_gpu_and_is_charged_what_was_made()
         assert (figures["cancels"], figures["cancels_acknowledged"]) == (1, 1)
 
 
-async def test_a_client_that_leaves_while_it_waits_takes_its_ticket_along():
+async def test_a_cancel_while_queued_withdraws_the_ticket():
     async with edge_mesh() as mesh:
         mesh.queue.holds_tickets = True
         call = mesh.generate()
@@ -42,7 +42,7 @@ async def test_a_client_that_leaves_while_it_waits_takes_its_ticket_along():
         assert not mesh.workers[0].starts
 
 
-async def test_a_worker_that_dies_mid_answer_costs_no_token_and_repeats_none():
+async def test_a_worker_lost_mid_answer_loses_no_token_and_repeats_none():
     async with edge_mesh(workers=2) as mesh:
         mesh.workers[0].pause_at_index = 5
         call = mesh.generate("hi", max_output_tokens=12, explain=True)
@@ -63,7 +63,7 @@ async def test_a_worker_that_dies_mid_answer_costs_no_token_and_repeats_none():
         await wait_at_rest(mesh)
 
 
-async def test_an_answer_goes_on_at_the_only_worker_whose_stream_was_cut():
+async def test_an_answer_resumes_at_the_only_worker_after_its_stream_is_lost():
     async with edge_mesh() as mesh:
         mesh.workers[0].pause_at_index = 5
         call = mesh.generate("hi", max_output_tokens=12)
@@ -75,7 +75,7 @@ async def test_an_answer_goes_on_at_the_only_worker_whose_stream_was_cut():
         assert [list(each.avoid_workers) for each in mesh.queue.tickets] == [[], ["w1"], []]
 
 
-async def test_a_queue_that_starts_again_gets_its_waiting_tickets_back():
+async def test_a_restarted_queue_receives_the_waiting_tickets():
     async with edge_mesh() as mesh:
         mesh.queue.holds_tickets = True
         reading = asyncio.create_task(read_answer(mesh.generate(max_output_tokens=2)))
@@ -89,7 +89,7 @@ async def test_a_queue_that_starts_again_gets_its_waiting_tickets_back():
         assert (second.attempt, second.enqueue_unix_nano) == (1, first.enqueue_unix_nano)
 
 
-async def test_a_lost_shards_tickets_go_to_another_at_once():
+async def test_the_tickets_of_a_lost_shard_move_to_another_at_once():
     async with edge_mesh(shards=2) as mesh:
         while (await mesh.figures())["queue_links_up"] < 2:
             pass
@@ -109,7 +109,7 @@ async def test_a_lost_shards_tickets_go_to_another_at_once():
             waiting.cancel()
 
 
-async def test_a_draining_queue_is_asked_again_only_when_it_is_back():
+async def test_a_draining_queue_receives_no_ticket_until_it_reconnects():
     async with edge_mesh() as mesh:
         mesh.queue.sheds.append(Unavailable("drains", reason="DRAINING", retry_after=1.0))
         reading = asyncio.create_task(read_answer(mesh.generate(max_output_tokens=2)))
@@ -121,7 +121,7 @@ async def test_a_draining_queue_is_asked_again_only_when_it_is_back():
         assert len(mesh.queue.tickets) == 2
 
 
-async def test_an_auth_that_dies_before_it_answers_is_asked_again():
+async def test_a_reservation_is_resent_if_auth_is_lost_before_it_answers():
     async with edge_mesh() as mesh:
         heard = asyncio.Queue()
         answer, mesh.auth.answer = mesh.auth.answer, heard.put_nowait
@@ -135,7 +135,7 @@ async def test_an_auth_that_dies_before_it_answers_is_asked_again():
         assert mesh.auth.reserves == [lost]
 
 
-async def test_a_settlement_is_said_again_until_auth_confirms_it():
+async def test_a_settlement_is_resent_until_auth_confirms_it():
     async with edge_mesh() as mesh:
         answer = mesh.auth.answer
         mesh.auth.answer = lambda frame: None if frame.HasField("settle") else answer(frame)
@@ -148,7 +148,7 @@ async def test_a_settlement_is_said_again_until_auth_confirms_it():
         await wait_at_rest(mesh)
 
 
-async def test_a_client_too_far_behind_loses_its_request_and_can_resume():
+async def test_a_client_that_does_not_read_loses_its_request_and_can_resume():
     async with edge_mesh(response_buffer_bytes=64) as mesh:
         mesh.workers[0].sends_one_frame = True
         error = await rejected_call(mesh.generate(max_output_tokens=40))
@@ -169,7 +169,7 @@ async def test_an_answer_is_resumed_after_the_tokens_its_client_has():
 
 
 @pytest.mark.parametrize("known", [{"answer_id": "0" * 32}, {"token_ids": [token_at(0)]}], ids=["by name", "by tokens"])
-async def test_a_queue_is_told_that_an_answer_which_goes_on_may_have_run_elsewhere(known):
+async def test_the_ticket_of_a_resumed_answer_is_marked_as_possibly_run_before(known):
     async with edge_mesh() as mesh:
         await read_answer(mesh.generate("hi", max_output_tokens=6))
         await read_answer(mesh.generate("hi", max_output_tokens=6, resume=Resume(**known), sampling=Sampling(seed=1)))
@@ -189,7 +189,7 @@ async def test_a_drained_edge_lets_running_answers_end():
         assert (await mesh.auth.settles.get()).outcome == "length"
 
 
-async def test_answers_that_outlast_the_grace_are_cancelled_down_to_the_gpu():
+async def test_answers_that_outlast_the_grace_are_cancelled_on_the_worker():
     async with edge_mesh() as mesh:
         mesh.workers[0].pause_at_index = 3
         call = mesh.generate(max_output_tokens=9)

@@ -18,7 +18,7 @@ from penstock.edge.api.http.app import OpenAIApp
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_openai_client_sees_each_piece_before_the_next_is_made(path):
+async def test_the_openai_client_receives_each_delta_before_the_next_is_generated(path):
     async with http_edge() as edge:
         asked = asyncio.create_task(CREATE[path](edge.api, stream=True))
         call = await edge.gateway.call()
@@ -54,7 +54,7 @@ async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
     assert answer.model == "tiny"
 
 
-async def test_pieces_that_are_ready_together_go_out_as_one():
+async def test_deltas_that_are_ready_together_are_merged():
     async with http_edge() as edge, edge.accepted_stream() as (response, call):
         call.send("a", "b", "c")
         call.finish()
@@ -62,7 +62,7 @@ async def test_pieces_that_are_ready_together_go_out_as_one():
     assert [json.loads(line[6:])["choices"][0]["text"] for line in lines] == ["abc", ""]
 
 
-async def test_a_stream_says_how_it_wants_to_be_treated():
+async def test_a_stream_has_headers_against_buffering():
     async with http_edge() as edge, edge.accepted_stream() as (response, call):
         call.finish()
         await response.aread()
@@ -162,14 +162,14 @@ async def test_health_follows_readiness():
 
 
 def counted(receiver):
-    """(method, route, status) of every request measured so far."""
+    """Return (method, route, status) of every recorded request."""
     names = ("http.request.method", "http.route", "http.response.status_code")
     points = receiver.wait_for_metric("http.server.request.duration").histogram.data_points
     labels = [attributes_of(point.attributes) for point in points]
     return {tuple(each.get(name) for name in names) for each in labels}
 
 
-async def test_requests_are_measured_by_labels_that_no_caller_can_make_up(receiver):
+async def test_metric_labels_cannot_be_created_by_callers(receiver):
     async with http_edge() as edge:
         await edge.http.get("/v1/models/org/tiny")
         await edge.http.get("/v1/models/huge")

@@ -1,4 +1,4 @@
-"""Clients of the OpenAI API that leave, lag or stay silent, and edges that drain, over real connections."""
+"""Clients of the OpenAI API that disconnect or do not read, and edges that drain, over real connections."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from penstock.edge.lifecycle.effects import Emit
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("is_accepted", [True, False])
-async def test_a_client_that_leaves_cancels_its_request(is_stream, is_accepted):
+async def test_a_disconnect_cancels_the_request(is_stream, is_accepted):
     async with http_edge() as edge:
         asked = asyncio.create_task(edge.post(stream=is_stream))
         call = await edge.gateway.call()
@@ -33,7 +33,7 @@ async def test_a_client_that_leaves_cancels_its_request(is_stream, is_accepted):
         assert call.disconnects == [False]  # before all that had to unwind
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten():
+async def test_a_disconnect_in_the_middle_of_a_body_releases_it():
     async with http_edge() as edge:
         _, writer = await edge.connect()
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: 100\r\n\r\n{")
@@ -44,7 +44,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten():
 
 
 async def stall(call):
-    """Say so much that nothing more is taken from the call; returns how many bytes were taken."""
+    """Send output until the exchange takes no more. Returns the bytes taken."""
     piece, taken = Emit("x" * CHUNK_BYTES, [1], 0, ()), 0
     while True:
         call.stream.send_delta(piece)
@@ -59,7 +59,7 @@ async def stall(call):
 
 
 async def count_until_done(reader):
-    """Bytes of x in the rest of a stream."""
+    """Count the bytes of x in the rest of a stream."""
     read = b""
     async with asyncio.timeout(TIMEOUT_S):
         while b"[DONE]" not in read[-100:]:
@@ -80,7 +80,7 @@ async def test_a_client_that_does_not_read_holds_back_its_own_stream_alone():
         assert await count_until_done(reader) == taken + CHUNK_BYTES
 
 
-async def test_a_client_that_leaves_while_it_is_behind_is_noticed():
+async def test_a_disconnect_of_a_client_that_does_not_read_is_detected():
     async with http_edge() as edge, edge.unread_stream() as (_, writer, call):
         await stall(call)
         assert not call.was_left.is_set()
@@ -95,7 +95,7 @@ async def test_a_client_that_never_reads_loses_its_connection(monkeypatch):
         await call.wait_left()
 
 
-async def test_a_silent_stream_says_that_it_lives():
+async def test_a_silent_stream_sends_keep_alives():
     async with http_edge(keepalive_interval=0.05) as edge, edge.accepted_stream() as (response, call):
         lines = response.aiter_lines()
         for _ in range(3):
@@ -106,7 +106,7 @@ async def test_a_silent_stream_says_that_it_lives():
     assert rest[-1] == "data: [DONE]"
 
 
-async def test_nothing_is_said_before_the_turn_has_come():
+async def test_nothing_is_sent_before_the_request_is_accepted():
     async with http_edge(keepalive_interval=0.01) as edge:
         asked = asyncio.create_task(edge.post(stream=True))
         call = await edge.gateway.call()
@@ -115,7 +115,7 @@ async def test_nothing_is_said_before_the_turn_has_come():
         assert (await asked).status_code == 503
 
 
-async def test_a_drain_lets_streams_end_and_takes_nothing_new():
+async def test_a_drain_lets_streams_end_and_rejects_new_requests():
     async with http_edge(drain_grace=TIMEOUT_S) as edge:
         async with edge.accepted_stream() as (response, call):
             call.send("Wa")

@@ -1,4 +1,4 @@
-"""The OpenAI API refuses, over real connections: the status, the shape of the error, and what of a body is read."""
+"""Rejections of the OpenAI API over real connections: status, error body and limits of request bodies."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize(("error", "status", "code", "kind"), REFUSALS)
-async def test_who_is_refused_before_a_turn_sees_it_in_the_status(error, status, code, kind, is_stream):
+async def test_a_rejection_before_accepted_is_an_http_status(error, status, code, kind, is_stream):
     async with http_edge() as edge:
         asked = asyncio.create_task(CREATE["/v1/chat/completions"](edge.api, stream=is_stream))
         call = await edge.gateway.call()
@@ -59,7 +59,7 @@ async def test_a_full_edge_refuses_before_anything_else():
     assert refused.json()["error"]["code"] == "edge_full"
 
 
-async def test_what_went_wrong_inside_is_not_told_outside():
+async def test_internal_errors_do_not_reach_callers():
     async with http_edge() as edge:
         edge.gateway.rejection = RuntimeError("the secret is 42")
         refused = await edge.post()
@@ -81,7 +81,7 @@ async def test_what_went_wrong_inside_is_not_told_outside():
         ("POST", "/v1/chat/completions", b'{"messages": "hi"}', 400, "invalid_argument"),
     ],
 )
-async def test_what_cannot_be_a_request_is_refused_in_the_shape_of_the_api(method, path, body, status, code):
+async def test_invalid_requests_are_rejected_in_the_format_of_the_api(method, path, body, status, code):
     async with http_edge() as edge:
         refused = await edge.http.request(method, path, content=body)
     assert refused.status_code == status
@@ -94,7 +94,7 @@ async def test_what_cannot_be_a_request_is_refused_in_the_shape_of_the_api(metho
 
 
 def body_of(size):
-    """JSON of exactly `size` bytes, most of them in a field that nobody reads."""
+    """Return JSON of exactly `size` bytes, most of them in an unknown field."""
     frame = b'{"prompt":"hi","padding":""}'
     return frame[:-2] + b"x" * (size - len(frame)) + frame[-2:]
 
@@ -105,7 +105,7 @@ async def in_chunks(body):
 
 
 @pytest.mark.parametrize("sent", ["at once", "in chunks"])
-async def test_a_body_at_the_cap_is_read_and_one_byte_more_is_refused(sent):
+async def test_a_body_at_the_limit_is_read_and_one_byte_more_is_rejected(sent):
     async with http_edge() as edge:
         for size, is_taken in ((limits.BODY_BYTES, True), (limits.BODY_BYTES + 1, False)):
             body = body_of(size)
@@ -123,7 +123,7 @@ async def test_a_body_at_the_cap_is_read_and_one_byte_more_is_refused(sent):
 
 
 async def begun_body(edge, sent, announced):
-    """A connection on which `sent` bytes of a body of `announced` bytes have come."""
+    """A connection that has sent `sent` of `announced` bytes of a body."""
     reader, writer = await edge.connect()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: e\r\ncontent-length: {announced}\r\n\r\n"
     writer.write(head.encode() + b" " * sent)
@@ -135,7 +135,7 @@ async def status_of(reader):
         return int((await reader.readline()).split()[1])
 
 
-async def test_bodies_under_way_are_bounded_together(monkeypatch):
+async def test_bodies_being_received_are_bounded_together(monkeypatch):
     monkeypatch.setattr(limits, "BODY_BUDGET_BYTES", 1_000)
     async with http_edge() as edge:
         _, first = await begun_body(edge, sent=600, announced=700)
@@ -152,7 +152,7 @@ async def test_bodies_under_way_are_bounded_together(monkeypatch):
             writer.close()
 
 
-async def test_a_body_that_does_not_go_on_is_given_up(monkeypatch):
+async def test_a_stalled_body_times_out(monkeypatch):
     monkeypatch.setattr(limits, "BODY_READ_TIMEOUT_S", 0.05)
     async with http_edge() as edge:
         reader, writer = await begun_body(edge, sent=5, announced=10)

@@ -1,4 +1,4 @@
-"""What a real edge refuses or puts off: keys, sizes, fields, a full queue, a full edge."""
+"""Rejections of a real edge: keys, sizes, fields, a full queue, a full edge."""
 
 import threading
 from datetime import timedelta
@@ -43,7 +43,7 @@ async def test_an_unknown_key_is_refused_everywhere(metadata):
         await wait_at_rest(mesh)
 
 
-async def test_a_long_prompt_is_not_tokenized_for_nobody():
+async def test_a_long_prompt_is_not_tokenized_for_an_unknown_caller():
     async with edge_mesh() as mesh:
         long = "far more than the context holds " * 4_000
         stranger = await rejected_call(mesh.generate(long, metadata=(("authorization", "Bearer bad"),)))
@@ -52,7 +52,7 @@ async def test_a_long_prompt_is_not_tokenized_for_nobody():
         await wait_at_rest(mesh)
 
 
-async def test_a_shed_ticket_becomes_a_status_that_says_when_to_come_back():
+async def test_a_shed_ticket_becomes_a_status_with_the_time_to_retry():
     async with edge_mesh() as mesh:
         mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))
         error = await rejected_call(mesh.generate())
@@ -75,7 +75,7 @@ async def test_a_prompt_over_the_context_is_refused_with_the_numbers():
         assert not mesh.auth.reserves
 
 
-async def test_wrong_fields_are_named_as_the_contract_calls_them():
+async def test_invalid_fields_are_named_by_their_path_in_the_api():
     async with edge_mesh() as mesh:
         error = await rejected_call(mesh.generate(sampling=Sampling(temperature=9.0), stop=[""]))
         assert {violation.field for violation in error.field_violations} == {"sampling.temperature", "stop"}
@@ -149,7 +149,7 @@ def test_the_default_timeout_is_within_the_contract():
         EdgeConfig(default_timeout=limits.TIMEOUT_S + 1)
 
 
-async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
+async def test_a_full_edge_rejects_at_once_with_the_time_to_retry():
     async with edge_mesh(max_active_requests=1) as mesh:
         mesh.queue.holds_tickets = True
         first = mesh.generate()
@@ -160,7 +160,7 @@ async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
         first.cancel()
 
 
-async def test_all_that_a_caller_sends_counts_against_the_room_there_is():
+async def test_all_bytes_of_a_request_count_as_held():
     async with edge_mesh(max_held_bytes=4_000) as mesh:
         for much in (
             {"text": "x" * 4_001},

@@ -75,7 +75,7 @@ async def test_a_stop_string_cancels_the_run_and_is_not_part_of_the_answer():
         assert await mesh.workers[0].cancels.get() == 1
 
 
-async def test_logprobs_come_only_to_those_who_ask():
+async def test_logprobs_are_sent_only_if_requested():
     async with edge_mesh() as mesh:
         for asked, expected in ((True, [-0.5, -0.5]), (False, [])):
             got = []
@@ -151,7 +151,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
-async def test_every_stage_lies_within_its_request_however_that_ends(receiver, ending):
+async def test_every_stage_span_lies_within_its_request_at_every_end(receiver, ending):
     trace_id = f"{ENDINGS.index(ending) + 1:032x}"
     traceparent = ("traceparent", f"00-{trace_id}-{'c' * 16}-01")
     async with edge_mesh() as mesh:
@@ -165,13 +165,13 @@ async def test_every_stage_lies_within_its_request_however_that_ends(receiver, e
         assert root.start_unix_nano <= stage.start_unix_nano <= stage.end_unix_nano <= root.end_unix_nano, stage.name
 
 
-async def test_the_queue_is_told_when_a_request_was_given_up():
+async def test_a_withdrawal_names_its_time():
     async with edge_mesh() as mesh:
         await cancelled_as_it_waits(mesh, metadata=KEY)
         assert mesh.queue.withdrawals[0].withdraw_unix_nano > mesh.queue.tickets[0].enqueue_unix_nano
 
 
-async def test_each_request_of_a_log_is_one_wide_line(receiver):
+async def test_each_request_logs_one_line(receiver):
     with structlog.testing.capture_logs() as logs:
         async with edge_mesh() as mesh:
             accepted, *_ = await read_answer(mesh.generate("a secret prompt", max_output_tokens=3, request_id="mine"))

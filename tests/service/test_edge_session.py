@@ -20,7 +20,7 @@ from penstock.v1.inference_pb2 import (
 )
 
 
-async def test_requests_of_a_session_are_answered_side_by_side():
+async def test_requests_of_a_session_run_concurrently():
     async with edge_mesh() as mesh, session(mesh) as client:
         for handle in range(8):
             client.generate(handle, max_output_tokens=5 + handle)
@@ -50,7 +50,7 @@ async def test_logprobs_are_parallel_to_tokens_even_beside_requests_without_them
         assert set(client.logprobs[2]) <= {0.0}
 
 
-async def test_a_cancel_comes_back_with_the_workers_receipt_and_the_others_go_on():
+async def test_a_cancel_is_acknowledged_with_the_workers_figures_and_other_requests_continue():
     async with edge_mesh() as mesh, session(mesh) as client:
         mesh.workers[0].pause_at_index = 3
         client.generate(1, max_output_tokens=10)
@@ -80,7 +80,7 @@ async def test_operators_see_how_soon_cancels_are_acknowledged(receiver):
     assert seen.unit == "s"
 
 
-async def test_a_request_that_fails_fails_alone():
+async def test_an_error_affects_one_request_of_a_session_only():
     async with edge_mesh() as mesh, session(mesh) as client:
         mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=2.0))
         client.generate(1)
@@ -107,7 +107,7 @@ async def test_a_session_that_is_cut_cancels_what_runs_on_it():
         assert (await mesh.auth.settles.get()).outcome == "cancelled"
 
 
-async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it_is_cancelled(monkeypatch):
+async def test_a_session_whose_client_does_not_read_is_closed_and_its_requests_are_cancelled(monkeypatch):
     monkeypatch.setattr(endpoint, "FLUSH_TIMEOUT_S", 0.02)
     monkeypatch.setattr("penstock.edge.api.grpc.session.MAX_STALLED_FLUSHES", 3)
     write, is_stuck = link.Peer.write, False
@@ -137,7 +137,7 @@ async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it
         assert other.texts[1] == text_of(4)
 
 
-async def test_a_session_whose_client_says_end_goes_on_to_the_last_answer():
+async def test_a_session_continues_after_end_until_the_last_answer():
     async with edge_mesh() as mesh, session(mesh) as client:
         mesh.workers[0].pause_at_index = 3
         client.generate(1, max_output_tokens=10)
@@ -162,7 +162,7 @@ async def test_a_handle_used_twice_ends_the_session():
         assert error_from_rpc(failure.value).reason == "HANDLE_IN_USE"
 
 
-async def test_a_fault_of_ours_ends_one_request_and_not_its_session(monkeypatch):
+async def test_an_internal_error_ends_one_request_and_not_its_session(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("a secret of the edge")
 
@@ -203,7 +203,7 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
     assert planned == ["first", "last"]
 
 
-async def test_a_session_without_a_hello_is_ended_and_told_what_was_missing(monkeypatch):
+async def test_a_session_without_hello_ends_with_a_reason(monkeypatch):
     monkeypatch.setattr(link, "HELLO_TIMEOUT_S", 0.05)
     async with edge_mesh() as mesh:
         call = mesh.inference.Session(metadata=KEY)

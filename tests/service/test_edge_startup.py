@@ -1,4 +1,4 @@
-"""When an edge that starts lets anybody in: once it could answer, or when it knows that it cannot."""
+"""An edge listens once it can serve, or after its startup timeout."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ from penstock.v1.inference_pb2_grpc import InferenceStub
 
 
 class SlowCard(FakeWorker):
-    """Tells that it was asked for its card, and gives it when the test says so."""
+    """Reports requests for its card and answers them on the test's signal."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -33,7 +33,7 @@ class SlowCard(FakeWorker):
 
 
 def free_addresses(count):
-    """Ports that nobody has; all are held until each is found, or two might be the same."""
+    """Return free ports. All are held until the last is found, so that none is returned twice."""
     with ExitStack() as held:
         found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in found]
@@ -59,7 +59,7 @@ async def tiers_behind(worker):
         worker.may_tell.set()
 
 
-async def test_an_edge_is_not_there_before_it_could_answer():
+async def test_an_edge_does_not_listen_before_it_can_serve():
     grpc_at, http_at = free_addresses(2)
     worker = SlowCard("w1")
     async with tiers_behind(worker) as behind, AsyncExitStack() as stack:
@@ -76,8 +76,8 @@ async def test_an_edge_is_not_there_before_it_could_answer():
 
 
 @pytest.mark.parametrize("model", ["", "tiny"])
-async def test_an_edge_of_a_mesh_without_a_model_comes_all_the_same_to_say_so(model):
-    """It cannot tell a name that was never served from one whose workers are all gone for a while."""
+async def test_an_edge_without_a_model_listens_after_its_startup_timeout(model):
+    """A model without workers cannot be distinguished from an unknown one."""
     worker = SlowCard("w1")
     async with (
         tiers_behind(worker) as behind,
@@ -85,7 +85,7 @@ async def test_an_edge_of_a_mesh_without_a_model_comes_all_the_same_to_say_so(mo
         channel(server.address) as to_edge,
     ):
         asked, reason = GenerateRequest(text="hi", model=model), "QUEUE_LOST"
-        while reason == "QUEUE_LOST":  # until it has heard the first
+        while reason == "QUEUE_LOST":  # until it has received the first catalog
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 async for _ in InferenceStub(to_edge).Generate(asked, metadata=KEY, timeout=TIMEOUT_S):
                     pass

@@ -1,4 +1,4 @@
-"""Both ends of the pipe between front and engine, over a real socket."""
+"""Both ends of the pipe between worker and engine, over a real socket."""
 
 import asyncio
 import socket

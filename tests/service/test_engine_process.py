@@ -35,7 +35,7 @@ def options_for(model, **fields):
 
 
 class FrontEnd:
-    """The front's end, read one message at a time."""
+    """The worker's end, read one message at a time."""
 
     def __init__(self, end, options):
         self.pipe = HostPipe(end)
@@ -173,7 +173,7 @@ def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
 
 
 def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_then_misses_none(tmp_path):
-    """In one thread: the front reads only when the engine can do nothing but wait for that."""
+    """In one thread: the worker reads only when the engine can do nothing except wait for it."""
     model = write_tiny_model(tmp_path / "tiny", context=60_000)
     engine, _ = build_engine(options_for(str(model), kv_blocks=8_000))
     ours, theirs = socket.socketpair()

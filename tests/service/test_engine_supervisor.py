@@ -1,4 +1,4 @@
-"""The engine's process from outside, where it is more than one process."""
+"""The supervisor of engines that start processes of their own."""
 
 import asyncio
 import contextlib
@@ -13,20 +13,20 @@ PATIENCE = 30.0  # s
 
 
 @pytest.fixture
-def _engine_with_offspring(monkeypatch):
+def _forking_engine(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
     monkeypatch.setattr("penstock.worker.engine_host.process.CHILD_MODULE", "forking_engine")
 
 
 @pytest.fixture
-def _engine_that_stays(monkeypatch):
+def _hung_engine(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
     monkeypatch.setattr("penstock.worker.engine_host.process.CHILD_MODULE", "hung_engine")
 
 
 @contextlib.asynccontextmanager
 async def running_link():
-    """A link, what its engines say, and a queue that gets for each that died whether it crashed."""
+    """A supervisor, the messages of its engines, and a queue with True for each crash and False for other deaths."""
     heard, down = asyncio.Queue(), asyncio.Queue()
     link = EngineSupervisor("options", on_message=heard.put_nowait, on_down=down.put_nowait)
     running = asyncio.create_task(link.run())
@@ -38,7 +38,7 @@ async def running_link():
         await asyncio.gather(running, return_exceptions=True)
 
 
-@pytest.mark.usefixtures("_engine_with_offspring")
+@pytest.mark.usefixtures("_forking_engine")
 async def test_a_dead_engine_is_noticed_and_replaced_though_its_offspring_holds_the_pipe_open():
     async with running_link() as (link, heard, down):
         offspring = psutil.Process(await heard.get())
@@ -50,7 +50,7 @@ async def test_a_dead_engine_is_noticed_and_replaced_though_its_offspring_holds_
         await asyncio.to_thread(offspring.wait, PATIENCE)  # went with the engine that it belonged to
 
 
-@pytest.mark.usefixtures("_engine_with_offspring")
+@pytest.mark.usefixtures("_forking_engine")
 async def test_stopping_the_supervisor_leaves_no_process_of_the_engine():
     async with running_link() as (link, heard, _):
         offspring, engine = psutil.Process(await heard.get()), psutil.Process(link.pid)
@@ -59,7 +59,7 @@ async def test_stopping_the_supervisor_leaves_no_process_of_the_engine():
     assert link.pid is None
 
 
-@pytest.mark.usefixtures("_engine_that_stays")
+@pytest.mark.usefixtures("_hung_engine")
 async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
     monkeypatch.setattr("penstock.worker.engine_host.supervisor.EXIT_TIMEOUT_S", 0.1)
     async with running_link() as (link, heard, down):
@@ -71,7 +71,7 @@ async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
         assert not psutil.pid_exists(first)
 
 
-@pytest.mark.usefixtures("_engine_that_stays")
+@pytest.mark.usefixtures("_hung_engine")
 async def test_stopping_the_supervisor_does_not_wait_for_an_engine_that_hangs(monkeypatch):
     monkeypatch.setattr("penstock.worker.engine_host.supervisor.EXIT_TIMEOUT_S", 10 * PATIENCE)
     async with running_link() as (_, heard, down):

@@ -65,7 +65,7 @@ def failing(kind, error):
 
 
 async def drive(stub, method, **options):
-    """Call a method of any kind to its end; returns what it answered."""
+    """Call a method of any kind to its end; returns its responses."""
     if method == "CountTokens":
         return [await stub.CountTokens(CountTokensRequest(), **options)]
     if method == "Generate":

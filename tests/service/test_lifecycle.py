@@ -1,4 +1,4 @@
-"""A process's life, in this process (background loops) and in ones of their own (signals, exit statuses)."""
+"""The life of a process: background loops in this process, signals and exit statuses in child processes."""
 
 import asyncio
 import json

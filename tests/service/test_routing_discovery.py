@@ -1,4 +1,4 @@
-"""A real aggregated discovery server, spoken to as a proxy would, in both dialects."""
+"""A real aggregated discovery server, called as by a proxy, in both variants of xDS."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ def snapshot(*hosts):
 
 @asynccontextmanager
 async def control_plane(board):
-    """A channel to a server that serves this board."""
+    """A channel to a server of this snapshot cache."""
     server = grpc.aio.server()
     add_discovery_to_server(AggregatedDiscovery(board), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -23,7 +23,7 @@ TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
 
 @asynccontextmanager
 async def one_of_each(**settings):
-    """A shard, a scheduler and a worker with two slots; the credit that this brings is heard already."""
+    """A shard that has received the credit of a scheduler with a worker of two slots."""
     async with (
         shard_server("queue-1") as shard,
         scheduler_of(shard, **settings) as scheduler,
@@ -89,16 +89,16 @@ async def test_a_shard_receives_pool_stats():
         worker.send(
             load_report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
         )
-        while not (pace := await shard.receive("pool_stats")).running:
+        while not (stats := await shard.receive("pool_stats")).running:
             pass
-        assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == ("m", 100.0, 900.0)
+        assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == ("m", 100.0, 900.0)
 
 
 async def test_a_ticket_goes_to_the_worker_with_its_prefix():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
         second.send(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
         second.send(load_report=scheduler_pb2.LoadReport(running=3))
-        while not (await shard.receive("pool_stats")).running:  # so it has heard of the cache as well
+        while not (await shard.receive("pool_stats")).running:  # it has received the cache update as well
             pass
         shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
         assert (await shard.receive("place")).lease.worker_id == "w2"
@@ -187,10 +187,10 @@ async def test_the_shard_with_the_better_head_gets_the_released_slot():
         first.send(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
         second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
         asked = await second.receive("credit")
-        assert (asked.tickets, asked.return_unused) == (0, True), "standing credit is called in while several wait"
+        assert (asked.tickets, asked.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
         second.send(credit_returned={"model": "m", "tickets": 1})
-        async with asyncio.timeout(TIMEOUT_S):  # for streams have no order among them, and with credit it is served
-            while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
+        async with asyncio.timeout(TIMEOUT_S):  # streams have no mutual order, and the shard must not hold credit
+            while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110  # a turn of the loop
                 await asyncio.sleep(0)
         worker.released(lease_id)
         assert (await second.receive("credit")).tickets == 1
@@ -210,8 +210,8 @@ async def test_a_worker_without_a_profile_is_rejected_with_a_message():
 
 
 async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
-    blame = PoisonReport(fingerprint=5)
-    blame.ttl.seconds = 30
+    report = PoisonReport(fingerprint=5)
+    report.ttl.seconds = 30
     async with (
         shard_server("queue-1") as shard,
         scheduler_of(shard) as scheduler,
@@ -221,10 +221,10 @@ async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
         assert not (await shard.receive("catalog")).poison_reports
-        for blames in ([blame], []):
-            await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=blames)))
+        for reports in ([report], []):
+            await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=reports)))
             said = await shard.receive("catalog")
-            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in blames]
+            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in reports]
         call.cancel()
 
 

@@ -1,4 +1,4 @@
-"""A scheduler and a queue shard, both real, between edges and workers that the test holds in its hand."""
+"""A real scheduler and a real queue shard between edges and workers that the test drives."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Scheduler:
-    """One that listens and holds a stream to a shard."""
+    """A scheduler that listens and keeps a stream to a shard."""
 
     def __init__(self, queues):
         self.clock = Clock()
@@ -45,14 +45,14 @@ class Scheduler:
         self.address = ""
 
     async def until(self, **figures):
-        """Wait for figures to be so."""
+        """Wait until the figures have these values."""
         await turns_until(lambda: figures.items() <= self.service.figures().items())
 
 
 async def turns_until(is_so):
-    """Let the loop turn, as frames arrive, until `is_so`."""
+    """Run the event loop until `is_so` returns true."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not is_so():  # noqa: ASYNC110  # a core has figures, and no event for each of them
+        while not is_so():  # noqa: ASYNC110  # figures have no event
             await asyncio.sleep(0)
 
 
@@ -84,7 +84,7 @@ class Worker(StreamClient):
 
 @asynccontextmanager
 async def worker_at(address, name="worker-1", zone="", **profile):
-    """A worker that is attached. Leaving the block cuts its stream."""
+    """An attached worker. Leaving the block breaks its stream."""
     async with channel(address) as to_scheduler:
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
         call = SchedulerServiceStub(to_scheduler).Attach
@@ -102,7 +102,7 @@ async def worker_at(address, name="worker-1", zone="", **profile):
 
 @asynccontextmanager
 async def mesh():
-    """A shard, a scheduler, a worker and an edge that has heard of the worker's model."""
+    """A shard, a scheduler, a worker, and an edge that has received the catalog with the worker's model."""
     async with (
         shard_at() as shard,
         scheduler_of(shard) as scheduler,
@@ -134,7 +134,7 @@ async def test_among_similar_workers_one_in_the_zone_of_the_edge_is_used():
 
 
 async def refusal_of(address, *frames):
-    """What a stream that opens with `frames` ends in."""
+    """Return the error that ends a stream that begins with `frames`."""
     async with channel(address) as to_scheduler:
         call = SchedulerServiceStub(to_scheduler).Attach()
         for frame in frames:
@@ -162,14 +162,14 @@ async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_capacity():
         worker.send(started=Started(lease_id="s-1"))
         await scheduler.until(leases=1, leases_unstarted=0, promised_blocks=7)
         worker.released("s-1")
-        await scheduler.until(leases=0, promised_blocks=0, room=2)
+        await scheduler.until(leases=0, promised_blocks=0, available_leases=2)
 
 
 async def test_waiting_tickets_take_slots_in_order():
     async with mesh() as (_, worker, edge):
         edge.enqueue(*(ticket(name, enqueue_unix_nano=at) for name, at in (("c", 3), ("a", 1), ("d", 4), ("b", 2))))
         first = [(await edge.receive("leased")).lease for _ in range(2)]
-        assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for what may come yet
+        assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for later tickets
         worker.released(first[0].lease_id)
         assert (await edge.receive("leased")).lease.ticket_id == "b"
         worker.released(first[1].lease_id)
@@ -210,7 +210,7 @@ async def test_a_worker_that_ends_its_stream_is_removed_and_keeps_running():
         await scheduler.until(leases_unstarted=0)
         worker.link.end("drains")
         await worker.down.wait()
-        await scheduler.until(workers=0, leases=0, room=0)
+        await scheduler.until(workers=0, leases=0, available_leases=0)
         assert not [frame for frame in _heard(worker) if frame.WhichOneof("frame") == "revoke"]
 
 
@@ -231,7 +231,7 @@ async def test_an_attaching_worker_brings_its_running_leases():
         worker_at(scheduler.address, running=running) as worker,
     ):
         await serves_one_model(edge)
-        await scheduler.until(promised_blocks=15, room=1, leases=0)
+        await scheduler.until(promised_blocks=15, available_leases=1, leases=0)
         edge.enqueue(ticket("t"))
         await edge.receive("queued")
         worker.released("of-another")

@@ -23,7 +23,7 @@ from penstock.v1.stream_pb2 import End, Hello
 
 
 class Echo(AdmissionServiceServicer):
-    """Answers each `identify` with a `settled` of the same id, and tells tests what became of its streams."""
+    """Answers each `identify` with a `settled` of the same id, and reports the ends of its streams to tests."""
 
     def __init__(self):
         self.peers = asyncio.Queue()
@@ -89,7 +89,7 @@ async def test_frames_arrive_in_order_after_both_hellos():
 
 @asynccontextmanager
 async def raw_call(address, **hello):
-    """A peer that the test holds in its hand, greeted."""
+    """A peer that the test controls, after its handshake."""
     async with channel(address) as open_channel:
         call = AdmissionServiceStub(open_channel).Admit()
         greeting = Hello(protocol=link_module.PROTOCOL_VERSION, instance_id="raw", tier="edge", **hello)
@@ -214,7 +214,7 @@ async def test_a_closed_link_sends_nothing_more_and_does_not_reconnect():
 
 async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_without_a_fault():
     class Stopped(grpc.aio.BaseError):
-        """As grpc calls it, which does not tell of the name."""
+        """As grpc calls it, without the name."""
 
     class Context:
         async def read(self):

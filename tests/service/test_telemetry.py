@@ -1,4 +1,4 @@
-"""Spans and metrics as a receiver sees them, and logs as whoever reads stderr sees them."""
+"""Spans and metrics as received by a collector, and logs as written to stderr."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The real vLLM, where there is one: PENSTOCK_TEST_VLLM_PYTHON, or the environment that the engine comparison makes."""
+"""The real vLLM, if installed: PENSTOCK_TEST_VLLM_PYTHON, or the environment that the engine comparison makes."""
 
 import asyncio
 import importlib.util

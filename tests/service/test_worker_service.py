@@ -117,7 +117,7 @@ async def test_a_revoked_lease_is_rejected_at_once(model):
 
 
 async def test_figures_show_the_latency_and_the_waste_of_cancels(receiver, model):
-    """A token is wasted by a cancel that comes while a step is under way, so some cancel until one has."""
+    """A cancel during a step wastes a token, so the test cancels runs until one has."""
     slow, left = {"engine": EngineKind.SIM, "sim_base_s": 0.02}, 0
     async with running_worker(model, **slow) as worker, connected_edge(worker.address) as edge:
         wasted_tokens = 0

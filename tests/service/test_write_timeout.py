@@ -1,4 +1,4 @@
-"""A client that does not read, on a real server: what it holds is bounded, and so is for how long."""
+"""A client that does not read, on a real server: the memory and the time that it holds are bounded."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ PATIENCE = 20.0  # s; a bound for what must happen
 
 
 class Edge:
-    """Speaks for ever, or as many pieces as the request's length says."""
+    """Sends pieces for ever, or as many as the request's length."""
 
     def __init__(self):
         self.said = 0

@@ -1,4 +1,4 @@
-"""Taking a proxy and its control plane out of service, as Kubernetes does it."""
+"""The drain of a proxy and its control plane, as Kubernetes does it."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A request that crashes the engine it runs on costs one worker two engines, and nobody else a token."""
+"""A request that crashes its engine costs one worker two engines, and no other request a token."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A worker as its own processes, under real signals: no engine outlives its front."""
+"""A worker as its own processes, with real signals: no engine outlives its worker."""
 
 import asyncio
 import os

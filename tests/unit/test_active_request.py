@@ -1,4 +1,4 @@
-"""A request's way through the mesh: whatever order the news come in, one ending, one settlement, each token once."""
+"""The life of an active request: events, effects, stages, deadlines and resumed answers."""
 
 from datetime import timedelta
 
@@ -51,7 +51,7 @@ def test_a_request_that_nothing_disturbs_is_reserved_queued_run_and_settled():
     assert request.cached_prompt_tokens == 2
 
 
-def test_stages_touch_and_add_up_to_the_total_exactly():
+def test_stages_are_consecutive_and_add_up_to_the_total_exactly():
     request = running_request()
     send_tokens(request, "ab", now=18.5)
     request.on_run_finished(FINISH_REASON_LENGTH, 2, 0, RUN_TIMES, 20.25)
@@ -71,7 +71,7 @@ def test_stages_touch_and_add_up_to_the_total_exactly():
     assert timeline.total.ToTimedelta().total_seconds() == sum(length for _, _, length in stages) == 20.25
 
 
-def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
+def test_stages_add_up_even_if_measured_times_exceed_the_total():
     request = running_request()
     send_tokens(request, "a", now=11.0)
     request.on_run_finished(FINISH_REASON_LENGTH, 1, 0, RunTimes(decode=timedelta(seconds=99)), 11.0)
@@ -82,7 +82,7 @@ def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
     assert request.timeline.seconds("network", "dispatch") == 0.0
 
 
-def test_a_stop_string_stops_the_gpu_and_finishes_with_its_receipt():
+def test_a_stop_string_stops_the_run_and_finishes_once_acknowledged():
     request = running_request(detokenizer=LetterDetokenizer(stop="z"))
     assert send_tokens(request, "az") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("z"),), 1, ()), CancelRun()]
     assert request.on_token(2, ord("b"), None, 12.5) == []
@@ -99,13 +99,13 @@ def test_a_cancel_before_the_run_withdraws_the_ticket_and_gives_the_reservation_
     assert request.on_client_cancelled(3.0) == []
 
 
-def test_a_lease_for_a_client_that_left_is_not_started():
+def test_a_lease_for_a_cancelled_request_is_not_started():
     request = queued_request()
     request.on_client_cancelled(3.0)
     assert request.on_leased(lease(), 4.0) == [Withdraw()]
 
 
-def test_a_cancel_during_the_run_waits_for_the_receipt_and_charges_what_was_made():
+def test_a_cancel_during_the_run_waits_for_the_acknowledgement_and_charges_generated_tokens():
     request = running_request()
     send_tokens(request, "ab")
     assert request.on_client_cancelled(13.0) == [CancelRun()]
@@ -116,7 +116,7 @@ def test_a_cancel_during_the_run_waits_for_the_receipt_and_charges_what_was_made
     ]
 
 
-def test_a_cancel_that_is_never_answered_is_over_after_the_receipt_timeout():
+def test_a_cancel_that_is_not_acknowledged_ends_after_the_timeout():
     request = running_request()
     request.on_client_cancelled(13.0)
     assert request.tick(17.9) == []
@@ -124,7 +124,7 @@ def test_a_cancel_that_is_never_answered_is_over_after_the_receipt_timeout():
     assert [type(effect) for effect in request.tick(18.0)] == [AcknowledgeCancel, Settle]
 
 
-def test_an_edge_that_stood_still_hears_auth_before_it_gives_it_up():
+def test_after_a_stall_the_edge_handles_auths_response_before_it_times_out():
     request = new_active_request()
     request.on_tokenized(generation_plan(), 1.0)
     assert request.tick(40.0) == []
@@ -132,7 +132,7 @@ def test_an_edge_that_stood_still_hears_auth_before_it_gives_it_up():
     assert request.on_admitted(Identity(), "r1", 40.1) == [Enqueue()]
 
 
-def test_an_edge_that_stood_still_listens_once_and_then_gives_auth_up():
+def test_after_a_stall_the_edge_waits_for_auth_once_and_then_times_out():
     request = new_active_request()
     request.on_tokenized(generation_plan(), 1.0)
     request.tick(40.0)
@@ -140,19 +140,19 @@ def test_an_edge_that_stood_still_listens_once_and_then_gives_auth_up():
     assert fail.error.reason == "AUTH_LOST"
 
 
-def test_an_edge_that_stood_still_hears_the_receipt_of_a_cancel():
+def test_after_a_stall_the_edge_handles_the_acknowledgement_of_a_cancel():
     request = running_request()
     request.on_client_cancelled(13.0)
     assert request.tick(DEADLINE + 5.0) == []
     assert request.on_run_stopped(2, 9, RUN_TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled")
 
 
-def test_a_deadline_is_kept_by_an_edge_that_stood_still_too():
+def test_a_stall_does_not_extend_a_deadline():
     fail, *_ = queued_request().tick(DEADLINE + 5.0)[1:]
     assert fail.error.code is DeadlineExceeded.code
 
 
-def test_a_cancel_while_auth_is_asked_gives_back_what_auth_grants_later():
+def test_a_cancel_while_reserving_settles_a_later_grant():
     request = new_active_request()
     request.on_tokenized(generation_plan(), 1.0)
     assert request.on_client_cancelled(1.5) == [AcknowledgeCancel(0, 0, 0.0, is_acknowledged=False)]
@@ -169,7 +169,7 @@ def test_a_refused_key_ends_the_request_with_nothing_to_settle():
     assert request.is_done
 
 
-def test_a_shed_ticket_fails_with_the_queues_own_words():
+def test_a_shed_ticket_fails_with_the_error_of_the_queue():
     request = queued_request()
     error = Overloaded("full", retry_after=2.0)
     assert request.on_queue_rejected(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
@@ -184,7 +184,7 @@ def test_the_deadline_ends_a_request_wherever_it_is(make):
     assert effects[-1] == Settle(0, 0, "failed")
 
 
-def test_a_resumed_answer_is_numbered_on_and_its_first_part_not_charged_again():
+def test_a_resumed_answer_continues_its_indexes_and_is_not_charged_again():
     request = running_request(resumed_ids=[ord("a"), ord("b")])
     assert request.on_token(2, ord("c"), None, 11.0) == [Emit("", (ord("c"),), 2, ())]
     *_, settle = request.on_run_finished(FINISH_REASON_STOP, 1, 0, RUN_TIMES, 12.0)
@@ -201,9 +201,9 @@ def test_a_resumed_answer_that_was_complete_needs_no_run():
     ]
 
 
-def test_a_resumed_answer_that_was_complete_still_tells_the_text_that_was_held_back():
+def test_a_complete_resumed_answer_sends_the_text_that_was_held_back():
     request, letters = new_active_request(), LetterDetokenizer()
-    letters.push(ord("a"))  # as the client's tokens are pushed before the flight begins
+    letters.push(ord("a"))  # as the resumed tokens are pushed before the request starts
     request.on_tokenized(generation_plan(detokenizer=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
     told = request.on_admitted(Identity(), "r1", 2.0)
     assert told == [Accept(), Emit("a", (), 1, ()), Finish(FINISH_REASON_LENGTH, ""), Settle(0, 0, "length")]

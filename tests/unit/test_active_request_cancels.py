@@ -1,4 +1,4 @@
-"""A client leaves at each stage of its request, and says so twice: one ending, one settlement, nothing runs on."""
+"""Repeated cancels at each stage of a request: one ending, one settlement, no further run."""
 
 import pytest
 
@@ -41,14 +41,14 @@ def decoding(text="ab"):
 
 
 def migrating():
-    """Half an answer is back in the queue, as its worker died."""
+    """A request with a partial answer that is queued again after the loss of its worker."""
     request = decoding()
     assert request.on_worker_lost(13.0, died=True) == [Enqueue()]
     return request
 
 
 def between_workers():
-    """The next worker has its lease and has not started."""
+    """A request with a partial answer whose next lease has not started."""
     request = migrating()
     request.on_leased(lease(2, "w2"), 14.0)
     return request
@@ -60,7 +60,7 @@ def waiting_for_any_worker():
     return request
 
 
-# Stage, what the mesh is told to let go of, tokens that are charged.
+# Stage, effects that release resources, charged tokens.
 STAGES = [
     (queued_request, Withdraw, 0),
     (leased, Withdraw, 0),
@@ -73,7 +73,7 @@ STAGES = [
 
 
 def leave(request, times=2):
-    """Say it `times` over, then let the worker answer and time pass; returns all that came of it."""
+    """Cancel `times` times, then let the worker answer and time pass. Returns all effects."""
     effects = [effect for _ in range(times) for effect in request.on_client_cancelled(LEFT)]
     effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, LEFT + 0.01)
     effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, LEFT + 0.02)
@@ -82,7 +82,7 @@ def leave(request, times=2):
 
 
 @pytest.mark.parametrize(("stage", "let_go", "charged"), STAGES, ids=[each[0].__name__ for each in STAGES])
-def test_a_client_that_leaves_twice_ends_once_and_is_charged_what_was_made(stage, let_go, charged):
+def test_repeated_cancels_end_a_request_once_and_charge_generated_tokens(stage, let_go, charged):
     request = stage()
     effects = leave(request)
     (ending,) = [each for each in effects if isinstance(each, END_EFFECTS)]
@@ -94,12 +94,12 @@ def test_a_client_that_leaves_twice_ends_once_and_is_charged_what_was_made(stage
 
 
 @pytest.mark.parametrize("stage", [each[0] for each in STAGES])
-def test_to_say_it_twice_is_to_say_it_once(stage):
+def test_a_repeated_cancel_has_no_further_effect(stage):
     assert leave(stage(), times=2) == leave(stage(), times=1)
 
 
 @pytest.mark.parametrize("stage", [each[0] for each in STAGES])
-def test_nothing_starts_and_nothing_is_shown_for_a_client_that_left(stage):
+def test_nothing_starts_and_nothing_is_emitted_after_a_cancel(stage):
     request = stage()
     request.on_client_cancelled(LEFT)
     late = [
@@ -111,7 +111,7 @@ def test_nothing_starts_and_nothing_is_shown_for_a_client_that_left(stage):
     assert not [each for each in late if isinstance(each, StartRun | Emit | Enqueue)]
 
 
-def test_what_auth_grants_to_a_client_that_left_twice_meanwhile_is_given_back_once():
+def test_a_grant_after_repeated_cancels_is_settled_once():
     request = reserving()
     told = [effect for _ in range(2) for effect in request.on_client_cancelled(LEFT)]
     assert [type(each).__name__ for each in told] == ["AcknowledgeCancel"]

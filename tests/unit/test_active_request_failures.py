@@ -1,4 +1,4 @@
-"""A request whose worker, queue or lease is lost: it goes on elsewhere after its last token, or hears why not."""
+"""Lost workers, queues and leases: a request resumes after its last token, or fails with a reason."""
 
 import pytest
 
@@ -24,7 +24,7 @@ from penstock.edge.lifecycle.state import RequestState
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 
-def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token():
+def test_a_lost_worker_is_avoided_and_the_next_run_resumes_after_the_last_token():
     request = running_request()
     send_tokens(request, "abc")
     first_enqueue = request.enqueued_at
@@ -39,14 +39,14 @@ def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token(
     assert request.output.duplicate_tokens == 1
 
 
-def test_a_worker_that_drains_is_left_without_being_avoided():
+def test_a_draining_worker_is_not_avoided():
     request = running_request()
     assert request.on_worker_lost(13.0, died=False) == [Enqueue()]
     assert request.failed_attempts.avoided_workers == []
 
 
 @pytest.mark.parametrize("reason", ["LEASE_LOST", "DRAINING"])
-def test_a_refused_run_is_tried_elsewhere(reason):
+def test_a_rejected_run_is_retried_on_another_worker(reason):
     request = running_request()
     error = Aborted("", reason=reason) if reason == "LEASE_LOST" else Unavailable("", reason=reason)
     assert request.on_run_rejected(error, 11.0) == [Enqueue()]
@@ -65,7 +65,7 @@ def test_a_run_refused_for_good_fails_the_request_and_charges_nothing():
     assert request.on_run_rejected(error, 11.0) == [Fail(error), Settle(0, 0, "failed")]
 
 
-def test_a_worker_that_never_ran_it_costs_no_attempt_and_is_not_asked_again_at_once():
+def test_a_run_that_never_started_costs_no_attempt_and_is_retried_after_a_delay():
     request, now = running_request(), 11.0
     starting_anew = Unavailable("", reason="ENGINE_DIED")
     assert request.on_run_rejected(starting_anew, now, never_ran=True) == [Enqueue()]
@@ -110,7 +110,7 @@ def test_a_gap_in_the_tokens_ends_the_run_and_not_the_request():
     assert request.output.token_ids == [ord("a")]
 
 
-def test_a_cancel_whose_worker_dies_is_over_all_the_same():
+def test_a_cancel_ends_although_its_worker_is_lost():
     request = running_request()
     send_tokens(request, "ab")
     request.on_client_cancelled(13.0)
@@ -120,7 +120,7 @@ def test_a_cancel_whose_worker_dies_is_over_all_the_same():
     ]
 
 
-def test_half_an_answer_waits_for_a_worker_to_come_back():
+def test_a_partial_answer_waits_for_a_worker():
     request = running_request()
     send_tokens(request, "a")
     request.on_worker_lost(13.0, died=False)
@@ -136,30 +136,30 @@ def test_half_an_answer_waits_for_a_worker_to_come_back():
     ]  # 8 s more would pass the patience
 
 
-def test_a_worker_whose_stream_broke_is_asked_again_when_there_is_no_other():
+def test_an_avoided_worker_is_used_again_if_there_is_no_other():
     request = running_request()
     request.on_worker_lost(13.0, died=True)
     error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
     assert request.on_queue_rejected(error, 14.0) == [Enqueue()]
     assert request.failed_attempts.avoided_workers == []
-    assert request.on_queue_rejected(error, 15.0) == []  # that nobody is there is another matter: it is waited for
+    assert request.on_queue_rejected(error, 15.0) == []  # a lack of workers is retried instead
     assert request.next_tick_at == 17.0
 
 
-def test_a_new_request_hears_at_once_that_nobody_can_serve_it():
+def test_a_new_request_fails_at_once_if_no_worker_serves_it():
     request = queued_request()
     error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
     assert request.on_queue_rejected(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
 
 
-def test_a_reason_that_is_over_in_a_moment_is_waited_out():
+def test_a_transient_rejection_is_retried():
     request = queued_request()
     assert request.on_queue_rejected(NotFound("", reason="MODEL_UNKNOWN"), 3.0, is_transient=True) == []
     assert request.next_tick_at == 3.25
     assert request.tick(3.25) == [Enqueue()]
 
 
-def test_a_lost_queue_means_another_one():
+def test_a_lost_queue_shard_causes_another_enqueue():
     request = queued_request()
     assert request.on_queue_lost() == [Enqueue()]
     assert request.attempt == 1
@@ -170,7 +170,7 @@ def test_a_lost_queue_means_another_one():
     assert request.next_tick_at == DEADLINE
 
 
-def test_no_queue_at_all_is_waited_for_with_patience():
+def test_a_request_waits_for_a_queue_until_its_timeout():
     request = queued_request()
     request.on_no_queue(5.0)
     withdraw, fail, settle = request.tick(15.0)
@@ -178,7 +178,7 @@ def test_no_queue_at_all_is_waited_for_with_patience():
     assert fail.error.message == "no queue can be reached; retry in 1 s"
 
 
-def test_a_lease_that_cannot_be_started_in_time_is_given_up():
+def test_a_lease_that_does_not_start_in_time_is_withdrawn():
     request = queued_request()
     request.on_leased(lease(), 10.0)
     assert request.next_tick_at == 14.0
@@ -186,7 +186,7 @@ def test_a_lease_that_cannot_be_started_in_time_is_given_up():
     assert request.attempt == 2
 
 
-def test_a_lease_that_the_queue_takes_back_is_not_started_and_its_ticket_asked_for_again():
+def test_a_revoked_lease_is_not_started_and_its_ticket_is_enqueued_again():
     request = queued_request()
     request.on_leased(lease(), 10.0)
     assert request.on_queue_rejected(Unavailable("", reason="SUSPECT", retry_after=1.0), 10.5, is_transient=True) == [
@@ -196,13 +196,13 @@ def test_a_lease_that_the_queue_takes_back_is_not_started_and_its_ticket_asked_f
     assert (request.state, request.attempt, request.failed_attempts.count) == (RequestState.QUEUED, 2, 0)
 
 
-def test_a_run_goes_on_whatever_the_queue_says_of_its_lease():
+def test_a_running_request_ignores_rejections_of_the_queue():
     request = running_request()
     assert request.on_queue_rejected(Unavailable("", reason="SUSPECT", retry_after=1.0), 11.0, is_transient=True) == []
     assert request.state is RequestState.RUNNING
 
 
-def test_a_lease_of_an_earlier_attempt_is_left_to_lapse():
+def test_a_lease_of_an_earlier_attempt_is_ignored():
     request = running_request()
     request.on_worker_lost(11.0, died=True)
     assert request.on_leased(lease(1), 12.0) == []

@@ -1,4 +1,4 @@
-"""A request's way through the mesh in any order of news: one ending, one settlement, each token once."""
+"""Any order of events of an active request: one ending, one settlement, each token once."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,12 +18,12 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """The world at its worst: every call at any time, in any order, any number of times."""
+    """Calls every event at any time, in any order and any number of times."""
 
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.flight = new_active_request()
+        self.request = new_active_request()
         self.emitted = []
         self.endings = []
         self.settles = []
@@ -38,91 +38,91 @@ class AnyOrder(RuleBasedStateMachine):
             self.endings += [effect] if isinstance(effect, END_EFFECTS) else []
             self.settles += [effect] if isinstance(effect, Settle) else []
             if isinstance(effect, StartRun):
-                assert not self.endings, "a run for nobody"
+                assert not self.endings, "a run after the ending"
 
     @initialize(stop=st.sampled_from(["", "d"]))
     def tokenize(self, stop):
         self.stop = stop
-        self.take(self.flight.on_tokenized(generation_plan(detokenizer=LetterDetokenizer(stop)), self.now))
+        self.take(self.request.on_tokenized(generation_plan(detokenizer=LetterDetokenizer(stop)), self.now))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 10.0]))
     def time_passes(self, seconds):
         self.now += seconds
-        self.take(self.flight.tick(self.now))
+        self.take(self.request.tick(self.now))
 
     @rule()
     def admitted(self):
-        self.was_admitted |= self.flight.state is RequestState.RESERVING
-        self.take(self.flight.on_admitted(Identity(), "r1", self.now))
+        self.was_admitted |= self.request.state is RequestState.RESERVING
+        self.take(self.request.on_admitted(Identity(), "r1", self.now))
 
     @rule()
     def refused(self):
-        self.take(self.flight.on_auth_rejected(QuotaExceeded(""), self.now))
+        self.take(self.request.on_auth_rejected(QuotaExceeded(""), self.now))
 
     @rule(call=st.sampled_from(["on_auth_connected", "on_queued", "on_queue_lost", "on_run_started"]))
     def news(self, call):
-        self.take(getattr(self.flight, call)())
+        self.take(getattr(self.request, call)())
 
     @rule()
     def stranded(self):
-        self.take(self.flight.on_no_queue(self.now))
+        self.take(self.request.on_no_queue(self.now))
 
     @rule(reason=st.sampled_from(["OVERLOADED", "NO_WORKER"]))
     def shed(self, reason):
-        self.take(self.flight.on_queue_rejected(Unavailable("", reason=reason, retry_after=1.0), self.now))
+        self.take(self.request.on_queue_rejected(Unavailable("", reason=reason, retry_after=1.0), self.now))
 
     @rule(attempt=st.integers(1, 3), start=st.booleans())
     def leased(self, attempt, start):
-        self.take(self.flight.on_leased(lease(attempt, f"w{attempt}"), self.now))
+        self.take(self.request.on_leased(lease(attempt, f"w{attempt}"), self.now))
         if start:
-            self.take(self.flight.on_run_started())
+            self.take(self.request.on_run_started())
 
     @rule()
     def a_run_begins(self):
-        """As it should be, so that what follows meets a running request often enough."""
+        """Starts a run in the regular order, so that later rules often meet a running request."""
         self.admitted()
-        self.leased(self.flight.attempt, start=True)
+        self.leased(self.request.attempt, start=True)
 
     @rule(offset=st.integers(-2, 1), count=st.integers(1, 3))
     @precondition(lambda self: self.was_admitted)
     def tokens(self, offset, count):
-        start = max(0, len(self.flight.output.token_ids) + offset)
+        start = max(0, len(self.request.output.token_ids) + offset)
         for index in range(start, start + count):
-            self.take(self.flight.on_token(index, ord("a") + index, None, self.now))
+            self.take(self.request.on_token(index, ord("a") + index, None, self.now))
 
     @rule(died=st.booleans())
     def worker_lost(self, died):
-        self.take(self.flight.on_worker_lost(self.now, died=died))
+        self.take(self.request.on_worker_lost(self.now, died=died))
 
     @rule()
     def finished(self):
-        self.take(self.flight.on_run_finished(FINISH_REASON_LENGTH, 1, 1, RUN_TIMES, self.now))
+        self.take(self.request.on_run_finished(FINISH_REASON_LENGTH, 1, 1, RUN_TIMES, self.now))
 
     @rule()
     def stopped(self):
-        self.take(self.flight.on_run_stopped(2, 1, RUN_TIMES, self.now))
+        self.take(self.request.on_run_stopped(2, 1, RUN_TIMES, self.now))
 
     @rule(error=st.sampled_from([Aborted("", reason="LEASE_LOST"), InvalidArgument("")]))
     def run_refused(self, error):
-        self.take(self.flight.on_run_rejected(error, self.now))
+        self.take(self.request.on_run_rejected(error, self.now))
 
     @rule()
     def client_left(self):
-        self.take(self.flight.on_client_cancelled(self.now))
+        self.take(self.request.on_client_cancelled(self.now))
 
     @invariant()
     def nothing_happens_twice(self):
         assert len(self.endings) <= 1
         assert len(self.settles) <= 1
         assert self.emitted == [ord("a") + index for index in range(len(self.emitted))]
-        assert self.flight.state is not RequestState.DONE or self.endings
-        assert self.flight.next_tick_at >= self.now or not self.flight.is_done
+        assert self.request.state is not RequestState.DONE or self.endings
+        assert self.request.next_tick_at >= self.now or not self.request.is_done
 
     def teardown(self):
-        for _ in range(20):  # time alone ends every flight
+        for _ in range(20):  # time alone ends every request
             self.now += 1_000.0
-            self.take(self.flight.tick(self.now))
-        assert self.flight.is_done
+            self.take(self.request.tick(self.now))
+        assert self.request.is_done
         assert len(self.endings) == 1
         assert len(self.settles) == self.was_admitted
 

@@ -1,4 +1,4 @@
-"""The bucket of one limit: never more than the limit allows, whatever is given back and when."""
+"""The bucket of one limit: it never grants more than the limit, regardless of settlements."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.auth.quota.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 
-START = 1_800_000_000.0  # s; buckets run on unix time
+START = 1_800_000_000.0  # s of Unix time
 
 
 def test_a_full_bucket_grants_a_minutes_worth_at_once_and_then_the_exact_wait():
@@ -42,7 +42,7 @@ def test_a_late_settlement_does_not_save_tokens_beyond_the_burst():
     bucket = Bucket(60)
     unused = bucket.take(60, START)
     bucket.take(30, START + 30.0)
-    bucket.settle(unused, 60)  # the bucket was full all the while until 30 were taken
+    bucket.settle(unused, 60)  # the bucket was full until 30 were taken
     assert bucket.wait(30, START + 30.0) == 0.0
     assert bucket.wait(31, START + 30.0) == 1.0
 
@@ -59,7 +59,7 @@ def test_a_resized_bucket_lacks_the_same_amount():
     bucket.spend(60, START)
     assert bucket.with_limit(120, START).wait(61, START) == 0.5
     assert bucket.with_limit(120, START).wait(60, START) == 0.0
-    assert bucket.with_limit(30, START).wait(1, START) == 62.0  # 60 owed, of which 29 may stay
+    assert bucket.with_limit(30, START).wait(1, START) == 62.0  # 60 are lacking, 29 may be
 
 
 def test_the_state_after_a_restart_never_lacks_less():
@@ -91,7 +91,7 @@ STEPS = st.lists(
 @given(per_minute=st.sampled_from([30, 60, 61]), steps=STEPS)
 def test_the_state_is_as_if_each_take_had_asked_for_what_it_used(per_minute, steps):
     bucket, at = Bucket(per_minute), to_micros(START)
-    takes, unsettled = [], []  # [start in µs, amount]; their positions
+    takes, unsettled = [], []  # [start in µs, amount]; index and run
     for step, first, *rest in steps:
         if step == "wait":
             at += first
@@ -112,7 +112,7 @@ def test_the_state_is_as_if_each_take_had_asked_for_what_it_used(per_minute, ste
 
 
 def assert_never_overspent(takes, per_minute):
-    """In no window was more used than a burst and what flowed in meanwhile."""
+    """Check that no window uses more than a burst and the refill."""
     for first in range(len(takes)):
         used = 0
         for start, amount in takes[first:]:
@@ -130,7 +130,7 @@ def test_times_are_integer_microseconds(seconds):
 def test_the_available_amount_can_be_taken_at_once_and_no_more(takes, limit):
     bucket, now = Bucket(limit), to_micros(START)
     for amount, pause in takes:
-        bucket.take(amount, now / 1_000_000)  # beyond the limit as well, as what was granted before
+        bucket.take(amount, now / 1_000_000)  # also beyond the limit, as for a fallback admission
         now += pause
     left = bucket.available(now / 1_000_000)
     assert 0 <= left <= limit

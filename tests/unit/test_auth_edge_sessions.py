@@ -1,4 +1,4 @@
-"""Edges that come, go and stay away."""
+"""Edge sessions: edges that connect, disconnect and stay away."""
 
 from penstock.auth.edge_sessions import EdgeSessions
 
@@ -42,4 +42,4 @@ def test_a_stall_of_auth_extends_the_grace_period():
     assert edges.pop_expired(now=140.0) == []
     assert [now for now in range(141, 180) if edges.pop_expired(now=float(now))] == [
         169
-    ]  # a second before that, 29 after
+    ]  # 1 s of the grace period before the stall, 29 s after

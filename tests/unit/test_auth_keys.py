@@ -1,4 +1,4 @@
-"""Keys: what they look like, what is kept of them, who is let in and what the others hear."""
+"""Keys: format, stored digests, authentication and its errors."""
 
 import hmac
 from dataclasses import replace
@@ -14,7 +14,7 @@ NOW = 1_800_000_000.0  # s
 
 
 def ring_with(**fields):
-    """A key ring with one key, and what its owner shows."""
+    """A key ring with one key, and the whole key."""
     ring = KeyRing(b"pepper")
     key_id, bearer = mint()
     ring.put(Key(key_id=key_id, tenant_id="acme", digest=ring.digest(bearer), created_at=NOW, **fields))

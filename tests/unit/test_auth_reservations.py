@@ -1,4 +1,4 @@
-"""Reservations against accounts: held once, charged once, and within the limits in any order of events."""
+"""Reservations and quotas: tokens are reserved once, charged once, and within the limits in any order of events."""
 
 from collections import Counter
 
@@ -19,13 +19,13 @@ START = 1_800_000_000.0  # s
 TTL = 100.0  # s
 
 
-def accounts(**limits) -> ReservationTable:
+def table_of(**limits) -> ReservationTable:
     found = ReservationTable(ttl=TTL)
     found.put_tenant(Tenant(tenant_id="acme", **limits), START)
     return found
 
 
-def ask(
+def request_of(
     number: int = 1, prompt: int = 10, output: int = 20, *, edge: str = "edge-1", tenant: str = "acme"
 ) -> ReservationRequest:
     return ReservationRequest(
@@ -39,40 +39,40 @@ def ask(
     )
 
 
-def reserve(books: ReservationTable, number: int = 1, prompt: int = 10, output: int = 20, *, now=START, **more):
-    return books.reserve(ask(number, prompt, output, **more), f"reservation-{number}", now)
+def reserve(table: ReservationTable, number: int = 1, prompt: int = 10, output: int = 20, *, now=START, **more):
+    return table.reserve(request_of(number, prompt, output, **more), f"reservation-{number}", now)
 
 
 def test_a_reservation_holds_prompt_and_most_output_until_it_is_settled():
-    books = accounts()
-    reserve(books)
-    assert repr(books) == "<ReservationTable 1 tenants, 1 reservations, 30 tokens>"
-    charge = books.settle("reservation-1", 10, 7, "stop", START + 1)
+    table = table_of()
+    reserve(table)
+    assert repr(table) == "<ReservationTable 1 tenants, 1 reservations, 30 tokens>"
+    charge = table.settle("reservation-1", 10, 7, "stop", START + 1)
     assert (charge.prompt_tokens, charge.output_tokens, charge.outcome) == (10, 7, "stop")
-    assert repr(books) == "<ReservationTable 1 tenants, 0 reservations, 0 tokens>"
-    assert books.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
+    assert repr(table) == "<ReservationTable 1 tenants, 0 reservations, 0 tokens>"
+    assert table.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
 
 
 def test_settling_twice_charges_once():
-    books = accounts()
-    reserve(books)
-    assert books.settle("reservation-1", 10, 7, "stop", START)
-    assert books.settle("reservation-1", 10, 7, "stop", START) is None
-    assert books.quota("acme").balance.output_tokens == 7
+    table = table_of()
+    reserve(table)
+    assert table.settle("reservation-1", 10, 7, "stop", START)
+    assert table.settle("reservation-1", 10, 7, "stop", START) is None
+    assert table.quota("acme").balance.output_tokens == 7
 
 
 def test_a_charge_is_at_most_the_reserved_tokens():
-    books = accounts()
-    reserve(books)
-    charge = books.settle("reservation-1", 11, 21, "length", START)
+    table = table_of()
+    reserve(table)
+    charge = table.settle("reservation-1", 11, 21, "length", START)
     assert (charge.prompt_tokens, charge.output_tokens) == (10, 20)
 
 
 def test_a_rejection_names_every_limit_and_the_time_to_retry():
-    books = accounts(requests_per_minute=60, tokens_per_minute=60, concurrent_requests=1)
-    reserve(books, 1, 10, 20)
+    table = table_of(requests_per_minute=60, tokens_per_minute=60, concurrent_requests=1)
+    reserve(table, 1, 10, 20)
     with pytest.raises(QuotaExceeded) as refusal:
-        reserve(books, 2, 10, 50)
+        reserve(table, 2, 10, 50)
     assert refusal.value.reason == "QUOTA_EXCEEDED"
     assert refusal.value.retry_after == 30.0
     assert [(each.subject, each.description) for each in refusal.value.quota_violations] == [
@@ -82,97 +82,97 @@ def test_a_rejection_names_every_limit_and_the_time_to_retry():
 
 
 def test_a_rejected_request_takes_no_quota():
-    books = accounts(requests_per_minute=60, tokens_per_minute=60)
+    table = table_of(requests_per_minute=60, tokens_per_minute=60)
     with pytest.raises(QuotaExceeded):
-        reserve(books, 1, 10, 51)
-    reserve(books, 2, 10, 50)
-    assert books.concurrent_requests == 1
+        reserve(table, 1, 10, 51)
+    reserve(table, 2, 10, 50)
+    assert table.concurrent_requests == 1
 
 
 def test_a_request_larger_than_the_limit_is_not_told_to_retry():
     with pytest.raises(QuotaExceeded, match="request fewer tokens") as refusal:
-        reserve(accounts(tokens_per_minute=60), 1, 10, 51)
+        reserve(table_of(tokens_per_minute=60), 1, 10, 51)
     assert refusal.value.retry_after is None
 
 
 def test_requests_count_from_their_start_regardless_of_their_tokens():
-    books = accounts(requests_per_minute=2)
+    table = table_of(requests_per_minute=2)
     for number in (1, 2):
-        reserve(books, number)
-        books.settle(f"reservation-{number}", 0, 0, "shed", START)
+        reserve(table, number)
+        table.settle(f"reservation-{number}", 0, 0, "shed", START)
     with pytest.raises(QuotaExceeded) as refusal:
-        reserve(books, 3)
+        reserve(table, 3)
     assert refusal.value.retry_after == 30.0
 
 
 def test_the_retry_time_at_the_concurrency_limit_follows_the_mean_duration():
-    books = accounts(concurrent_requests=2)
+    table = table_of(concurrent_requests=2)
     for number in range(200):
-        reserve(books, number)
-        books.settle(f"reservation-{number}", 1, 1, "stop", START + 8.0)
-    reserve(books, 1_001), reserve(books, 1_002)
+        reserve(table, number)
+        table.settle(f"reservation-{number}", 1, 1, "stop", START + 8.0)
+    reserve(table, 1_001), reserve(table, 1_002)
     with pytest.raises(QuotaExceeded) as refusal:
-        reserve(books, 1_003)
+        reserve(table, 1_003)
     assert refusal.value.retry_after == pytest.approx(4.0)
 
 
 def test_a_cancelled_reservation_leaves_no_trace():
-    books = accounts(tokens_per_minute=30, concurrent_requests=1)
-    books.cancel(reserve(books))
-    reserve(books, 2)
-    assert books.quota("acme").balance.requests == 0
+    table = table_of(tokens_per_minute=30, concurrent_requests=1)
+    table.cancel(reserve(table))
+    reserve(table, 2)
+    assert table.quota("acme").balance.requests == 0
 
 
 def test_an_expired_reservation_is_charged_nothing():
-    books = accounts(tokens_per_minute=30)
-    reserve(books, 1, 10, 20, now=START + 50)
-    assert books.expire(START + 50 + TTL - 0.001) == []
-    [charge] = books.expire(START + 50 + TTL)
+    table = table_of(tokens_per_minute=30)
+    reserve(table, 1, 10, 20, now=START + 50)
+    assert table.expire(START + 50 + TTL - 0.001) == []
+    [charge] = table.expire(START + 50 + TTL)
     assert (charge.prompt_tokens, charge.output_tokens, charge.outcome) == (0, 0, OUTCOME_LOST)
-    assert books.find("acme", "request-1") is None
+    assert table.find("acme", "request-1") is None
 
 
 def test_the_loss_of_an_edge_settles_only_its_own_reservations():
-    books = accounts(tokens_per_minute=60)
-    reserve(books, 1, edge="edge-1"), reserve(books, 2, edge="edge-2")
-    [charge] = books.expire_edge("edge-1", START)
+    table = table_of(tokens_per_minute=60)
+    reserve(table, 1, edge="edge-1"), reserve(table, 2, edge="edge-2")
+    [charge] = table.expire_edge("edge-1", START)
     assert charge.reservation.request.request_id == "request-1"
-    assert books.edges_with_reservations == ["edge-2"]
+    assert table.edges_with_reservations == ["edge-2"]
     with pytest.raises(QuotaExceeded):
-        reserve(books, 3, 0, 1)
-    assert books.expire_edge("edge-1", START) == []
+        reserve(table, 3, 0, 1)
+    assert table.expire_edge("edge-1", START) == []
 
 
 def test_an_edge_that_reconnects_late_corrects_the_charge_once():
-    books = accounts()
-    reserve(books)
-    books.expire_edge("edge-1", START + 30)
-    charge = books.settle("reservation-1", 10, 7, "stop", START + 40)
+    table = table_of()
+    reserve(table)
+    table.expire_edge("edge-1", START + 30)
+    charge = table.settle("reservation-1", 10, 7, "stop", START + 40)
     assert charge.is_correction
-    assert books.settle("reservation-1", 10, 7, "stop", START + 41) is None
-    assert books.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
+    assert table.settle("reservation-1", 10, 7, "stop", START + 41) is None
+    assert table.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
 
 
 def test_a_bounded_number_of_lost_reservations_is_kept():
-    books = accounts()
+    table = table_of()
     for number in range(MAX_LOST_RESERVATIONS + 1):
-        reserve(books, number)
-    books.expire_edge("edge-1", START)
-    assert books.settle("reservation-0", 1, 1, "stop", START) is None
-    assert books.settle("reservation-1", 1, 1, "stop", START)
+        reserve(table, number)
+    table.expire_edge("edge-1", START)
+    assert table.settle("reservation-0", 1, 1, "stop", START) is None
+    assert table.settle("reservation-1", 1, 1, "stop", START)
 
 
 def test_reservations_survive_a_restart():
-    before = accounts(tokens_per_minute=60, concurrent_requests=2)
+    before = table_of(tokens_per_minute=60, concurrent_requests=2)
     first, second = reserve(before, 1), reserve(before, 2, now=START + 1)
-    lost = reserve(accounts(), 3)
+    lost = reserve(table_of(), 3)
     after = ReservationTable(ttl=TTL)
     after.put_tenant(before.quota("acme").tenant, START + 2, before.quota("acme").balance)
     after.restore([second, first], [lost])
     assert repr(after) == repr(before)
     with pytest.raises(QuotaExceeded) as refusal:
         reserve(after, 4, 0, 2, now=START + 2)
-    assert len(refusal.value.quota_violations) == 1  # 2 s have brought 2 tokens; it is the concurrency
+    assert len(refusal.value.quota_violations) == 1  # 2 s have added 2 tokens; the concurrency limit rejects
     assert after.settle("reservation-3", 1, 1, "stop", START + 2).is_correction
     assert [each.reservation for each in after.expire(START + TTL)] == [first]
 
@@ -187,14 +187,14 @@ def test_a_clock_that_was_set_back_over_a_restart_costs_at_most_a_minute():
 
 
 def test_new_limits_hold_at_once_and_keep_what_was_spent():
-    books = accounts(tokens_per_minute=60)
-    reserve(books, 1, 30, 30)
-    books.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=120), START)
-    reserve(books, 2, 30, 30)
+    table = table_of(tokens_per_minute=60)
+    reserve(table, 1, 30, 30)
+    table.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=120), START)
+    reserve(table, 2, 30, 30)
     with pytest.raises(QuotaExceeded):
-        reserve(books, 3, 0, 1)
-    books.put_tenant(Tenant(tenant_id="acme"), START)
-    reserve(books, 3, 0, 1_000_000)
+        reserve(table, 3, 0, 1)
+    table.put_tenant(Tenant(tenant_id="acme"), START)
+    reserve(table, 3, 0, 1_000_000)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_class_can_be_lowered_and_never_raised(own, asked, granted):
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Two tenants and two edges; whatever happens, the books balance and no limit is passed."""
+    """Two tenants and two edges: in any order of events, totals match the ledger and no limit is exceeded."""
 
     open_ids = Bundle("open_ids")
     ended_ids = Bundle("ended_ids")
@@ -221,16 +221,16 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = START
-        self.books = ReservationTable(ttl=TTL)
+        self.table = ReservationTable(ttl=TTL)
         for tenant in ("acme", "blue"):
-            self.books.put_tenant(
+            self.table.put_tenant(
                 Tenant(tenant_id=tenant, tokens_per_minute=self.LIMIT, concurrent_requests=4), self.now
             )
         self.number = 0
-        self.open = {}  # reservation id -> reservation
-        self.ledger = {}  # reservation id -> last charge
+        self.open = {}  # by reservation id
+        self.ledger = {}  # last charge, by reservation id
         self.spent = {"acme": [], "blue": []}  # [time, tokens] of every reservation, as settled by now
-        self.entry = {}  # reservation id -> its entry in `spent`
+        self.entry = {}  # entry in `spent`, by reservation id
 
     @rule(length=st.integers(0, 60_000_000))
     def wait(self, length):
@@ -246,7 +246,7 @@ class AnyOrder(RuleBasedStateMachine):
     def reserve(self, tenant, edge, prompt, output):
         self.number += 1
         try:
-            made = reserve(self.books, self.number, prompt, output, now=self.now, edge=edge, tenant=tenant)
+            made = reserve(self.table, self.number, prompt, output, now=self.now, edge=edge, tenant=tenant)
         except QuotaExceeded as refusal:
             self._check_refusal(refusal, tenant, prompt + output)
             return multiple()
@@ -256,17 +256,17 @@ class AnyOrder(RuleBasedStateMachine):
         return made.reservation_id
 
     def _check_refusal(self, refusal, tenant, tokens):
-        """It was right, and waiting as told is enough unless something else has to end first."""
-        account = self.books.quota(tenant)
-        is_full = account.concurrent_requests == 4
+        """Check that the rejection is right, and that its wait suffices unless another request must end first."""
+        quota = self.table.quota(tenant)
+        is_full = quota.concurrent_requests == 4
         assert (refusal.retry_after is None) == (tokens > self.LIMIT)
         if refusal.retry_after is not None and not is_full:
-            account.check_limits(tokens, self.now + refusal.retry_after)
+            quota.check_limits(tokens, self.now + refusal.retry_after)
 
     @rule(target=ended_ids, reservation_id=consumes(open_ids), prompt=st.integers(0, 60), output=st.integers(0, 60))
     def settle(self, reservation_id, prompt, output):
         was_open = reservation_id in self.open
-        charge = self.books.settle(reservation_id, prompt, output, "stop", self.now)
+        charge = self.table.settle(reservation_id, prompt, output, "stop", self.now)
         assert charge is not None
         assert charge.is_correction is not was_open
         if was_open:
@@ -276,16 +276,16 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(reservation_id=ended_ids)
     def settle_again(self, reservation_id):
-        assert self.books.settle(reservation_id, 60, 60, "stop", self.now) is None
+        assert self.table.settle(reservation_id, 60, 60, "stop", self.now) is None
 
     @rule(edge=st.sampled_from(["edge-1", "edge-2"]))
     def lose_edge(self, edge):
-        for charge in self.books.expire_edge(edge, self.now):
+        for charge in self.table.expire_edge(edge, self.now):
             self._ended(charge)
 
     @rule()
     def expire(self):
-        for charge in self.books.expire(self.now):
+        for charge in self.table.expire(self.now):
             assert charge.reservation.expires_at <= self.now
             self._ended(charge)
 
@@ -295,20 +295,20 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def live_reservations_are_counted(self):
-        assert self.books.reservation_count == self.books.concurrent_requests == len(self.open)
-        assert self.books.reserved_tokens == sum(each.request.tokens for each in self.open.values())
+        assert self.table.reservation_count == self.table.concurrent_requests == len(self.open)
+        assert self.table.reserved_tokens == sum(each.request.tokens for each in self.open.values())
         held = Counter(each.request.tenant_id for each in self.open.values())
         assert all(count <= 4 for count in held.values())
 
     @invariant()
     def balances_are_the_sums_of_the_ledger(self):
-        for account in self.books.quotas:
+        for quota in self.table.quotas:
             charges = [
-                each for each in self.ledger.values() if each.reservation.request.tenant_id == account.tenant.tenant_id
+                each for each in self.ledger.values() if each.reservation.request.tenant_id == quota.tenant.tenant_id
             ]
-            assert account.balance.requests == len(charges)
-            assert account.balance.prompt_tokens == sum(each.prompt_tokens for each in charges)
-            assert account.balance.output_tokens == sum(each.output_tokens for each in charges)
+            assert quota.balance.requests == len(charges)
+            assert quota.balance.prompt_tokens == sum(each.prompt_tokens for each in charges)
+            assert quota.balance.output_tokens == sum(each.output_tokens for each in charges)
 
     @invariant()
     def no_window_exceeds_a_burst_and_the_refill(self):

@@ -242,7 +242,7 @@ def test_tenants_share_prefixes_only_with_themselves():
 
 
 def planned(batch):
-    """Who computes what in the next step: (seq_id, start, count) of each slice."""
+    """The slices of the next step: (seq_id, start, count) of each."""
     plan = batch.plan()
     batch.commit(plan, [1] * len(plan.sampled), [0.0] * len(plan.sampled))
     return [(part.sequence.spec.seq_id, part.start, part.count) for part in plan.slices]

@@ -1,4 +1,4 @@
-"""The batch against a model of KV memory: whatever joins, leaves or is preempted, each slice finds its own past."""
+"""The batch against a model of KV memory: after any joins, ends and preemptions, each slice reads its own KV."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ BLOCK_SIZE = 4
 
 
 def next_token(ids):
-    """A token that depends on every one before it, as a model's does."""
+    """A token that depends on all tokens before it, as a model's does."""
     return sum((place + 1) * token for place, token in enumerate(ids)) % 50
 
 
@@ -26,7 +26,7 @@ def alone(spec):
 
 
 class KvMemory:
-    """What each position of each block was written with."""
+    """The content written to each position of each block."""
 
     def __init__(self, blocks):
         self.cells = [[None] * BLOCK_SIZE for _ in range(blocks)]
@@ -81,7 +81,7 @@ policies = st.one_of(st.builds(ContinuousBatching, token_budget=st.integers(1, 2
 
 @given(events, policies, st.integers(1, 5), st.integers(7, 20))
 def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots, blocks):
-    """No deadlock, no block given twice; and the oldest goes on in every step, so whoever is preempted comes back."""
+    """No deadlock and no block allocated twice; the oldest progresses in every step, so preempted sequences return."""
     batch = Batch(pool=BlockPool(blocks, BLOCK_SIZE), policy=batching, slots=slots, context_length=64)
     memory = KvMemory(blocks)
     added, emitted, finished, cancelled = {}, {}, set(), set()

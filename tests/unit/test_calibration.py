@@ -1,4 +1,4 @@
-"""The law of a step: fitted to steps, written to a file, read back by those who use it."""
+"""The step-time model: fitted to steps, written to a file, and read by the simulator and the worker."""
 
 import json
 import random
@@ -55,13 +55,13 @@ def terms_of(law):
 @given(
     st.builds(StepTimeModel, base_s=Terms, per_prefill_token_s=Terms, per_decode_seq_s=Terms, per_context_token_s=Terms)
 )
-def test_a_fit_finds_the_law_that_made_the_steps(law):
+def test_a_fit_recovers_the_model_of_exact_steps(law):
     found = fit_step_time([MeasuredStep(work, law.duration_s(work)) for work in WORKS])
     for work in WORKS:
         assert found.duration_s(work) == pytest.approx(law.duration_s(work), rel=1e-6)
 
 
-def test_a_fit_finds_the_law_under_noise_of_five_percent():
+def test_a_fit_recovers_the_model_under_noise_of_five_percent():
     noise = random.Random(3)
     steps = [MeasuredStep(work, LAW.duration_s(work) * noise.uniform(0.95, 1.05)) for work in WORKS * 4]
     found = fit_with_validation(steps)
@@ -71,12 +71,12 @@ def test_a_fit_finds_the_law_under_noise_of_five_percent():
 
 @settings(max_examples=50)
 @given(st.lists(st.floats(0.001, 1.0), min_size=len(WORKS), max_size=len(WORKS)))
-def test_no_term_is_ever_below_zero_whatever_was_measured(seconds):
+def test_no_term_of_a_fit_is_negative(seconds):
     found = fit_step_time([MeasuredStep(work, each) for work, each in zip(WORKS, seconds, strict=True)])
     assert min(terms_of(found)) >= 0
 
 
-def test_a_step_that_no_law_explains_shows_in_the_error_and_not_in_its_own_prediction():
+def test_an_outlier_shows_in_the_error_and_not_in_its_own_prediction():
     steps = [MeasuredStep(work, LAW.duration_s(work)) for work in WORKS]
     steps[3] = MeasuredStep(WORKS[3], 2 * LAW.duration_s(WORKS[3]))
     found = fit_with_validation(steps)
@@ -84,12 +84,12 @@ def test_a_step_that_no_law_explains_shows_in_the_error_and_not_in_its_own_predi
     assert found.relative_errors[3] == pytest.approx(0.5, abs=0.01)
 
 
-def test_too_few_steps_are_said_to_be_too_few():
+def test_too_few_steps_are_rejected():
     with pytest.raises(ValueError, match="too few"):
         fit_with_validation([MeasuredStep(WORKS[0], 1.0)] * 9)
 
 
-def test_a_law_comes_back_from_its_file_as_it_was(tmp_path):
+def test_a_step_time_model_survives_its_file(tmp_path):
     path = tmp_path / "law.toml"
     path.write_text(step_time_toml(LAW, {"model": 'a "quoted" name', "median_error": 0.03}), encoding="utf-8")
     assert terms_of(read_step_time_model(path)) == pytest.approx(terms_of(LAW), rel=1e-5)
@@ -106,14 +106,14 @@ def test_a_law_comes_back_from_its_file_as_it_was(tmp_path):
         ("[step_time", "cannot be read"),
     ],
 )
-def test_a_law_file_that_is_wrong_is_refused_with_its_field(tmp_path, text, message):
+def test_an_invalid_step_time_file_is_rejected_with_its_field(tmp_path, text, message):
     path = tmp_path / "law.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_step_time_model(path)
 
 
-def test_a_law_file_that_is_missing_is_said_to_be_missing():
+def test_a_missing_step_time_file_is_reported():
     with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read"):
         read_step_time_model(Path("nowhere.toml"))
 
@@ -122,7 +122,7 @@ def invoke(*args):
     return CliRunner().invoke(cli, ["simulate", *map(str, args)])
 
 
-def test_a_calibrated_law_goes_into_a_simulation_and_into_a_simulated_worker(tmp_path):
+def test_a_simulation_and_a_simulated_worker_read_a_calibrated_model(tmp_path):
     model, law, picture = write_tiny_model(tmp_path / "tiny"), tmp_path / "law.toml", tmp_path / "law.svg"
     measured = invoke("--calibrate", "--model", model, "--rounds", 1, "--out", law, "--plot", picture, "--json")
     assert measured.exit_code == 0, measured.output
@@ -133,7 +133,7 @@ def test_a_calibrated_law_goes_into_a_simulation_and_into_a_simulated_worker(tmp
     assert WorkerConfig(sim_step_time_file=str(law)).engine_options().step_time == read_step_time_model(law)
 
 
-def test_a_simulation_takes_the_time_that_its_law_says(tmp_path):
+def test_a_simulation_takes_the_time_of_its_model(tmp_path):
     scenario, law = tmp_path / "one.toml", tmp_path / "law.toml"
     scenario.write_text(ONE_PROMPT, encoding="utf-8")
     law.write_text("[step_time]\nbase_ms = 10\nprefill_token_ms = 1\nprefill_context_token_ms = 0.01", encoding="utf-8")
@@ -142,12 +142,12 @@ def test_a_simulation_takes_the_time_that_its_law_says(tmp_path):
     assert figures["ttft_s"]["p50"] == pytest.approx(step, abs=0.01)  # and a few links
 
 
-def test_a_worker_with_a_law_file_that_is_none_does_not_start(tmp_path):
+def test_a_worker_with_an_invalid_step_time_file_does_not_start(tmp_path):
     with pytest.raises(ValueError, match="cannot be read as a step time file"):
         WorkerConfig(sim_step_time_file=str(tmp_path / "nowhere.toml"))
 
 
-def test_neither_scenario_nor_calibration_says_what_to_do():
+def test_a_command_without_scenario_and_calibration_is_rejected_with_a_hint():
     result = invoke()
     assert result.exit_code == 2
     assert "--calibrate" in result.stderr

@@ -1,4 +1,4 @@
-"""`penstock faults`: what it prints for people and for programs, and how it ends."""
+"""`penstock faults`: its output for people and programs, and its exit status."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def run(*options):
     return CliRunner().invoke(cli, ["faults", *options])
 
 
-def test_every_world_may_be_asked_for_with_a_request_that_crashes_engines(worlds):
+def test_every_world_can_have_a_poison_request(worlds):
     assert run("--poison", "--seeds", "1").exit_code == 0
     assert worlds["overrides"] == PlanOverrides(has_poison=True)
     poisoned = PlanOverrides(has_poison=True)
@@ -60,7 +60,7 @@ def test_every_world_may_be_asked_for_with_a_request_that_crashes_engines(worlds
     )
 
 
-def test_every_world_may_be_asked_for_with_a_process_that_stands_still_for_long(worlds):
+def test_every_world_can_have_a_long_freeze(worlds):
     assert run("--longest-freeze", "40", "--seeds", "1").exit_code == 0
     assert worlds["overrides"] == PlanOverrides(max_freeze_s=40.0)
     for seed in range(50):
@@ -69,7 +69,7 @@ def test_every_world_may_be_asked_for_with_a_process_that_stands_still_for_long(
         assert all(5.0 <= fault.duration_s <= 40.0 for fault in frozen)
 
 
-def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypatch):
+def test_the_replay_command_has_the_overrides(worlds, monkeypatch):
     overrides = PlanOverrides(has_poison=True, max_freeze_s=12.5)
     told = replace(outcome(FAILING), plan=plan_world(FAILING, overrides)), []
     monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
@@ -77,7 +77,7 @@ def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypat
     assert f"penstock faults --seed {FAILING} --poison --longest-freeze 12.5 --frame-log" in ran.stdout
 
 
-def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
+def test_json_has_the_sums_over_all_worlds(worlds):
     ran = run("--seeds", "5", "--seed", "100", "--processes", "2", "--json")
     assert ran.exit_code == 0, ran.output
     assert (worlds["seeds"], worlds["processes"], worlds["overrides"]) == (range(100, 105), 2, PlanOverrides())
@@ -97,14 +97,14 @@ def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
     }
 
 
-def test_a_broken_promise_ends_with_1_and_is_told_by_seed(worlds):
+def test_a_violation_exits_with_1_and_is_listed_by_seed(worlds):
     worlds["failing"] = (FAILING,)
     ran = run("--seeds", "5", "--json")
     assert ran.exit_code == 1
     assert json.loads(ran.stdout)["failed"] == {str(FAILING): ["changed: ids [1], owed [2]"]}
 
 
-def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
+def test_the_summary_has_sums_violations_and_replay_commands(worlds):
     worlds["failing"] = (FAILING,)
     ran = run("--seeds", "5")
     assert ran.exit_code == 1
@@ -115,14 +115,14 @@ def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
     assert f"2 of {len(FAILPOINTS)} were reached; never: {FAILPOINTS[2]}" in ran.stdout
 
 
-def test_worlds_without_a_broken_promise_end_with_0(worlds):
+def test_worlds_without_a_violation_exit_with_0(worlds):
     ran = run("--seeds", "5")
     assert ran.exit_code == 0
     assert "0 with violations" in ran.stdout
     assert "--frame-log" not in ran.stdout
 
 
-def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, monkeypatch):
+def test_progress_counts_worlds_and_failed_ones_on_stderr(worlds, monkeypatch):
     """On the other stream, so that a program may read what is printed while a person watches."""
     screen = io.StringIO()
     monkeypatch.setattr(command, "stderr_console", Console(file=screen, force_terminal=True, width=120))
@@ -133,7 +133,7 @@ def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, 
     assert json.loads(ran.stdout)["worlds"] == 5
 
 
-def test_a_story_of_a_broken_world_ends_with_1(monkeypatch):
+def test_a_frame_log_with_a_violation_exits_with_1(monkeypatch):
     told = outcome(FAILING, violations=(Violation("leak", "edge0 has flights 1.0"),)), ["0.1 first", "0.2 second"]
     monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
     ran = run("--seed", str(FAILING), "--frame-log")
@@ -146,6 +146,6 @@ def test_a_story_of_a_broken_world_ends_with_1(monkeypatch):
     "options",
     [("--seeds", "0"), ("--seed", "-1"), ("--processes", "257"), ("--seeds", "many"), ("--longest-freeze", "5")],
 )
-def test_options_out_of_range_are_refused_before_anything_runs(worlds, options):
+def test_options_out_of_range_are_rejected_before_a_run(worlds, options):
     assert run(*options).exit_code == 2
     assert "seeds" not in worlds

@@ -1,4 +1,4 @@
-"""What comes of one answer over several attempts: each token once, in order, and how to go on."""
+"""Progress of one answer over several attempts: each token once, in order, and the next request."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def progress(**options) -> Progress:
     return found
 
 
-def test_pieces_come_in_order_with_their_text():
+def test_chunks_are_in_order_with_their_text():
     found = progress()
     assert found.apply(delta(0, 7, 8, text="ab")) == ("ab", (7, 8), 0, ())
     assert found.apply(delta(2, 9)) == ("", (9,), 2, ())
@@ -31,7 +31,7 @@ def test_pieces_come_in_order_with_their_text():
     assert (found.text, found.token_ids) == ("abc", [7, 8, 9])
 
 
-def test_what_came_already_is_dropped_and_counted():
+def test_duplicate_tokens_are_dropped_and_counted():
     found = progress()
     found.apply(delta(0, 7, 8, text="ab"))
     assert found.apply(delta(0, 7, text="a")) is None
@@ -39,7 +39,7 @@ def test_what_came_already_is_dropped_and_counted():
     assert (found.text, found.duplicate_tokens) == ("ab", 3)
 
 
-def test_text_held_back_to_the_end_is_taken_once_however_often_the_end_is_resumed():
+def test_text_held_back_to_the_end_is_returned_once():
     found = progress()
     found.apply(delta(0, 7, 8, text="a"))
     assert found.apply(delta(2, text="b")) == ("b", (), 2, ())
@@ -48,19 +48,19 @@ def test_text_held_back_to_the_end_is_taken_once_however_often_the_end_is_resume
 
 
 @pytest.mark.parametrize("wrong", [delta(3, 9), delta(1, 8, 9), delta(3, text="c")])
-def test_a_gap_or_a_delta_half_known_is_an_error(wrong):
+def test_a_gap_or_a_partly_duplicate_delta_is_an_error(wrong):
     found = progress()
     found.apply(delta(0, 7, 8, text="ab"))
     with pytest.raises(IndexGap, match="where 2 was next"):
         found.apply(wrong)
 
 
-def test_the_first_request_is_as_the_caller_gave_it():
+def test_the_first_request_is_the_callers():
     request = generate_request("Hello", model="m")
     assert Progress(request).next_request() == request
 
 
-def test_going_on_asks_for_the_rest_with_what_the_first_edge_settled():
+def test_a_resumed_request_uses_the_values_of_the_first_edge():
     found = progress()
     found.apply(delta(0, 7, 8, text="ab"))
     found.apply(Accepted(request_id="other", model="other", max_output_tokens=1, seed=1))
@@ -70,7 +70,7 @@ def test_going_on_asks_for_the_rest_with_what_the_first_edge_settled():
     assert list(request.resume.token_ids) == [7, 8]
 
 
-def test_an_answer_the_caller_resumes_itself_goes_on_behind_what_it_had():
+def test_an_answer_that_the_caller_resumes_continues_after_its_tokens():
     request = generate_request("Hello")
     request.resume.token_ids[:] = [5, 6]
     found = Progress(request)
@@ -79,7 +79,7 @@ def test_an_answer_the_caller_resumes_itself_goes_on_behind_what_it_had():
     assert found.token_ids == [7]
 
 
-def test_going_on_names_the_answer_even_before_its_first_token_so_that_it_is_charged_once():
+def test_a_resumed_request_names_the_answer_even_without_a_token():
     found = Progress(generate_request("Hello"))
     found.apply(Accepted(request_id="r", answer_id="a-1", model="m", max_output_tokens=8, seed=42))
     assert found.next_request().resume.answer_id == "a-1"
@@ -87,18 +87,18 @@ def test_going_on_names_the_answer_even_before_its_first_token_so_that_it_is_cha
     assert (found.next_request().resume.answer_id, list(found.next_request().resume.token_ids)) == ("a-1", [7])
 
 
-def test_an_edge_that_does_not_name_its_answers_is_asked_as_ever():
+def test_an_edge_without_answer_ids_is_supported():
     assert not progress().next_request().HasField("resume")
 
 
-def test_logprobs_are_given_to_who_asked_for_them():
+def test_logprobs_are_returned_if_requested():
     assert progress(logprobs=True).apply(delta(0, 7, logprobs=[-0.5])).logprobs == (-0.5,)
     assert progress().apply(delta(0, 7, logprobs=[0.0])).logprobs == ()
 
 
 @given(cuts=st.lists(st.integers(0, 12), max_size=6), total=st.integers(0, 12), repeats=st.booleans())
-def test_any_cuts_give_the_whole_answer_once(cuts, total, repeats):
-    """Attempts that are cut anywhere, going on where the client is or saying all anew."""
+def test_any_lost_attempts_give_the_whole_answer_once(cuts, total, repeats):
+    """Attempts that are lost at any point, each resumed or repeated from the start."""
     found = progress()
     for cut in [*cuts, total]:
         start = 0 if repeats else len(found.next_request().resume.token_ids)
@@ -109,7 +109,7 @@ def test_any_cuts_give_the_whole_answer_once(cuts, total, repeats):
     assert found.text == "".join(chr(97 + index) for index in range(total))
 
 
-def test_a_step_of_a_session_comes_apart_into_the_deltas_of_its_requests():
+def test_a_step_of_a_session_is_split_into_the_deltas_of_its_requests():
     step = SessionStep(
         handles=[3, 1, 2],
         texts=["ab", "", "c"],

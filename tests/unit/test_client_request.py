@@ -1,4 +1,4 @@
-"""From what a caller writes to the message an edge reads."""
+"""Request messages from the options of the SDK."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from penstock.v1.inference_pb2 import PRIORITY_BATCH, Chat, GenerateRequest, Mes
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
 
-def test_text_a_conversation_and_token_ids_are_told_apart():
+def test_text_conversations_and_token_ids_are_distinguished():
     assert generate_request("Hello").text == "Hello"
     assert generate_request("").WhichOneof("input") == "text"
     assert [each.role for each in generate_request(CHAT).chat.messages] == ["system", "user"]
@@ -17,7 +17,7 @@ def test_text_a_conversation_and_token_ids_are_told_apart():
     assert count_request("Hello", "m").text == "Hello"
 
 
-def test_options_go_where_they_belong():
+def test_options_set_their_fields():
     request = generate_request(
         "Hello",
         model="m",

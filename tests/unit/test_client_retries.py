@@ -1,4 +1,4 @@
-"""When the client asks again, and where."""
+"""Retry delays, the retry budget and the rotation of targets."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from penstock.client.target_rotation import FAILURE_COOLDOWN_S, TargetRotation
 LOST = Unavailable("cut", reason=CONNECTION_LOST)
 
 
-def test_a_lost_connection_is_tried_again_after_a_growing_spread():
+def test_a_lost_connection_is_retried_with_growing_jitter():
     policy = RetryPolicy(backoff=(0.1, 0.3))
     assert [policy.delay(LOST, attempt, 0.5) for attempt in (1, 2, 3, 4, 5)] == [0.05, 0.1, 0.15, 0.15, None]
     assert policy.delay(LOST, 1, 0.0) == 0.0
@@ -32,7 +32,7 @@ def test_a_lost_connection_is_tried_again_after_a_growing_spread():
         QuotaExceeded("limit", retry_after=2.0),
     ],
 )
-def test_who_is_told_when_to_come_back_comes_back_then_and_not_before(error):
+def test_a_retry_waits_for_retry_after(error):
     policy = RetryPolicy(backoff=(0.1, 0.3))
     assert policy.delay(error, 1, 0.0) == 2.0
     assert policy.delay(error, 1, 0.5) == pytest.approx(2.05)
@@ -50,11 +50,11 @@ def test_who_is_told_when_to_come_back_comes_back_then_and_not_before(error):
         Internal("internal error"),
     ],
 )
-def test_what_a_retry_cannot_help_or_only_late_is_told_at_once(error):
+def test_an_error_without_a_timely_retry_is_raised_at_once(error):
     assert RetryPolicy().delay(error, 1, 0.0) is None
 
 
-def test_refusals_use_the_budget_up_and_successes_bring_it_back():
+def test_rejections_use_the_budget_and_successes_restore_it():
     budget, error = RetryBudget(RetryPolicy()), Overloaded("full", retry_after=0.5)
     assert [budget.delay(error, 1, 0.0) for _ in range(6)] == [0.5, 0.5, 0.5, 0.5, None, None]
     for _ in range(20):
@@ -70,23 +70,23 @@ def test_the_budget_is_never_more_than_its_capacity():
     assert budget.level == 10.0
 
 
-def test_an_edge_that_dies_under_many_answers_costs_none_of_them():
+def test_lost_connections_do_not_use_the_budget():
     budget = RetryBudget(RetryPolicy())
     assert all(budget.delay(LOST, 1, 0.5) is not None for _ in range(100))
 
 
-def test_what_is_not_tried_again_anyway_costs_nothing():
+def test_errors_that_are_not_retried_cost_nothing():
     budget = RetryBudget(RetryPolicy())
     budget.delay(Unauthenticated("who?"), 1, 0.0)
     assert budget.level == 10.0
 
 
-def test_targets_take_turns():
+def test_targets_rotate():
     rotation = TargetRotation(["a", "b", "c"])
     assert [rotation.next(0.0) for _ in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_a_target_that_failed_is_left_out_for_a_while():
+def test_a_failed_target_is_skipped_during_its_cooldown():
     rotation = TargetRotation(["a", "b"])
     rotation.mark_failed("a", 10.0)
     assert [rotation.next(10.0 + FAILURE_COOLDOWN_S / 2) for _ in range(3)] == ["b", "b", "b"]

@@ -1,4 +1,4 @@
-"""Kernels of the GPU's forward against plain torch."""
+"""The kernels of the CUDA forward pass against plain torch."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ CONTEXT = 300
 
 
 class Case:
-    """A step over sequences whose blocks lie anywhere, none of them two sequences'."""
+    """A step over sequences with scattered blocks that are not shared."""
 
     def __init__(self, decodes, prefills, *, dtype, heads=(4, 2), head_size=16, block_size=4, padding=0):
         self.heads, self.kv_heads = heads

@@ -1,4 +1,4 @@
-"""The GPU's forward as a whole: plain torch's logits in any batch, and on a GPU the same from a graph."""
+"""The CUDA forward pass: the logits of plain torch in any batch, and on a GPU the same from a graph."""
 
 import warnings
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a GPU is sent for a step, and when its own kernels are chosen: nothing here needs a GPU or Triton."""
+"""The packed step of a GPU, and the choice of its kernels. Needs neither a GPU nor Triton."""
 
 import shutil
 
@@ -83,7 +83,7 @@ def test_tables_of_a_step_long_past_are_forgotten():
 
 @pytest.fixture
 def able(monkeypatch):
-    """A machine that has all it takes."""
+    """A machine that meets all requirements."""
     monkeypatch.setattr(requirements, "find_spec", lambda name: object())
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

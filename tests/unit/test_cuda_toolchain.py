@@ -1,4 +1,4 @@
-"""An image for GPUs that could compile no kernel does not get built."""
+"""The build of a GPU image fails if the image could not compile kernels."""
 
 import shutil
 
@@ -20,7 +20,7 @@ int devices(void) { return Py_IsInitialized() ? cuDeviceGetCount() : CUDA_VERSIO
 
 @pytest.fixture
 def triton(tmp_path):
-    """A folder as Triton's, with the two files that are compiled; the driver's library is nowhere."""
+    """A folder as Triton's, with the two files that are compiled; the driver's library is missing."""
     nvidia = tmp_path / "backends" / "nvidia"
     (nvidia / "include").mkdir(parents=True)
     (nvidia / "driver.c").write_text(BINDINGS, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What is put off is made all the same: in order, a few at a time, and whatever one of it raises."""
+"""Deferred calls run in order, a few per turn, also after one of them raises."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Ticket books and dispatchers joined: whatever the order of frames, tickets end once, in order, and nothing idles."""
+"""Ticket books with dispatchers: in any order of frames, tickets end once, in order, and no slot idles."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ SLOTS, KV_BLOCKS = 2, 8
 
 
 class DispatchMachine(RuleBasedStateMachine):
-    """One to three shards, one or two schedulers, workers that come and go, streams that break."""
+    """One to three shards, one or two schedulers, workers that attach and detach, streams that break."""
 
     @initialize(shards=st.integers(1, 3), schedulers=st.integers(1, 2))
     def begin(self, shards, schedulers):
@@ -87,7 +87,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule()
     def no_slot_idles_while_a_fitting_ticket_waits(self):
-        """Once all frames have arrived, workers could be heard again and pauses are over."""
+        """This holds once all frames have arrived, report delays have passed and pauses have ended."""
         self.mesh.settle()
         self.mesh.pass_time(REPORT_DELAY_S)
         for _ in range(6):
@@ -140,7 +140,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert all(len(endings) <= 1 for endings in self.mesh.endings.values())
 
     def teardown(self):
-        """With workers that can take anything every ticket comes to its one end, and all is back at zero."""
+        """With workers for tickets of any size, every ticket ends once, and all totals return to zero."""
         for scheduler in self.mesh.schedulers:
             self.attach_to(scheduler)
         self.mesh.run_to_end(60.0)
@@ -182,7 +182,7 @@ def test_every_released_slot_goes_to_the_best_ticket_of_all_shards(keys, shards,
     for number in range(schedulers):
         mesh.attach(f"w{number}", f"s{number}", slots=1)
     mesh.settle()
-    for number in range(schedulers):  # first of all, so that the others have to wait
+    for number in range(schedulers):  # occupies the slot, so that the others wait
         mesh.enqueue("q0", ticket_of(f"first{number}", priority=1, at=START_UNIX_S - 20_000))
     mesh.settle()
     for priority, age in keys:
@@ -200,7 +200,7 @@ def test_every_released_slot_goes_to_the_best_ticket_of_all_shards(keys, shards,
 
 def test_a_declined_ticket_goes_to_a_scheduler_that_it_has_not_tried():
     mesh = CoreMesh.of(schedulers=2)
-    mesh.attach("killer", "s0", slots=SLOTS + 1)  # most credit, and nothing for this ticket
+    mesh.attach("killer", "s0", slots=SLOTS + 1)  # the most credit, but refuses this ticket
     mesh.attach("busy", "s0", slots=0)
     mesh.attach("other", "s1", slots=1)
     mesh.settle()

@@ -1,4 +1,4 @@
-"""What an edge decides without auth: when that is, for whom, up to how much, and what it owes auth afterwards."""
+"""Auth fallback: outage detection, cached identities, token grants and deferred reservations."""
 
 import itertools
 
@@ -21,7 +21,7 @@ AFTER = 1.0  # s
 
 
 def silence() -> OutageDetector:
-    """Of an auth that has answered once."""
+    """Return an outage detector after one response of auth."""
     found = OutageDetector(outage_after=AFTER)
     found.on_connected(0.0)
     found.on_request_sent("first", 0.0)
@@ -29,7 +29,7 @@ def silence() -> OutageDetector:
     return found
 
 
-def test_auth_is_away_once_its_link_was_down_for_a_moment_and_not_before():
+def test_auth_is_unreachable_once_its_stream_is_down_for_the_threshold():
     found = silence()
     found.on_disconnected(10.0)
     assert not found.is_unreachable(10.999)
@@ -37,7 +37,7 @@ def test_auth_is_away_once_its_link_was_down_for_a_moment_and_not_before():
     assert found.outage_duration(15.0) == 5.0
 
 
-def test_auth_that_says_it_goes_is_away_at_once():
+def test_auth_that_drains_is_unreachable_at_once():
     found = silence()
     found.on_disconnected(10.0, on_purpose=True)
     assert found.is_unreachable(10.0)
@@ -46,14 +46,14 @@ def test_auth_that_says_it_goes_is_away_at_once():
     assert not found.is_unreachable(16.0)
 
 
-def test_auth_is_away_when_it_owes_an_answer_and_says_nothing():
+def test_auth_is_unreachable_if_it_does_not_answer_pending_requests():
     found = silence()
     found.on_request_sent("a", 10.0)
     found.on_request_sent("b", 10.9)
     assert (found.is_unreachable(10.9), found.is_unreachable(11.0)) == (False, True)
 
 
-def test_auth_that_answers_others_is_not_away_however_long_one_waits():
+def test_auth_that_answers_other_requests_is_reachable():
     found = silence()
     found.on_request_sent("slow", 10.0)
     for tenth in range(1, 50):
@@ -63,7 +63,7 @@ def test_auth_that_answers_others_is_not_away_however_long_one_waits():
     assert found.is_unreachable(16.0)
 
 
-def test_an_answer_that_auth_forgot_while_it_gave_others_is_not_awaited_for_ever():
+def test_an_unanswered_request_is_dropped_after_the_response_timeout():
     found = silence()
     found.on_request_sent("forgotten", 10.0)
     found.on_request_sent("a", 20.0)
@@ -74,7 +74,7 @@ def test_an_answer_that_auth_forgot_while_it_gave_others_is_not_awaited_for_ever
     assert not found.is_unreachable(1e9)
 
 
-def test_auth_that_nobody_asks_owes_nothing():
+def test_an_idle_auth_is_reachable():
     found = silence()
     assert not found.is_unreachable(1e9)
     found.on_request_sent("a", 10.0)
@@ -83,7 +83,7 @@ def test_auth_that_nobody_asks_owes_nothing():
     assert found.outage_duration(1e9) == 0.0
 
 
-def test_an_edge_that_auth_never_answered_waits_for_it():
+def test_no_outage_is_declared_before_the_first_response():
     found = OutageDetector(outage_after=AFTER)
     for begin in (0.0, 10.0):
         found.on_connected(begin)
@@ -98,7 +98,7 @@ def test_an_edge_that_auth_never_answered_waits_for_it():
     assert found.is_unreachable(31.0)
 
 
-def test_a_link_that_comes_back_gives_auth_a_moment_but_ends_no_outage():
+def test_a_reconnected_stream_restarts_the_threshold_but_does_not_end_the_outage():
     found = silence()
     found.on_disconnected(10.0)
     found.on_connected(40.0)
@@ -114,7 +114,7 @@ def test_a_link_that_comes_back_gives_auth_a_moment_but_ends_no_outage():
     assert found.outage_duration(91.0) == 1.0
 
 
-def test_an_outage_in_which_nobody_asked_is_over_when_auth_was_back_for_a_while():
+def test_an_idle_outage_ends_once_auth_stays_connected():
     found = silence()
     found.on_disconnected(10.0)
     found.on_connected(12.0)
@@ -122,7 +122,7 @@ def test_an_outage_in_which_nobody_asked_is_over_when_auth_was_back_for_a_while(
     assert found.outage_duration(300.5) == 0.5
 
 
-def test_a_silence_is_looked_at_from_when_auth_could_have_spoken_until_it_has():
+def test_the_outage_is_checked_from_the_first_pending_request_to_the_response():
     found = OutageDetector(outage_after=AFTER)
     found.on_connected(0.0)
     found.on_request_sent("a", 0.0)
@@ -142,20 +142,22 @@ def test_a_silence_is_looked_at_from_when_auth_could_have_spoken_until_it_has():
 
 
 def away_after(looks: list[float], *, since: float) -> float | None:
-    """When auth, gone at `since`, counts as away to an edge that looks then; None: not by the last look."""
+    """Return when an auth lost at `since` counts as unreachable, checked at the given times. None if it never does."""
     found, ran = silence(), StallFreeClock(MAX_COUNTED_STEP_S)
     found.on_disconnected(ran.at(since))
     return next((now for now in looks if found.is_unreachable(ran.at(now))), None)
 
 
-def test_an_edge_that_stood_still_counts_no_more_than_a_step_of_it_as_silence():
+def test_a_stall_counts_at_most_one_step_of_silence():
     before = [10.0 + look / 8 for look in range(1, 4)]
     after = [14.0 + look / 8 for look in range(20)]
-    assert away_after([*before, *after], since=10.0) == 14.375  # 0.375 s heard before, a step, and 0.375 s after
+    assert (
+        away_after([*before, *after], since=10.0) == 14.375
+    )  # 0.375 s before the stall, one step, and 0.375 s after it
 
 
 @given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=60))
-def test_no_auth_is_away_before_the_edge_itself_has_listened_for_long_enough(gaps):
+def test_auth_is_not_unreachable_before_the_edge_has_run_for_the_threshold(gaps):
     looks = list(itertools.accumulate(gaps, initial=10.0))[1:]
     found = away_after(looks, since=10.0)
     listened = list(itertools.accumulate(min(gap, MAX_COUNTED_STEP_S) for gap in gaps))
@@ -164,14 +166,14 @@ def test_no_auth_is_away_before_the_edge_itself_has_listened_for_long_enough(gap
         assert found == expected
 
 
-def test_an_outage_of_an_edge_that_runs_lasts_as_long_as_any_clock_says():
+def test_an_outage_without_stalls_lasts_by_the_clock():
     found, ran = silence(), StallFreeClock(MAX_COUNTED_STEP_S)
     found.on_disconnected(ran.at(10.0))
     for look in range(1, 400):
         assert found.outage_duration(ran.at(10.0 + look / 8)) == look / 8
 
 
-def test_what_nobody_waits_for_is_asked_again_until_it_is_answered():
+def test_orphaned_reservations_are_resent_until_answered():
     unanswered, frames = (
         PendingReservations(max_entries=3),
         {each: AdmitRequest(reserve=Reserve(request_id=each)) for each in "abcd"},
@@ -197,7 +199,7 @@ def credential(number: int) -> Credential:
     return Credential(bearer=f"pk_{number}")
 
 
-def test_a_caller_is_known_by_what_it_shows_where_it_shows_it_for_a_while():
+def test_an_identity_is_cached_by_credential_and_loopback_until_its_ttl():
     known = callers()
     known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
     assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.0) == identity()
@@ -206,7 +208,7 @@ def test_a_caller_is_known_by_what_it_shows_where_it_shows_it_for_a_while():
     assert known.find(Credential(bearer="pk_ann", loopback=True), PRIORITY_UNSPECIFIED, 10.0) is None
 
 
-def test_nothing_that_is_kept_of_a_caller_shows_its_key():
+def test_the_identity_cache_contains_no_key():
     known = callers()
     known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
     assert b"anna" not in b"".join(known._identities)
@@ -233,14 +235,14 @@ def test_nothing_that_is_kept_of_a_caller_shows_its_key():
         ),
     ],
 )
-def test_nobody_gets_a_higher_class_than_auth_has_granted_it(met, asked, granted):
+def test_a_cached_identity_never_has_a_higher_class_than_granted(met, asked, granted):
     known = callers()
     for wish, class_then in met:
         known.record_admitted(ANNA, identity(priority=class_then), wish, 10.0)
     assert known.find(ANNA, asked, 10.0).priority == granted
 
 
-def test_who_auth_refuses_is_forgotten_and_who_is_at_its_limits_gets_nothing():
+def test_a_rejected_caller_is_removed_and_a_tenant_at_its_limits_loses_its_grant():
     known = callers()
     known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
     known.grant("acme", 100)
@@ -250,7 +252,7 @@ def test_who_auth_refuses_is_forgotten_and_who_is_at_its_limits_gets_nothing():
     assert known.find(ANNA, PRIORITY_UNSPECIFIED, 10.0) is None
 
 
-def test_the_least_recently_met_is_forgotten_first():
+def test_the_least_recently_admitted_identity_is_evicted_first():
     known = callers()
     for number in (1, 2, 3, 1, 4):
         known.record_admitted(credential(number), identity(f"t{number}"), PRIORITY_UNSPECIFIED, 10.0)
@@ -259,7 +261,7 @@ def test_the_least_recently_met_is_forgotten_first():
     ]
 
 
-def test_a_request_is_let_in_whole_or_not_at_all():
+def test_a_grant_is_taken_in_full_or_not_at_all():
     known = callers()
     known.grant("acme", 100)
     assert known.acquire("acme", 60)
@@ -272,7 +274,7 @@ def test_a_request_is_let_in_whole_or_not_at_all():
 
 
 class Outage(RuleBasedStateMachine):
-    """An edge alone and an auth that comes and goes: no more is let in than was granted, and all of it is told once."""
+    """An edge and an auth that fails and recovers: admissions stay within the grant, and each is recorded once."""
 
     TENANTS = ("acme", "blue")
 
@@ -282,13 +284,13 @@ class Outage(RuleBasedStateMachine):
         self.unbooked = DeferredReservations(max_entries=4)
         self.granted = dict.fromkeys(self.TENANTS, 0)
         self.running = {}  # ticket -> tenant, tokens
-        self.ended = {}  # ticket -> spent, not told yet
+        self.ended = {}  # ticket -> settled tokens that auth has not recorded
         self.told = {}  # ticket -> spent
         self.number = 0
 
     @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
     def grant(self, tenant, tokens):
-        """As auth does that has heard of everything but what is not booked."""
+        """Grants tokens as an auth does that has recorded everything except the deferred reservations."""
         self.callers.grant(tenant, tokens - self.unbooked.tokens_of(tenant))
         self.granted[tenant] = max(tokens, self._open(tenant))
 

@@ -1,4 +1,4 @@
-"""Who counts as a caller on loopback, and what it showed."""
+"""The caller's credential: loopback and bearer token."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_these_are_not_loopback(peer):
         (LOCAL, {"x-forwarded-for": "203.0.113.9, 127.0.0.1"}, False),
         (LOCAL, {"x-forwarded-for": ""}, False),
         (LOCAL, {"x-forwarded-for": "localhost"}, False),
-        (LOCAL, {"x-envoy-expected-rq-timeout-ms": "15000"}, False),  # a proxy that does not say for whom
+        (LOCAL, {"x-envoy-expected-rq-timeout-ms": "15000"}, False),  # a proxy that does not name its client
         (LOCAL, {"forwarded": "for=127.0.0.1"}, False),
         (LOCAL, {"via": "1.1 proxy"}, False),
         (LOCAL, {"X-Real-IP": "127.0.0.1"}, False),

@@ -1,14 +1,14 @@
-"""A session's caller is worked out once in a while, and never for long."""
+"""The cache of a session's caller classes."""
 
 from penstock.edge.admission.filter import CALLER_CLASS_TTL_S, CallerClass, CallerClassCache
 from penstock.edge.admission.rejection_cache import TrafficClass
 
-ANNA = CallerClass(TrafficClass("anna", "m", 2), 1.0, "key-1", 512)
-BATCH = CallerClass(TrafficClass("anna", "m", 3), 1.0, "key-1", 512)
+ANNA = CallerClass(TrafficClass("anna", "m", 2), "key-1", 512)
+BATCH = CallerClass(TrafficClass("anna", "m", 3), "key-1", 512)
 
 
 def asking(answers):
-    """Return what works standings out, and how often it did."""
+    """Return a function that computes caller classes, and its calls."""
     asked = []
 
     def work_out():
@@ -18,7 +18,7 @@ def asking(answers):
     return work_out, asked
 
 
-def test_what_was_worked_out_counts_for_a_moment():
+def test_a_caller_class_is_cached_for_its_ttl():
     found = CallerClassCache()
     work_out, asked = asking([ANNA, BATCH])
     told = [
@@ -27,14 +27,14 @@ def test_what_was_worked_out_counts_for_a_moment():
     assert (told, len(asked)) == ([ANNA, ANNA, BATCH], 2)
 
 
-def test_classes_and_models_are_told_apart():
+def test_caller_classes_are_separate_by_priority_and_model():
     found = CallerClassCache()
     work_out, asked = asking([ANNA, BATCH, ANNA])
     assert [found.find(*each, 10.0, work_out) for each in ((0, "m"), (3, "m"), (0, ""))] == [ANNA, BATCH, ANNA]
     assert len(asked) == 3
 
 
-def test_a_caller_that_is_not_known_is_looked_for_each_time():
+def test_an_unknown_caller_is_not_cached():
     found = CallerClassCache()
     work_out, asked = asking([None, ANNA])
     assert [found.find(0, "m", 10.0, work_out) for _ in range(2)] == [None, ANNA]

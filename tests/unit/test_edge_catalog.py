@@ -1,4 +1,4 @@
-"""What an edge says of a model that it cannot find: whom it would have to hear of it from, or that nobody serves it."""
+"""Errors for a model that the edge cannot find."""
 
 import pytest
 
@@ -23,7 +23,7 @@ ENTRY = CatalogEntry(model="tiny", card_digest="d1", worker_address="127.0.0.1:1
         ([[ENTRY], None], "NO_WORKER", "the card of tiny cannot be fetched; retry in a moment"),
     ],
 )
-async def test_an_edge_names_what_keeps_it_from_a_model_and_when_to_come_back(heard, reason, text):
+async def test_the_error_names_the_cause_and_the_time_to_retry(heard, reason, text):
     with TokenizerPools(1) as threads:
         catalog = ModelCatalog(WallMonotonicClock(), threads, wait_timeout=0.0)
         for entries in heard:

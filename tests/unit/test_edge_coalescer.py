@@ -1,4 +1,4 @@
-"""What a few clients' leaving costs auth is said at once; what a crowd's costs is said together."""
+"""The frame coalescer: few frames are sent at once, bursts are sent together."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def run_out(clockwork):
         pass
 
 
-def test_a_few_are_said_at_once_and_again_after_a_pause(clockwork, said, gathered):
+def test_a_few_frames_per_window_are_sent_at_once(clockwork, said, gathered):
     for frame in range(MAX_IMMEDIATE_FRAMES):
         gathered.put(frame)
     assert said == [(0.0, frame) for frame in range(MAX_IMMEDIATE_FRAMES)]
@@ -37,7 +37,7 @@ def test_a_few_are_said_at_once_and_again_after_a_pause(clockwork, said, gathere
     assert said[MAX_IMMEDIATE_FRAMES:] == [(COALESCE_WINDOW_S, "later")]
 
 
-def test_the_rest_of_a_crowd_is_said_together_and_in_order(clockwork, said, gathered):
+def test_the_rest_of_a_burst_is_sent_together_and_in_order(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
     assert len(said) == MAX_IMMEDIATE_FRAMES
@@ -45,7 +45,7 @@ def test_the_rest_of_a_crowd_is_said_together_and_in_order(clockwork, said, gath
     assert said == [(0.0 if frame < MAX_IMMEDIATE_FRAMES else COALESCE_WINDOW_S, frame) for frame in range(CROWD)]
 
 
-def test_a_crowd_that_goes_on_is_said_once_in_a_pause(clockwork, said, gathered):
+def test_a_lasting_burst_is_sent_once_per_window(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
     clockwork.fire_next()
@@ -56,7 +56,7 @@ def test_a_crowd_that_goes_on_is_said_once_in_a_pause(clockwork, said, gathered)
     assert said[CROWD:] == [(2 * COALESCE_WINDOW_S, frame) for frame in range(CROWD, 2 * CROWD)]
 
 
-def test_what_must_not_be_overtaken_is_said_when_asked_and_once(clockwork, said, gathered):
+def test_flush_sends_held_frames_once(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
     gathered.flush()
@@ -65,7 +65,7 @@ def test_what_must_not_be_overtaken_is_said_when_asked_and_once(clockwork, said,
     assert len(said) == CROWD
 
 
-def test_what_was_said_by_other_means_is_not_said_again(clockwork, said, gathered):
+def test_discarded_frames_are_not_sent(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
     gathered.discard()
@@ -73,7 +73,7 @@ def test_what_was_said_by_other_means_is_not_said_again(clockwork, said, gathere
     assert len(said) == MAX_IMMEDIATE_FRAMES
 
 
-def test_nothing_comes_once_it_is_closed(clockwork, said, gathered):
+def test_nothing_is_sent_after_close(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
     gathered.close()

@@ -1,4 +1,4 @@
-"""The edge's smaller cores: roster, registry, backlog, prefix hashes."""
+"""Small cores of the edge: model registry, request table, response buffer, block hashes."""
 
 from array import array
 from dataclasses import replace
@@ -35,14 +35,14 @@ def test_models_of_all_shards_are_served():
     assert sorted(roster.entries(0.0)) == ["x", "y"]
 
 
-def test_the_card_that_most_workers_have_counts():
+def test_the_card_of_the_most_workers_is_used():
     roster = ModelRegistry()
     roster.update_shard("a", [entry("x", digest="old", workers=1)], 0.0)
     roster.update_shard("b", [entry("x", digest="new", workers=3)], 0.0)
     assert roster.entries(0.0)["x"].card_digest == "new"
 
 
-def test_a_shard_that_starts_again_takes_no_model_away_for_a_moment():
+def test_a_restarting_shard_does_not_remove_models_at_once():
     roster = ModelRegistry(removal_delay=10.0)
     roster.update_shard("a", [entry("x")], 0.0)
     roster.update_shard("a", [], 5.0)
@@ -50,7 +50,7 @@ def test_a_shard_that_starts_again_takes_no_model_away_for_a_moment():
     assert list(roster.entries(15.0)) == []
 
 
-def test_a_shard_that_is_gone_for_good_takes_its_word_along():
+def test_a_removed_shard_removes_its_models():
     roster = ModelRegistry(removal_delay=10.0)
     roster.update_shard("a", [entry("x")], 0.0)
     roster.remove_shard("a", 5.0)
@@ -63,7 +63,7 @@ def planned(**changes):
     return GenerationPlan(max_output_tokens=5, detokenizer=None, **asked)
 
 
-def test_parts_of_one_answer_have_one_fingerprint_wherever_they_go_on():
+def test_all_requests_of_one_answer_have_one_fingerprint():
     first = answer_fingerprint("key", planned())
     assert len(first) == ANSWER_FINGERPRINT_BYTES
     assert first == answer_fingerprint("key", planned(prompt_ids=array("I", [1, 2])))
@@ -80,12 +80,12 @@ def test_parts_of_one_answer_have_one_fingerprint_wherever_they_go_on():
         {"ignore_eos": True},
     ],
 )
-def test_what_would_be_another_text_has_another_fingerprint_and_so_has_another_key(other):
+def test_other_inputs_and_other_keys_have_other_fingerprints(other):
     assert answer_fingerprint("key", planned()) != answer_fingerprint("key", planned(**other))
     assert answer_fingerprint("key", planned()) != answer_fingerprint("another", planned())
 
 
-def test_a_full_registry_refuses_by_number_and_by_bytes():
+def test_a_full_table_rejects_by_number_and_by_bytes():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
     requests.add(passage("a", 60))
     requests.check_room(40)
@@ -97,7 +97,7 @@ def test_a_full_registry_refuses_by_number_and_by_bytes():
         requests.check_room(0)
 
 
-def test_what_grows_is_counted_and_given_back():
+def test_added_bytes_are_counted_and_released():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
     one = passage("a", 60)
     requests.add(one)
@@ -110,7 +110,7 @@ def test_what_grows_is_counted_and_given_back():
     assert (requests.held_bytes, len(requests)) == (0, 0)
 
 
-def test_the_retry_after_of_a_full_edge_follows_the_rate_at_which_places_come_free():
+def test_the_retry_after_of_a_full_edge_follows_the_rate_of_completions():
     requests = ActiveRequests(max_active_requests=100, max_held_bytes=100)
     for number in range(200):  # one ends every 20 ms, so 5 of 100 places are free in 0.1 s
         one = passage(str(number))
@@ -121,7 +121,7 @@ def test_the_retry_after_of_a_full_edge_follows_the_rate_at_which_places_come_fr
     assert failure.value.retry_after == pytest.approx(0.1, rel=0.01)
 
 
-def test_pieces_wait_as_one():
+def test_buffered_deltas_are_merged():
     backlog = ResponseBuffer()
     backlog.add(Emit("a", (1,), 7, (-0.5,)))
     backlog.add(Emit("", (2,), 8, (-1.0,)))
@@ -130,7 +130,7 @@ def test_pieces_wait_as_one():
     assert not backlog
 
 
-def test_text_after_the_last_token_is_a_piece_of_its_own_so_that_a_client_knows_whether_it_has_it():
+def test_text_after_the_last_token_is_a_delta_of_its_own():
     backlog = ResponseBuffer()
     for each in (Emit("a", (1,), 7, ()), Emit("b", (2,), 8, ()), Emit("cd", (), 9, ())):
         backlog.add(each)
@@ -140,7 +140,7 @@ def test_text_after_the_last_token_is_a_piece_of_its_own_so_that_a_client_knows_
     assert not backlog
 
 
-def test_a_flight_that_ended_while_its_prompt_was_tokenized_holds_no_bytes():
+def test_a_request_that_ended_while_tokenizing_holds_no_bytes():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
     left = passage("left")
     requests.add(left)
@@ -149,7 +149,7 @@ def test_a_flight_that_ended_while_its_prompt_was_tokenized_holds_no_bytes():
     assert requests.held_bytes == 0
 
 
-def test_a_piece_alone_is_passed_on_as_it_is():
+def test_a_single_delta_is_returned_unchanged():
     backlog = ResponseBuffer()
     piece = Emit("a", (1,), 7, ())
     backlog.add(piece)

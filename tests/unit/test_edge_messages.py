@@ -1,4 +1,4 @@
-"""What callers send over gRPC, at each cap of the contract and one beyond it."""
+"""gRPC requests at each public limit and one beyond it."""
 
 from datetime import timedelta
 
@@ -61,7 +61,7 @@ SAID = {"text": "input", "chat": "input", "token_ids": "input", "resume": "resum
 
 
 @pytest.mark.parametrize(("field", "at_cap", "beyond"), CAPS, ids=[each[0] for each in CAPS])
-def test_a_field_at_its_cap_is_taken_and_beyond_it_is_refused_by_name(field, at_cap, beyond):
+def test_a_field_at_its_limit_is_accepted_and_beyond_it_is_rejected_by_name(field, at_cap, beyond):
     spec_of(asked(**{field: at_cap}))
     with pytest.raises(InvalidArgument) as refused:
         spec_of(asked(**{field: beyond}))
@@ -70,7 +70,7 @@ def test_a_field_at_its_cap_is_taken_and_beyond_it_is_refused_by_name(field, at_
 
 
 @pytest.mark.parametrize(("field", "at_cap", "beyond"), [each for each in CAPS if each[0] in COUNTED])
-def test_counting_tokens_has_the_same_caps(field, at_cap, beyond):
+def test_counting_tokens_has_the_same_limits(field, at_cap, beyond):
     count_spec_of(CountTokensRequest(**({"text": "hi"} | {field: at_cap})))
     with pytest.raises(InvalidArgument):
         count_spec_of(CountTokensRequest(**({"text": "hi"} | {field: beyond})))
@@ -99,7 +99,7 @@ inputs = st.one_of(
 
 
 @given(inputs, st.one_of(st.none(), st.integers(1, 99)), st.sampled_from([0.0, 1.5]), st.booleans())
-def test_an_outline_says_the_same_before_a_request_is_read_and_after(request, output, timeout, is_resumed):
+def test_an_estimate_is_equal_before_and_after_parsing(request, output, timeout, is_resumed):
     request.model, request.priority, request.request_id = "m", PRIORITY_BATCH, "r"
     request.timeout.FromTimedelta(timedelta(seconds=timeout))
     if output is not None:

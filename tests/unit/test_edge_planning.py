@@ -1,4 +1,4 @@
-"""From what a caller asks to what a worker can run."""
+"""Planning of a generation from a request spec."""
 
 import zlib
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_an_answer_without_a_bound_gets_the_default_or_what_the_context_leaves()
     assert plan(input=TextInput("x" * 60)).max_output_tokens == 4
 
 
-def test_a_bound_that_was_asked_for_is_granted_or_refused_but_never_cut():
+def test_a_requested_limit_is_granted_or_rejected_but_never_reduced():
     assert plan(max_output_tokens=61).max_output_tokens == 61
     with pytest.raises(InvalidArgument, match="3 prompt tokens and 62 output tokens do not fit") as failure:
         plan(max_output_tokens=62)
@@ -83,7 +83,7 @@ def test_a_seed_is_drawn_once_where_none_is_given_and_zero_is_a_seed():
     assert plan(seed=0).sampling.HasField("seed")
 
 
-def test_every_way_of_drawing_reaches_the_worker():
+def test_every_sampling_parameter_reaches_the_worker():
     asked = {
         "temperature": 0.5,
         "top_p": 0.25,
@@ -103,7 +103,7 @@ def test_ignored_ends_of_sequence_end_nothing():
     assert plan(ignore_eos=True).eos_ids == frozenset()
 
 
-def test_a_resumed_answer_goes_on_in_the_middle_of_a_stop_string():
+def test_a_resumed_answer_continues_in_the_middle_of_a_stop_string():
     resumed = plan(resume_ids=tuple(ids("ab")), stop=("bcd",))
     assert resumed.resumed_stop == ""
     pieces = [resumed.detokenizer.push(token_id) for token_id in ids("cd")]
@@ -111,7 +111,7 @@ def test_a_resumed_answer_goes_on_in_the_middle_of_a_stop_string():
     assert "".join(piece.text for piece in pieces) == ""
 
 
-def test_a_resumed_answer_that_met_its_stop_string_says_so():
+def test_a_resumed_answer_reports_a_stop_string_that_it_contains():
     assert plan(resume_ids=tuple(ids("xyz")), stop=("y",)).resumed_stop == "y"
 
 

@@ -69,14 +69,14 @@ CAPS = [
 
 
 @pytest.mark.parametrize(("field", "at_cap", "beyond"), CAPS, ids=range(len(CAPS)))
-def test_a_value_at_the_cap_is_taken_and_one_beyond_it_is_refused_by_name(field, at_cap, beyond):
+def test_a_value_at_the_limit_is_accepted_and_one_beyond_it_is_rejected_by_name(field, at_cap, beyond):
     validate(spec(**{field: at_cap}))
     with pytest.raises(InvalidArgument) as refusal:
         validate(spec(**{field: beyond}))
     assert [each.field for each in refusal.value.field_violations] == [field]
 
 
-def test_no_field_is_without_a_cap_but_for_those_that_are_true_or_false():
+def test_every_field_except_booleans_has_a_limit():
     capped = {field for field, *_ in CAPS}
     free = {each.name for each in dataclasses.fields(RequestSpec) if each.name not in capped}
     assert {name for name in free if not isinstance(getattr(spec(), name), bool)} == set()
@@ -86,7 +86,7 @@ def test_the_default_of_every_field_is_allowed():
     validate(spec())
 
 
-def test_all_violations_are_told_at_once_in_the_caller_s_own_words():
+def test_all_violations_are_reported_together_with_the_callers_field_names():
     with pytest.raises(InvalidArgument) as refusal:
         validate(spec(temperature=3.0, max_output_tokens=0), {"max_output_tokens": "max_tokens"})
     assert refusal.value.message == (

@@ -1,4 +1,4 @@
-"""Every engine keeps the one contract; vLLM's adapter over a double here, and over the real one in tests/service."""
+"""Every engine keeps the contract; vLLM's adapter over a double here, and over the real one in tests/service."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Engines under far more than they hold, and long prompts beside short work.
+"""Engines under overload, and long prompts beside short ones.
 
 By hand, all of it, with what became of the crowd:
 `ENGINE_REQUESTS=10000 ENGINE_LONG_PROMPT=50000 python -m pytest tests/unit/test_engine_endurance.py -s`
@@ -80,7 +80,7 @@ def test_many_sequences_run_in_a_real_engine_in_constant_memory(tmp_path):
 
 
 def long_and_short(engine, *, long, budget, decodes=16):
-    """Decode `decodes` sequences beside a prompt of `long` tokens; return its prefill steps. Nobody may miss a step."""
+    """Decode `decodes` sequences beside a prompt of `long` tokens, without a missed step; return its prefill steps."""
     for seq_id in range(decodes):
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=[seq_id + 3] * 4, max_output_tokens=600, ignore_eos=True))
     engine.step()

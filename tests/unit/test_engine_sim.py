@@ -107,7 +107,7 @@ def test_a_rejected_sequence_leaves_no_state():
 
 
 def time_for_mixed_lengths(batching):
-    """Virtual seconds for answers of which few are long, as real ones are."""
+    """Virtual seconds for outputs of which few are long, as in real traffic."""
     batch = Batch(pool=BlockPool(4000, 16), policy=batching, slots=16, context_length=2048)
     engine = SimulatedEngine(batch, StepTimeModel(), PLAIN_IDS)
     random = Random(3)

@@ -34,7 +34,7 @@ def tiny():
 
 @functools.cache
 def alone(prompt, count):
-    """Naive greedy text, and whether two scores came so close on the way that rounding may decide."""
+    """Naive greedy text, and whether two scores were so close that rounding may decide."""
     with torch.inference_mode():
         tokens = naive_greedy(tiny(), list(prompt), count)
         best = naive_logits(tiny(), [*prompt, *tokens[:-1]]).topk(2).values
@@ -152,7 +152,7 @@ def test_a_resumed_sequence_continues_with_the_same_tokens(cut):
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
 def test_a_resumed_sequence_has_the_logprobs_that_it_would_have_had(cut):
-    """With penalties, which count what was made before as well."""
+    """With penalties, which also count tokens made before."""
     prompt, sampling = (
         list(range(60, 80)),
         replace(SAMPLED, logprobs=True, frequency_penalty=1.5, repetition_penalty=1.3),

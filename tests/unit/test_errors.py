@@ -1,4 +1,4 @@
-"""An error keeps its type, reason and numbers on every way it can travel."""
+"""An error keeps its type, reason and numbers through each conversion."""
 
 import grpc
 import pytest

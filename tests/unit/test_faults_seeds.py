@@ -1,4 +1,4 @@
-"""Whole meshes in worlds that break: no promise is broken in any, and one that breaks a promise does so again."""
+"""Whole meshes with injected faults: no seed violates a guarantee, mutants do, and seeds replay exactly."""
 
 import gc
 import os
@@ -29,7 +29,7 @@ PROVEN = 100  # seeds within which each planted bug is found; most take one or t
 
 
 @pytest.mark.timeout(900)
-def test_no_seed_breaks_a_promise():
+def test_no_seed_violates_a_guarantee():
     tally = SweepSummary()
     for outcome in run_seeds(range(SEEDS)):
         tally.add(outcome)
@@ -42,7 +42,7 @@ def test_no_seed_breaks_a_promise():
     assert len(tally.faults_by_kind) == 7
 
 
-def test_no_seed_breaks_a_promise_where_processes_stand_still_for_longer_than_their_peers_wait():
+def test_no_seed_violates_a_guarantee_with_freezes_beyond_the_patience_of_peers():
     tally = SweepSummary()
     for outcome in run_seeds(range(LONG_SEEDS), PlanOverrides(max_freeze_s=40.0)):
         tally.add(outcome)
@@ -50,7 +50,7 @@ def test_no_seed_breaks_a_promise_where_processes_stand_still_for_longer_than_th
     assert tally.faults_by_kind["freeze"] > 0.8 * LONG_SEEDS
 
 
-def test_a_seed_replays_exactly_whoever_runs_it_and_whatever_ran_before():
+def test_a_seed_replays_exactly_alone_and_in_a_sweep():
     one, story = replay(1)
     other, again = replay(1)
     among = next(each for each in run_seeds(range(4), processes=1) if each.plan.seed == 1)
@@ -60,7 +60,7 @@ def test_a_seed_replays_exactly_whoever_runs_it_and_whatever_ran_before():
     assert (one.callbacks, one.virtual_s, one.injected) == (among.callbacks, among.virtual_s, among.injected)
 
 
-def test_a_seed_replays_exactly_beside_threads_that_draw_for_themselves():
+def test_a_seed_replays_exactly_beside_threads_that_use_random():
     calm, is_over = run_seed(2), threading.Event()
 
     def draw():
@@ -77,7 +77,7 @@ def test_a_seed_replays_exactly_beside_threads_that_draw_for_themselves():
         thread.join()
 
 
-def test_a_seed_replays_exactly_whatever_else_was_drawn_in_its_process():
+def test_a_seed_replays_exactly_for_any_state_of_the_random_module():
     """Clients wait for a spread time before they try again."""
     planned = MUTANTS["the_client_omits_the_seed_when_it_resumes"].plan(1)
     traces = set()
@@ -87,7 +87,7 @@ def test_a_seed_replays_exactly_whatever_else_was_drawn_in_its_process():
     assert len(traces) == 1
 
 
-def test_whatever_draws_in_a_world_draws_what_the_seed_decides():
+def test_all_modules_that_use_random_are_patched():
     found = {
         "penstock." + ".".join(path.relative_to(SERVICES).with_suffix("").parts)
         for package in ("auth", "chassis", "client", "edge", "queue", "scheduler", "worker")
@@ -97,7 +97,7 @@ def test_whatever_draws_in_a_world_draws_what_the_seed_decides():
     assert found == set(environment.MODULES_WITH_RANDOM)
 
 
-def test_nothing_of_the_process_keeps_a_world():
+def test_finished_worlds_are_freed():
     for seed in range(3):
         run_seed(seed)
     for _ in range(2):  # coroutines that are closed by the first are freed by the second
@@ -105,12 +105,12 @@ def test_nothing_of_the_process_keeps_a_world():
     assert not [each for each in gc.get_objects() if type(each) is World]
 
 
-def test_what_is_said_differs_from_seed_to_seed():
+def test_frame_digests_differ_between_seeds():
     assert len({run_seed(seed).frame_digest for seed in range(6)}) == 6
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_found_and_found_again(name):
+def test_a_mutant_is_found_and_replays_exactly(name):
     mutant = MUTANTS[name]
     with mutant.applied():
         seed = next((seed for seed in range(PROVEN) if run_plan(mutant.plan(seed)).violations), None)
@@ -120,7 +120,7 @@ def test_a_planted_bug_is_found_and_found_again(name):
     assert run_plan(mutant.plan(seed)).violations == ()
 
 
-def test_a_story_ends_with_what_happened_and_how_to_hear_it_again():
+def test_a_frame_log_ends_with_the_faults_and_the_replay_command():
     ran = CliRunner().invoke(cli, ["faults", "--seed", "3", "--frame-log"])
     assert ran.exit_code == 0, ran.output
     assert "AdmissionService/Admit -> reserve auth0" in ran.stdout

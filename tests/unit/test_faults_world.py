@@ -1,4 +1,4 @@
-"""The one thread that turns every process of a broken world: its clock, its turns, what halts and what goes on."""
+"""The scheduler of a world: its clock, the order of callbacks, and halted loops."""
 
 import asyncio
 
@@ -35,13 +35,13 @@ def test_the_clock_jumps_to_the_next_timer(world):
     assert world.callbacks < 10
 
 
-def test_a_world_in_which_nothing_is_to_come_ends_at_its_limit(world):
+def test_a_world_without_events_ends_at_its_limit(world):
     _, task = running(world, lambda: asyncio.Event().wait())
     assert not world.run(task.done, limit=LIMIT)
     assert world.now == LIMIT
 
 
-def test_a_process_that_never_rests_ends_its_world(world):
+def test_a_process_that_runs_without_end_stops_its_world(world):
     def again(loop):
         loop.call_soon(again, loop)
 
@@ -68,7 +68,7 @@ def test_callbacks_of_one_loop_keep_their_order_and_those_of_several_are_shuffle
     assert len({tuple(order(seed)) for seed in range(8)}) > 1
 
 
-def test_a_halted_loop_does_nothing_and_its_timers_ring_once_it_goes_on(world):
+def test_a_halted_loop_runs_nothing_and_its_timers_fire_after_the_resume(world):
     heard = []
 
     async def main():
@@ -85,7 +85,7 @@ def test_a_halted_loop_does_nothing_and_its_timers_ring_once_it_goes_on(world):
     assert heard[0] >= 5.0
 
 
-def test_callbacks_take_time_so_that_who_is_woken_a_moment_early_is_not_woken_for_ever(world):
+def test_callbacks_take_time_so_that_an_early_timer_does_not_fire_for_ever(world):
     """As with Unix time, whose fractions are coarser than those of the loop's clock."""
     heard = []
 
@@ -100,7 +100,7 @@ def test_callbacks_take_time_so_that_who_is_woken_a_moment_early_is_not_woken_fo
     assert world.run(lambda: bool(heard), limit=LIMIT)
 
 
-def test_tasks_are_cancelled_in_the_order_in_which_they_were_made(world):
+def test_tasks_are_cancelled_in_the_order_of_their_creation(world):
     """A TaskGroup keeps its tasks in a set, whose order would be that of their addresses."""
     cancelled = []
 
@@ -123,7 +123,7 @@ def test_tasks_are_cancelled_in_the_order_in_which_they_were_made(world):
     assert cancelled == list(range(20))
 
 
-def test_what_nobody_caught_is_kept(world):
+def test_uncaught_exceptions_are_kept(world):
     loop = world.add_loop("a")
     loop.call_soon(lambda: 1 / 0)
     world.settle()

@@ -1,4 +1,4 @@
-"""A fleet under everything that can happen to it: nothing is lost or doubled, and all counts come back to zero."""
+"""A fleet under random events: no request is lost or run twice, and all totals return to zero."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,19 +12,19 @@ from penstock.queue.policies.factory import PolicyConfig
 from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S
 
 TENANTS = [f"tenant-{number}" for number in range(6)]
-SIZES = [2, 16, 17, 64, 128]  # tokens; the last takes a whole worker
+SIZES = [2, 16, 17, 64, 128]  # tokens; the last needs a whole worker
 ENDED = {"done", "left", "shed"}
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """Shards, schedulers and workers that come and go, streams that break, clients that leave, leases that lapse."""
+    """Shards, schedulers and workers start and stop, streams break, clients leave, leases expire."""
 
     @initialize(shards=st.integers(1, 3), schedulers=st.integers(1, 3), workers=st.integers(1, 3))
     def begin(self, shards, schedulers, workers):
         self.fleet = FleetMesh()
         self.made = 0
-        self.ends = {}  # request: state it ended in
-        self.has_lost_a_scheduler = False  # and with it what it had to tell
+        self.ends = {}  # final state by request
+        self.has_lost_a_scheduler = False  # with its pending reports
         for _ in range(shards):
             self.fleet.add_shard(self.name("q"), new_order=PolicyConfig())
         for _ in range(schedulers):
@@ -45,7 +45,7 @@ class FleetMachine(RuleBasedStateMachine):
     def at(self, state):
         return self.fleet.in_state(state)
 
-    # What clients and the edge do.
+    # Events of clients and the edge.
 
     @rule(tenant=st.sampled_from(TENANTS), priority=st.integers(1, 3), tokens=st.sampled_from(SIZES))
     def ask(self, tenant, priority, tokens):
@@ -70,7 +70,7 @@ class FleetMachine(RuleBasedStateMachine):
     def break_an_edges_stream(self, choose):
         self.fleet.reconnect_edge(self.one_of(choose, self.fleet.shards))
 
-    # What the mesh does.
+    # Events of the mesh.
 
     @precondition(lambda self: self.fleet.pending_directions)
     @rule(choose=st.data(), frames=st.integers(1, 8))
@@ -113,7 +113,7 @@ class FleetMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.fleet.shards) < 4)
     @rule()
     def add_a_shard(self):
-        """Tenants whose home it is not stay where they are."""
+        """Check that tenants of other shards do not move."""
         before = {tenant: shard_for(self.fleet.shards, MODEL, tenant) for tenant in TENANTS}
         name = self.name("q")
         self.fleet.add_shard(name, new_order=PolicyConfig())
@@ -123,7 +123,7 @@ class FleetMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.fleet.shards) > 1)
     @rule(choose=st.data())
     def lose_a_shard(self, choose):
-        """Nobody else's requests move."""
+        """Check that requests of other shards do not move."""
         lost = self.one_of(choose, self.fleet.shards)
         before = {request.name: request.shard for request in self.fleet.requests.values()}
         moved = self.fleet.remove_shard(lost)
@@ -131,7 +131,7 @@ class FleetMachine(RuleBasedStateMachine):
         stayed = [request for request in self.fleet.requests.values() if request not in moved]
         assert all(request.shard == before[request.name] for request in stayed)
 
-    # What must hold.
+    # Invariants.
 
     @invariant()
     def waiting_requests_are_in_one_shard(self):
@@ -167,11 +167,11 @@ class FleetMachine(RuleBasedStateMachine):
             assert book.model_queues.waiting == (len(there), sum(ticket.tokens for ticket in there))
 
     def charged(self):
-        """Tickets that shards believe to run."""
+        """Return the tickets that shards account as running."""
         return [ticket.ticket_id for book in self.fleet.shards.values() for ticket in book.accounting]
 
     def teardown(self):
-        """With workers that can take anything every request comes to its end, and everything is back at zero."""
+        """With workers for tickets of any size, every request ends, and all totals return to zero."""
         fleet = self.fleet
         for scheduler in fleet.schedulers:
             fleet.attach_worker(self.name("w"), scheduler)
@@ -183,7 +183,7 @@ class FleetMachine(RuleBasedStateMachine):
             ABSENT_QUEUE_TTL_S,
             ABSENT_QUEUE_TTL_S,
             REPORT_TIMEOUT_S,
-        ):  # in which what nobody can hear, or tell, is forgotten
+        ):  # after which reports for absent shards and of lost leases expire
             fleet.settle()
             fleet.pass_time(seconds)
             fleet.settle()

@@ -1,4 +1,4 @@
-"""Our reading of GGUF files against that of the package which writes them."""
+"""Our reader of GGUF files against the package that writes them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Each mistake here, made in the overlay as it renders, must be found: a rule that finds none is no rule."""
+"""Each rule finds a mistake that the test makes in the rendered overlay."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The Kubernetes overlay as it renders: valid by schema, whole by our own rules, and true to what the tiers read."""
+"""The rendered Kubernetes overlay: valid by schema and by our own rules, and consistent with the tiers' settings."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The CPU's own forward: the same logits as plain torch, and the same bits whatever is computed beside a row."""
+"""The native forward pass: the logits of plain torch, and bits that do not depend on the rows beside a row."""
 
 import os
 import shutil
@@ -122,7 +122,7 @@ def test_unsupported_shapes_are_rejected():
 
 @pytest.fixture
 def quick_compiler(tmp_path):
-    """The compiler, told last not to optimise: seconds instead of ten."""
+    """The compiler without optimization, which takes seconds instead of ten."""
     script = tmp_path / "compiler"
     script.write_text(f'#!/bin/sh\nexec {shutil.which("g++") or shutil.which("clang++")} "$@" -O0\n')
     script.chmod(0o755)

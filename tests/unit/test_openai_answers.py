@@ -1,4 +1,4 @@
-"""Answers as the unmodified OpenAI client reads them: it gets our bytes from a transport in memory."""
+"""Response serializers, read by the unmodified OpenAI client over a transport in memory."""
 
 import json
 
@@ -41,7 +41,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 def client(finished=STOPPED, error=None):
-    """The real client on a wire that carries what the pure functions make of its own request."""
+    """The real client over a transport that serves the output of the pure functions."""
 
     def served(request):
         parse, shape = SHAPES[request.url.path]

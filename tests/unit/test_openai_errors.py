@@ -35,7 +35,7 @@ def test_every_error_has_its_status_and_the_api_s_body(error, status, kind, code
     assert answer.headers["x-penstock-reason"] == error.reason
 
 
-def test_every_kind_of_error_that_the_chassis_knows_is_mapped_on_purpose():
+def test_every_error_type_of_the_chassis_is_mapped():
     told = {type(error) for error, *_ in CASES} | {BodyTooLarge}
     assert set(errors.PenstockError.__subclasses__()) <= told
 
@@ -45,7 +45,7 @@ def test_the_wrong_field_is_the_param():
     assert json.loads(answer.body)["error"]["param"] == "top_p"
 
 
-def test_who_is_shed_hears_when_to_come_back_in_both_units():
+def test_an_overload_names_the_time_to_retry_in_both_units():
     headers = http_error(errors.Overloaded("m", retry_after=1.2501)).headers
     assert (headers["retry-after"], headers["retry-after-ms"], headers["x-should-retry"]) == ("2", "1251", "true")
     assert http_error(errors.QuotaExceeded("m", retry_after=0.0)).headers["retry-after"] == "1"

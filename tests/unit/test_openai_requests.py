@@ -47,7 +47,7 @@ def refused(call, **members):
         (response, "max_output_tokens", ChatInput((Message("user", "hi"),))),
     ],
 )
-def test_every_way_of_drawing_tokens_reaches_the_spec(call, limit, prompt):
+def test_every_sampling_parameter_reaches_the_spec(call, limit, prompt):
     members = {
         "model": "m",
         "temperature": 0.5,
@@ -88,7 +88,7 @@ def test_every_way_of_drawing_tokens_reaches_the_spec(call, limit, prompt):
 
 
 @pytest.mark.parametrize("call", ENDPOINTS)
-def test_fields_that_nobody_knows_and_nulls_are_ignored(call):
+def test_unknown_fields_and_nulls_are_ignored(call):
     nulls = dict.fromkeys(("temperature", "seed", "stop", "stream", "tools", "n", "logprobs", "metadata", "text"))
     assert call(**nulls, store=False, user="u", guided_nothing={"a": [1]}, parallel_tool_calls=True) == call()
 
@@ -163,12 +163,12 @@ def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, spok
             chat,
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
-            "is the string 'image_url'; this server takes text only",
+            "is the string 'image_url'; this server accepts text only",
         ),
         (chat, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "calls a tool"),
         (response, {"input": None}, "input", "is missing"),
         (response, {"input": 3}, "input", "must be a string or a list of messages, not 3"),
-        (response, {"input": [{"type": "function_call"}]}, "input[0].type", "takes messages only"),
+        (response, {"input": [{"type": "function_call"}]}, "input[0].type", "accepts messages only"),
     ],
 )
 def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field, said):
@@ -191,7 +191,7 @@ def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field,
         ({"stop": ""}, "stop", "has a string of 0 bytes"),
         ({"model": ["m"]}, "model", "model must be a string, not a list of 1"),
         ({"service_tier": "gold"}, "service_tier", "allowed are auto, default, flex, priority"),
-        ({"n": 2}, "n", "n is 2, which is not served here; send the request once for each answer"),
+        ({"n": 2}, "n", "n is 2, which is not supported; send the request once for each answer"),
         ({"n": True}, "n", "n is true"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out"),
         ({"top_logprobs": 3}, "top_logprobs", "gRPC API"),
@@ -219,19 +219,19 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, said)
         (response, {"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
     ],
 )
-def test_what_is_known_and_not_served_is_refused_when_it_is_asked_for(call, members, field):
+def test_unsupported_fields_are_rejected_if_they_request_something(call, members, field):
     message, named = refused(call, **members)
     assert named == field
-    assert "not served here" in message
+    assert "not supported" in message
 
 
-def test_what_asks_for_nothing_is_not_refused():
+def test_unsupported_fields_that_request_nothing_are_accepted():
     assert chat(n=1, logprobs=False, tools=[], logit_bias={}, response_format={"type": "text"}) == chat()
     assert completion(best_of=1, echo=False, suffix="", top_logprobs=0) == completion()
     assert response(background=False, text={"format": {"type": "text"}, "verbosity": "low"}) == response()
 
 
-def test_stream_options_say_where_usage_is_told():
+def test_stream_options_select_where_usage_is_sent():
     assert not chat().include_usage
     asked = chat(stream_options={"include_usage": True})
     assert (asked.include_usage, asked.continuous_usage) == (True, False)
@@ -239,7 +239,7 @@ def test_stream_options_say_where_usage_is_told():
     assert (asked.include_usage, asked.continuous_usage) == (True, True)
 
 
-def test_seeds_are_signed_in_the_api_and_plain_bits_inside():
+def test_signed_seeds_of_the_api_become_unsigned():
     assert chat(seed=-1).spec.seed == 2**64 - 1
     assert chat(seed=2**64 - 1).spec.seed == 2**64 - 1
     assert chat(seed=-(2**63)).spec.seed == 2**63
@@ -247,12 +247,12 @@ def test_seeds_are_signed_in_the_api_and_plain_bits_inside():
     assert refused(chat, seed=2**64)[1] == "seed"
 
 
-def test_minus_one_is_another_way_to_say_all_tokens():
+def test_a_top_k_of_minus_one_means_all_tokens():
     assert chat(top_k=-1).spec.top_k == 0
     assert refused(chat, top_k=-2)[1] == "top_k"
 
 
-def test_metadata_is_kept_up_to_the_sizes_of_the_api():
+def test_metadata_is_accepted_up_to_the_limits_of_the_api():
     most = {str(n): "v" for n in range(limits.METADATA_PAIRS)}
     longest = {"k" * limits.METADATA_KEY_CHARS: "v" * limits.METADATA_VALUE_CHARS}
     assert response(metadata=most).metadata == most

@@ -1,4 +1,4 @@
-"""Frames go out in order, at once where few come, and together where many do."""
+"""Frames are sent in order, at once under low load and bundled under high load."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ def handles(message):
 
 
 class Pauses:
-    """Stands for sleep: each lasts until the test lets it end."""
+    """A fake sleep that lasts until the test ends it."""
 
     def __init__(self):
         self.asked = []

@@ -1,4 +1,4 @@
-"""Whom workers blame for crashed engines, from the worker that finds it out to the shard that refuses the next one."""
+"""Poison requests, from the worker whose engine crashes to the shard that rejects the next request."""
 
 import pytest
 from hypothesis import given
@@ -9,8 +9,7 @@ from penstock.edge.lifecycle.plan import GenerationPlan
 from penstock.edge.upstreams.hashing import poison_fingerprint
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out
-from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S
-from penstock.queue.poison import PoisonRequests as ShardBlames
+from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S, PoisonRequests
 from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
 from penstock.scheduler.poison import PoisonReports
 from penstock.v1.inference_pb2 import Sampling
@@ -42,7 +41,7 @@ def test_another_request_has_another_fingerprint(changes):
 
 
 def book_with_suspect(fingerprint=5):
-    """A book whose engine crashed under one run."""
+    """A run table whose engine crashed with one run."""
     book = ready_table()
     book.quarantine.max_wait_s = 30.0
     run = started_run(book)
@@ -107,19 +106,19 @@ def test_a_suspected_request_is_tested_after_its_client_has_left():
 
 
 def test_a_bounded_number_of_confirmed_requests_is_kept():
-    blames = PoisonList()
+    reports = PoisonList()
     for number in range(1, MAX_CONFIRMED + 3):
         run = make_run(ready_table())
         run.fingerprint = number
-        blames.confirm(run, 0.0)
-    found = {each.fingerprint for each in blames.reports([], 0.0, 1.0)}
+        reports.confirm(run, 0.0)
+    found = {each.fingerprint for each in reports.reports([], 0.0, 1.0)}
     assert found == set(range(3, MAX_CONFIRMED + 3))
 
 
 def said(fingerprint, *, is_guilty=False, lasts=10):
-    blame = PoisonReport(fingerprint=fingerprint, is_confirmed=is_guilty)
-    blame.ttl.seconds = lasts
-    return blame
+    report = PoisonReport(fingerprint=fingerprint, is_confirmed=is_guilty)
+    report.ttl.seconds = lasts
+    return report
 
 
 def named(book):
@@ -137,57 +136,57 @@ def test_the_reports_of_a_worker_hold_until_replaced_or_expired():
     assert named(book) == {2: True}
     assert book.apply("w1", [said(3)], 12.0)
     assert book.apply("w1", [], 13.0)
-    assert named(book) == {2: True}, "the process has forgotten what the one before it found out"
+    assert named(book) == {2: True}, "a new process does not know the reports of the former one"
     assert book.expire(21.0)
     assert named(book) == {}
 
 
-def shard_blames():
-    """What a shard has heard of two schedulers, long after they came."""
-    blames = ShardBlames()
+def shard_requests():
+    """The poison requests of a shard with two schedulers that connected long ago."""
+    reports = PoisonRequests()
     for scheduler in "ab":
-        blames.on_scheduler_connected(scheduler, -60.0)
-    return blames
+        reports.on_scheduler_connected(scheduler, -60.0)
+    return reports
 
 
 def test_a_shard_rejects_confirmed_requests_and_lets_suspected_ones_retry():
-    blames = shard_blames()
-    assert blames.apply("a", [said(1)]) == {1: False}
-    assert blames.apply("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
-    assert blames.apply("a", [said(1, is_guilty=True)]) == {}, "that is nothing new"
-    assert blames.rejection(1, 0.0).reason == "ENGINE_CRASHED"
-    assert blames.rejection(2, 0.0).reason == "SUSPECT"
-    assert blames.rejection(2, 0.0).retry_after
-    assert blames.rejection(3, 0.0) is None
+    reports = shard_requests()
+    assert reports.apply("a", [said(1)]) == {1: False}
+    assert reports.apply("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
+    assert reports.apply("a", [said(1, is_guilty=True)]) == {}, "unchanged reports are no change"
+    assert reports.rejection(1, 0.0).reason == "ENGINE_CRASHED"
+    assert reports.rejection(2, 0.0).reason == "SUSPECT"
+    assert reports.rejection(2, 0.0).retry_after
+    assert reports.rejection(3, 0.0) is None
 
 
 def test_the_reports_of_a_lost_scheduler_hold_for_a_while():
-    blames = shard_blames()
-    blames.apply("a", [said(1, is_guilty=True), said(2)])
-    blames.on_scheduler_disconnected("a", 5.0)
-    assert [blames.rejection(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
-    assert blames.rejection(1, 15.0) is None
+    reports = shard_requests()
+    reports.apply("a", [said(1, is_guilty=True), said(2)])
+    reports.on_scheduler_disconnected("a", 5.0)
+    assert [reports.rejection(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
+    assert reports.rejection(1, 15.0) is None
 
 
 @pytest.mark.parametrize("change", ["on_scheduler_connected", "on_scheduler_disconnected"], ids=["connected", "lost"])
 @pytest.mark.parametrize("how", [{"avoid_workers": ("w0",)}, {"may_have_run": True}], ids=["worker", "edge"])
 def test_a_ticket_with_a_lost_run_waits_while_reports_may_be_missing(how, change):
-    blames = shard_blames()
+    reports = shard_requests()
     lost, other = ticket("l", **how), ticket("o")
-    assert not blames.is_blocked(lost, 5.0)
-    getattr(blames, change)("a", 5.0)
-    assert [blames.is_blocked(each, 5.0 + REPORT_DELAY_S - 0.01) for each in (lost, other)] == [True, False]
-    assert not blames.is_blocked(lost, 5.0 + REPORT_DELAY_S)
+    assert not reports.is_blocked(lost, 5.0)
+    getattr(reports, change)("a", 5.0)
+    assert [reports.is_blocked(each, 5.0 + REPORT_DELAY_S - 0.01) for each in (lost, other)] == [True, False]
+    assert not reports.is_blocked(lost, 5.0 + REPORT_DELAY_S)
 
 
 def test_report_timeouts_of_a_shard_exclude_its_stalls():
-    blames = ShardBlames(StallFreeClock(0.5))
-    blames.on_scheduler_connected("a", -60.0)
-    blames.apply("a", [said(1, is_guilty=True)])
-    blames.on_scheduler_disconnected("a", 5.0)
+    reports = PoisonRequests(StallFreeClock(0.5))
+    reports.on_scheduler_connected("a", -60.0)
+    reports.apply("a", [said(1, is_guilty=True)])
+    reports.on_scheduler_disconnected("a", 5.0)
     lost = ticket("l", avoid_workers=("w0",))
-    assert blames.is_blocked(lost, 5.0 + REPORT_DELAY_S + 20.0)
-    assert blames.rejection(1, 5.0 + LOST_REPORT_TTL_S + 20.0).reason == "ENGINE_CRASHED"
+    assert reports.is_blocked(lost, 5.0 + REPORT_DELAY_S + 20.0)
+    assert reports.rejection(1, 5.0 + LOST_REPORT_TTL_S + 20.0).reason == "ENGINE_CRASHED"
 
 
 def shard_with_two_waiting():
@@ -198,30 +197,30 @@ def shard_with_two_waiting():
     return shard
 
 
-def hear_blames(shard, *blames, scheduler="s"):
-    return shard.record(shard.book.on_catalog(scheduler, [entry()], shard.now, blames))
+def report_poison(shard, *reports, scheduler="s"):
+    return shard.record(shard.book.on_catalog(scheduler, [entry()], shard.now, reports))
 
 
 def test_a_suspected_waiting_ticket_is_passed_over_and_keeps_its_place():
     shard = shard_with_two_waiting()
-    hear_blames(shard, said(5))
+    report_poison(shard, said(5))
     assert shard.credit(1) == ["y"]
     shard.enqueue("z")
-    hear_blames(shard)
+    report_poison(shard)
     shard.pass_time(DECLINE_PAUSE_S)
     assert shard.credit(1) == ["x"]
 
 
 def test_a_waiting_ticket_is_shed_once_confirmed():
     shard = shard_with_two_waiting()
-    assert sheds(hear_blames(shard, said(5, is_guilty=True))) == {"x": "ENGINE_CRASHED"}
+    assert sheds(report_poison(shard, said(5, is_guilty=True))) == {"x": "ENGINE_CRASHED"}
     assert shard.credit(2) == ["y"]
 
 
 def test_an_offered_ticket_is_withdrawn_once_confirmed():
     shard = shard_with_two_waiting()
     assert shard.credit(1) == ["x"]
-    assert withdrawn_offers(hear_blames(shard, said(5, is_guilty=True))) == [("s", ("x",))]
+    assert withdrawn_offers(report_poison(shard, said(5, is_guilty=True))) == [("s", ("x",))]
 
 
 @pytest.mark.parametrize("is_guilty", [False, True])
@@ -229,8 +228,8 @@ def test_an_unstarted_lease_is_withdrawn_once_its_ticket_is_reported(is_guilty):
     shard = shard_with_two_waiting()
     shard.credit(2)
     shard.place("x"), shard.place("y", lease_id="other")
-    assert withdrawn_offers(hear_blames(shard, said(5, is_guilty=is_guilty))) == [("s", ("x",))]
-    assert withdrawn_offers(hear_blames(shard, said(5, is_guilty=is_guilty))) == []
+    assert withdrawn_offers(report_poison(shard, said(5, is_guilty=is_guilty))) == [("s", ("x",))]
+    assert withdrawn_offers(report_poison(shard, said(5, is_guilty=is_guilty))) == []
 
 
 @pytest.mark.parametrize(("is_guilty", "reason"), [(False, "SUSPECT"), (True, "ENGINE_CRASHED")])
@@ -240,27 +239,27 @@ def test_a_lease_of_a_lost_scheduler_is_shed_at_its_edge(is_guilty, reason):
     shard.credit(2)
     shard.place("x"), shard.place("y", lease_id="other")
     shard.disconnect("s")
-    effects = hear_blames(shard, said(5, is_guilty=is_guilty), scheduler="t")
+    effects = report_poison(shard, said(5, is_guilty=is_guilty), scheduler="t")
     assert (sheds(effects), withdrawn_offers(effects)) == ({"x": reason}, [])
     shard.record(shard.book.withdraw("e", ["x"]))
-    assert [each.ticket_id for each in shard.book.accounting] == ["y"], "whom nobody runs nobody speaks of"
+    assert [each.ticket_id for each in shard.book.accounting] == ["y"], "a ticket without a lease has no report"
 
 
 def test_a_lease_for_a_ticket_reported_meanwhile_is_not_used():
     shard = shard_with_two_waiting()
     shard.connect("t")
     shard.credit(2)
-    hear_blames(shard, said(5), scheduler="t")
+    report_poison(shard, said(5), scheduler="t")
     placed = shard.place("x")
     assert (withdrawn_offers(placed), leased(placed)) == ([("s", ("x",))], [])
     assert leased(shard.place("y")) == ["lease"]
-    hear_blames(shard, scheduler="t")
+    report_poison(shard, scheduler="t")
     shard.pass_time(DECLINE_PAUSE_S)
-    assert shard.credit(1) == ["x"], "it has waited, and nothing else"
+    assert shard.credit(1) == ["x"], "it was only paused"
     assert leased(shard.place("x")) == ["lease"]
 
 
-NEWS = st.tuples(st.just("blame"), st.sampled_from("st"), st.dictionaries(st.integers(1, 4), st.booleans()))
+NEWS = st.tuples(st.just("report"), st.sampled_from("st"), st.dictionaries(st.integers(1, 4), st.booleans()))
 CREDIT = st.tuples(st.just("credit"), st.sampled_from("st"), st.integers(1, 2))
 ENQUEUE = st.tuples(st.just("enqueue"), st.integers(1, 4), st.booleans())
 WAIT = st.tuples(st.just("wait"), st.sampled_from([0.05, 0.2, 1.0]), st.none())
@@ -268,9 +267,9 @@ WAIT = st.tuples(st.just("wait"), st.sampled_from([0.05, 0.2, 1.0]), st.none())
 
 def step(shard, kind, first, second):
     match kind:
-        case "blame":
-            blames = [said(key, is_guilty=guilt) for key, guilt in second.items()]
-            shard.record(shard.book.on_catalog(first, [entry()], shard.now, blames))
+        case "report":
+            reports = [said(key, is_guilty=guilt) for key, guilt in second.items()]
+            shard.record(shard.book.on_catalog(first, [entry()], shard.now, reports))
         case "credit":
             shard.credit(second, first)
         case "enqueue":
@@ -286,7 +285,7 @@ def test_reported_tickets_are_not_offered_and_delay_no_others(steps):
     shard.connect("s")
     shard.connect("t")
     for kind, first, second in steps:
-        blamed |= {first: second} if kind == "blame" else {}
+        blamed |= {first: second} if kind == "report" else {}
         known = len(shard.effects)
         step(shard, kind, first, second)
         for each in shard.effects[known:]:
@@ -294,7 +293,7 @@ def test_reported_tickets_are_not_offered_and_delay_no_others(steps):
                 assert not any(each.ticket.fingerprint in found for found in blamed.values())
                 assert not each.ticket.avoid_workers or shard.now >= START_UNIX_S + REPORT_DELAY_S
     for scheduler in "st":
-        hear_blames(shard, scheduler=scheduler)
+        report_poison(shard, scheduler=scheduler)
     shard.pass_time(REPORT_DELAY_S)
     shard.credit(len(steps))
     assert shard.book.model_queues.waiting.tickets == 0

@@ -1,4 +1,4 @@
-"""What a scheduler is told of a worker's prefix cache comes to what is in it."""
+"""The reports on a worker's prefix cache together equal its content."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Until when a ticket that got a lease is charged as running, and for what."""
+"""Accounting of leased tickets: the time for which they count as running, and the charges of their tenants."""
 
 from dataclasses import replace
 
@@ -6,14 +6,13 @@ import pytest
 
 from penstock.queue.accounting import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, ServedTicket
 from penstock.queue.policies.cost import cost_of, running_cost
-from queue_tickets import ShardDriver, ticket
+from queue_tickets import STANDARD, ShardDriver, leased, ticket
 
 
 @pytest.fixture
 def shard():
-    """One ticket got a lease and was served a part of its answer."""
-    shard = ShardDriver()
-    shard.connect()
+    """A shard with one leased ticket that was served a part of its answer."""
+    shard = connected_shard()
     shard.enqueue("a", tokens=200)
     shard.credit(1)
     shard.pass_time(0.1)
@@ -45,7 +44,7 @@ def test_an_expired_ticket_runs_again_after_a_new_report(shard):
 
 
 def decoding(name, **fields):
-    """A shard with a ticket that asks for 200 tokens and had 40 by its worker's 1,000th step."""
+    """A shard with a ticket of at most 200 output tokens that had 40 at step 1,000 of its worker."""
     shard = ShardDriver()
     shard.connect()
     long = replace(ticket(name, **fields), max_output_tokens=200)
@@ -83,3 +82,77 @@ def test_a_ticket_without_a_token_or_after_its_end_is_charged_no_step(shard):
         [ServedTicket("a", 90, 1, has_ended=True, attempt=1, worker_steps=1_031)], {"w": 1_060}
     )
     assert running.charged_cost == cost_of(running, 90, 1)
+
+
+def connected_shard():
+    shard = ShardDriver()
+    shard.connect()
+    return shard
+
+
+def run_one(shard, name, **fields):
+    shard.enqueue(name, enqueued=shard.now, **fields)
+    assert shard.credit(1) == [name]
+    assert leased(shard.place(name)) == ["lease"]
+
+
+def counter(shard, tenant="acme"):
+    return shard.book.model_queues["m"].policy[STANDARD].tenant_queue.counter(tenant)
+
+
+def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
+    shard.book.on_service_report([ServedTicket(name, prompt, output, ended, attempt)])
+
+
+def test_a_tenant_is_charged_for_its_service_at_the_end():
+    shard = connected_shard()
+    run_one(shard, "a")
+    assert counter(shard) == 90 + 2 * 10
+    served(shard, "a", prompt=30, output=5)
+    assert counter(shard) == 90 + 2 * 10, "a few tokens are charged in advance"
+    served(shard, "a", prompt=30, output=5, ended=True)
+    assert counter(shard) == 30 + 2 * 5
+    assert len(shard.book.accounting) == 0
+
+
+def test_an_end_that_is_revoked_is_charged_once():
+    shard = connected_shard()
+    run_one(shard, "a")
+    served(shard, "a", prompt=90, output=3, ended=True)
+    assert counter(shard) == 90 + 2 * 3
+    served(shard, "a", prompt=90, output=4)
+    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 10, 1)
+    served(shard, "a", prompt=90, output=8, ended=True)
+    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 8, 0)
+
+
+def test_a_withdrawn_lease_costs_nothing():
+    shard = connected_shard()
+    run_one(shard, "a")
+    shard.withdraw("a")
+    assert counter(shard) == 0
+    served(shard, "a", ended=True)
+    assert counter(shard) == 0
+
+
+def test_an_expired_lease_costs_nothing():
+    shard = connected_shard()
+    run_one(shard, "a")
+    served(shard, "a", ended=True)
+    assert counter(shard) == 0
+
+
+def test_the_end_of_an_older_attempt_does_not_end_a_newer_one():
+    shard = connected_shard()
+    run_one(shard, "a")
+    served(shard, "a", prompt=90, output=4, ended=True)
+    run_one(shard, "a", attempt=2)
+    served(shard, "a", ended=True, attempt=1)
+    assert len(shard.book.accounting) == 1
+    assert counter(shard) == 90 + 2 * 4 + 2 * 10, "the prompt of a resumed ticket is free"
+
+
+def test_service_of_unknown_tickets_is_ignored():
+    shard = connected_shard()
+    served(shard, "nobody's", prompt=5, output=5, ended=True)
+    assert counter(shard) == 0

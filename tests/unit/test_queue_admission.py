@@ -1,4 +1,4 @@
-"""Who is refused at the door because it would be late, who is dropped when it turns out, and what service costs."""
+"""Admission by TTFT targets and deadlines, expiration of waiting tickets, and token limits."""
 
 import pytest
 
@@ -9,14 +9,14 @@ from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.frames import to_edge
 from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
-from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, leased, only, sheds
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, only, sheds
 
 RATE = 1_000.0  # tokens/s; ten tickets
 TTFT = 2.0  # s
 
 
 def shard_at_full_speed(**fields):
-    """A shard whose workers are measured as they are with all that they can hold."""
+    """A shard with a measured service rate of full batches."""
     shard = ShardDriver(ttft_targets=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), **fields)
     shard.connect()
     shard.book.model_queues["m"].forecast.service_rate.saturated = RATE
@@ -60,7 +60,9 @@ def test_a_rejection_has_windows_for_similar_tickets():
     [by_deadline] = to_edge(only(out.Shed, shard.enqueue("hurried", deadline=shard.now + 1))).shed.rejection_windows
     assert (seconds_of(by_promise.duration), by_promise.is_deadline_bound) == (pytest.approx(0.1, abs=1e-6), False)
     assert (seconds_of(by_deadline.duration), by_deadline.is_deadline_bound) == (pytest.approx(1.0, abs=1e-6), True)
-    assert (by_promise.min_prompt_tokens, by_promise.min_output_tokens) == (1, 1), "it is the line that lasts"
+    assert (by_promise.min_prompt_tokens, by_promise.min_output_tokens) == (1, 1), (
+        "the window holds for any size, because of the work ahead"
+    )
 
 
 def test_the_last_ticket_that_fits_has_the_rejection_window_of_tickets_behind_it():
@@ -83,7 +85,7 @@ def test_rejection_windows_last_as_long_as_similar_tickets_would_be_late():
         refused = error_of(shard.enqueue(f"of {each.min_prompt_tokens}", tokens=each.min_prompt_tokens + 10))
         assert list(refused.rejection_windows())[-1].duration >= each.duration > 0
     assert {each.min_prompt_tokens for each in closed} == {150, 300, 600, 1_200}
-    assert closed == sorted(closed), "the smaller, the shorter"
+    assert closed == sorted(closed), "windows of smaller sizes are shorter"
 
 
 def test_rejection_windows_are_shorter_if_predictions_are_corrected_upwards():
@@ -199,7 +201,7 @@ def test_predictions_are_corrected_by_observed_waits():
 
 
 def law(shard, leases=10, every=0.1):
-    """Report a worker of ten slots, of which one falls free every so many s, and for good as long a while."""
+    """Report a worker of ten slots, one of which is released every `gap` s."""
     releases = tuple(SlotRelease(number * every, number) for number in range(1, leases + 1))
     fields = {"decode_step_time": 0.1, "seconds_per_prefill_token": 1e-6, "max_step_tokens": 10_000, "workers": 1}
     report(shard, slots=10, leases=leases, releases=releases, **fields)
@@ -213,7 +215,7 @@ def let_in(**fields):
 
 def test_admission_follows_the_slot_release_curve():
     assert 10 < let_in(leases=10) < 40
-    assert let_in(leases=10, every=0.5) < let_in(leases=10) < let_in(leases=5), "what is free is free at once"
+    assert let_in(leases=10, every=0.5) < let_in(leases=10) < let_in(leases=5), "free slots are available at once"
 
 
 def test_late_first_tokens_reduce_admission():
@@ -237,78 +239,7 @@ def test_the_edge_receives_the_predicted_wait():
     assert (queued.tickets_ahead, queued.predicted_wait) == (4, pytest.approx(0.5))
 
 
-# Service.
-
-
-def run_one(shard, name, **fields):
-    shard.enqueue(name, enqueued=shard.now, **fields)
-    assert shard.credit(1) == [name]
-    assert leased(shard.place(name)) == ["lease"]
-
-
-def counter(shard, tenant="acme"):
-    return shard.book.model_queues["m"].policy[STANDARD].tenant_queue.counter(tenant)
-
-
-def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
-    shard.book.on_service_report([ServedTicket(name, prompt, output, ended, attempt)])
-
-
-def test_a_tenant_is_charged_for_its_service_at_the_end():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    assert counter(shard) == 90 + 2 * 10
-    served(shard, "a", prompt=30, output=5)
-    assert counter(shard) == 90 + 2 * 10, "what is on its way is paid ahead"
-    served(shard, "a", prompt=30, output=5, ended=True)
-    assert counter(shard) == 30 + 2 * 5
-    assert len(shard.book.accounting) == 0
-
-
-def test_an_end_that_is_revoked_is_charged_once():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    served(shard, "a", prompt=90, output=3, ended=True)
-    assert counter(shard) == 90 + 2 * 3
-    served(shard, "a", prompt=90, output=4)
-    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 10, 1)
-    served(shard, "a", prompt=90, output=8, ended=True)
-    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 8, 0)
-
-
-def test_a_withdrawn_lease_costs_nothing():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    shard.withdraw("a")
-    assert counter(shard) == 0
-    served(shard, "a", ended=True)
-    assert counter(shard) == 0
-
-
-def test_an_expired_lease_costs_nothing():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    served(shard, "a", ended=True)
-    assert counter(shard) == 0
-
-
-def test_the_end_of_an_older_attempt_does_not_end_a_newer_one():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    served(shard, "a", prompt=90, output=4, ended=True)
-    run_one(shard, "a", attempt=2)
-    served(shard, "a", ended=True, attempt=1)
-    assert len(shard.book.accounting) == 1
-    assert counter(shard) == 90 + 2 * 4 + 2 * 10, "the prompt of resumed work is free"
-
-
-def test_service_of_unknown_tickets_is_ignored():
-    shard = shard_at_full_speed()
-    served(shard, "nobody's", prompt=5, output=5, ended=True)
-    assert counter(shard) == 0
-
-
-# Room.
+# Token limits.
 
 
 def test_offered_tickets_fit_together():
@@ -324,7 +255,7 @@ def test_the_tokens_of_voided_credit_are_voided():
     enqueue_many(shard, 5)
     assert shard.credit(2, total_tokens=10_000) == ["t0", "t1"]
     shard.decline("t0")
-    assert shard.credit(3) == [], "no room is left"
+    assert shard.credit(3) == [], "no tokens are left"
     assert shard.credit(0, total_tokens=100) == ["t0"]
 
 

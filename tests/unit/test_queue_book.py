@@ -1,4 +1,4 @@
-"""What becomes of a ticket: waiting, offered, leased, withdrawn."""
+"""Transitions of a ticket: waiting, offered, leased, withdrawn."""
 
 import pytest
 

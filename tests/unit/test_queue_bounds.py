@@ -1,4 +1,4 @@
-"""The book's bounds and deadlines: who is refused, who is evicted, who is shed in time."""
+"""Queue limits and deadlines: rejection, eviction and expiration."""
 
 from penstock.chassis.errors import DeadlineExceeded, Overloaded
 from penstock.queue import effects as out
@@ -13,7 +13,7 @@ from queue_tickets import (
     withdrawn_offers,
 )
 
-# Bounds.
+# Limits.
 
 
 def test_a_full_queue_rejects_with_the_time_to_serve_the_waiting_tickets():

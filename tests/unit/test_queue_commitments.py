@@ -1,4 +1,4 @@
-"""Shorter prompts pass longer ones at workers: whom they would make late keeps them out, but for a few."""
+"""TTFT commitments: shorter prompts that would make longer ones late are rejected, within the breach budget."""
 
 import pytest
 from hypothesis import given
@@ -44,9 +44,7 @@ def test_shorter_prompts_are_admitted_while_longer_ones_stay_in_time():
     found = owed(LONG)
     for _ in range(4):
         found.delay_overtaken(100, prefill_delay=0.09, starts_at=0.0, now=0.0)
-    assert not found.allows(2, 100, prefill_delay=0.09, starts_at=0.0), (
-        "five times 0.09 s are more than the 0.4 s there were"
-    )
+    assert not found.allows(2, 100, prefill_delay=0.09, starts_at=0.0), "five times 0.09 s exceed the slack of 0.4 s"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_a_higher_class_is_not_blocked_by_a_lower_one():
 def test_the_breach_budget_allows_a_late_commitment_after_many_kept_ones():
     tight = Commitment(2, 1_000, 0.6, 0.61)
     found = owed(tight, tight, budget=1.0)
-    assert not found.allows(2, 100, prefill_delay=0.1, starts_at=0.0), "two would be"
+    assert not found.allows(2, 100, prefill_delay=0.1, starts_at=0.0), "two would exceed the budget"
     found = owed(tight, budget=1.0)
     assert found.allows(2, 100, prefill_delay=0.1, starts_at=0.0)
     found.delay_overtaken(100, prefill_delay=0.1, starts_at=0.0, now=0.0)
@@ -107,7 +105,7 @@ def test_commitments_are_bounded():
 
 
 def test_a_short_prompt_is_rejected_if_it_would_make_a_long_one_late():
-    """A long prompt takes 1.7 of its 2 s, and each short one 0.15 s."""
+    """The TTFT of a long prompt is 1.7 of its 2 s, and each short one delays it by 0.15 s."""
     shard, alone = ShardDriver(ttft_targets=PROMISES), ShardDriver(ttft_targets=PROMISES)
     for each in (shard, alone):
         each.connect()
@@ -116,7 +114,7 @@ def test_a_short_prompt_is_rejected_if_it_would_make_a_long_one_late():
     refused = [found for number in range(4) if sheds(found := shard.enqueue(f"short-{number}"))]
     assert 1 <= len(refused) <= 3
     assert "make admitted requests late" in str(only(out.Shed, refused[0]).error)
-    assert not any(sheds(alone.enqueue(f"short-{number}")) for number in range(4)), "it is the long one that they pass"
+    assert not any(sheds(alone.enqueue(f"short-{number}")) for number in range(4)), "only the long prompt is passed"
 
 
 firsts = st.builds(

@@ -1,10 +1,10 @@
-"""Queue and scheduler handle tickets and leases: nothing they hear or say can carry a prompt or a token."""
+"""No frame of queue and scheduler can carry a prompt or a token."""
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2, worker_pb2
 
-# Everything with room for text or for a list of numbers that their frames have, each known to carry neither.
+# All fields of their frames for text or lists of numbers, each of which is known to carry neither.
 ALLOWED = {
     "added",
     "address",
@@ -42,7 +42,7 @@ def frames_of(file, service):
 
 
 def roomy_fields(message, seen):
-    """Names of the fields below `message` that could hold a text or many numbers."""
+    """Return the names of the fields below `message` that can hold a text or many numbers."""
     if message.full_name in seen:
         return
     seen.add(message.full_name)

@@ -1,4 +1,4 @@
-"""How far tenants come apart in what they are served, with real batches: VTC's bound, and half of what it shows."""
+"""The difference in service between tenants with real batches: the bound of VTC, and half of that of plain counters."""
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +49,7 @@ def test_the_service_of_tenants_differs_by_half_as_much_as_with_plain_counters(t
 def test_large_tickets_of_one_shard_are_not_starved_by_small_ones_of_another():
     tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
     found = figures("fair", tenants, shards=4, duration=40.0, sample_every=1.0)
-    assert found["max_service_gap"] <= 5 * (64 + 2 * 512), "a few requests of those that run at once"
+    assert found["max_service_gap"] <= 5 * (64 + 2 * 512), "a few of the requests that run at once"
 
 
 def test_the_next_tenant_is_chosen_by_up_to_date_service(monkeypatch):
@@ -68,7 +68,7 @@ def test_the_next_tenant_is_chosen_by_up_to_date_service(monkeypatch):
     seed=st.integers(0, 99),
 )
 def test_backlogged_tenants_stay_within_the_bound_of_the_theorem(sizes, over_declare, slots, seed):
-    """2 max(wp Lin, wq M) of Sheng et al., M being the tokens of KV, and what a returning tenant may catch up."""
+    """2 max(wp Lin, wq M) of Sheng et al., where M is the tokens of KV, plus the burst of a returning tenant."""
     tenants = [
         tenant(f"t{place}", 20.0, prompt=prompt, output=output, over_declare=over_declare)
         for place, (prompt, output) in enumerate(sizes)

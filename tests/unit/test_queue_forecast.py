@@ -1,4 +1,4 @@
-"""When a first token is expected: from work ahead, measured rates and how well it was said before."""
+"""Predictions of TTFT from work ahead, measured rates and corrections."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def measured():
 
 def test_ttft_is_wait_plus_backlog_plus_own_prompt_plus_a_step():
     found = measured().predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL], 0, START_UNIX_S)
-    assert found.wait == pytest.approx(1.0), "nine tickets ahead and a place for its own"
+    assert found.wait == pytest.approx(1.0), "nine tickets ahead and its own"
     assert found.after_lease == pytest.approx(100 / 500 + 50 / 500 + 0.01)
     assert found.ttft == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
 
@@ -95,8 +95,8 @@ LAW = PoolStats(
 
 def test_with_a_release_curve_a_ticket_waits_for_the_slots_before_it():
     found = Forecast().predict(ticket("t", tokens=60), WorkAhead(1, 5_050, 50, 5_050), [LAW], 0, START_UNIX_S)
-    assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slots, and the prompt that is computed meanwhile"
-    assert found.ttft == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "and a step with its own"
+    assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slot releases, and the prompts computed meanwhile"
+    assert found.ttft == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "plus a step with its own prompt"
 
 
 def test_released_slots_are_used_by_tickets_ahead_before_they_are_released_again():
@@ -141,7 +141,7 @@ def test_answer_lengths_are_predicted_per_tenant():
         lengths.record("m", "long", 1_000, 600)
     assert lengths.predict("m", "short", 1_000) == 20
     assert lengths.predict("m", "long", 1_000) == 600
-    assert lengths.predict("m", "long", 100) == 100, "never more than was asked for"
+    assert lengths.predict("m", "long", 100) == 100, "never more than the limit"
     assert 20 < lengths.predict("m", "new", 1_000) < 600
 
 

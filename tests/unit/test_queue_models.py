@@ -1,4 +1,4 @@
-"""The book and its models: unknown, away for a moment, gone for good; and the heads that schedulers are told."""
+"""Availability of models in the ticket book, and the heads that schedulers receive."""
 
 from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out

@@ -1,4 +1,4 @@
-"""In which order tickets are offered, and which make way."""
+"""The order in which tickets are offered and evicted."""
 
 import pytest
 

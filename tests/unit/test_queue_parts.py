@@ -1,4 +1,4 @@
-"""The small parts of the queue: pace, presence, frames, validation, settings."""
+"""Small modules of the queue: throughput, availability, frames, validation, settings."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_a_ticket_is_offered_unchanged():
         may_have_run=True,
     )
     back = to_frame(from_frame(frame, "e"))
-    assert abs(back.enqueue_unix_nano - frame.enqueue_unix_nano) < 1_000  # a float of s holds a microsecond
+    assert abs(back.enqueue_unix_nano - frame.enqueue_unix_nano) < 1_000  # a float in s is exact to a microsecond
     back.enqueue_unix_nano = frame.enqueue_unix_nano
     assert back == frame
 
@@ -119,7 +119,7 @@ def test_availability_timeouts_exclude_stalls():
     woken = START_UNIX_S + 2 * PATIENCE_S
     assert presence.pop_timed_out(woken) == []
     assert presence.availability_of("m", woken) is Availability.AWAITED
-    assert presence.availability_of("new", woken) is Availability.AWAITED  # nobody may have named it yet
+    assert presence.availability_of("new", woken) is Availability.AWAITED  # it may not be reported yet
     looks = (woken + look / 4 for look in range(8 * int(PATIENCE_S)))
     given_up = {model: now for now in looks for model in presence.pop_timed_out(now)}
     assert given_up == {"m": woken + PATIENCE_S - 0.5, "new": woken + PATIENCE_S}

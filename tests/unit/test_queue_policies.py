@@ -1,4 +1,4 @@
-"""Each policy of the queue by itself: shares of classes, turns of tenants, ranks of tickets."""
+"""Scheduling policies: shares of classes, turns of tenants, ranks of tickets."""
 
 from collections import Counter
 
@@ -36,14 +36,14 @@ def filled(order, tenants, per_tenant, **fields):
 
 
 def take_whole(order):
-    """Take a ticket that is served at once and in full."""
+    """Take a ticket and charge its full service."""
     taken = order.pop_fitting(anything)
     order.charge(taken, predicted_cost(taken))
     return taken
 
 
 def served(order, count):
-    """Serve tickets and tell whose they were."""
+    """Serve tickets and return their tenants."""
     return Counter(take_whole(order).tenant_id for _ in range(count))
 
 
@@ -84,7 +84,7 @@ def test_a_tenant_below_its_share_catches_up_by_its_burst_and_no_more():
     served(order, 100)
     filled(line, ["rare", "new"], 50)
     assert line.counter("steady") - line.counter("rare") == 300
-    assert line.counter("new") == line.counter("steady"), "who was never here has no share to be below"
+    assert line.counter("new") == line.counter("steady"), "a new tenant has no unused share"
 
 
 def test_a_prediction_that_was_too_high_is_refunded_and_one_too_low_charged():
@@ -92,7 +92,7 @@ def test_a_prediction_that_was_too_high_is_refunded_and_one_too_low_charged():
     filled(order, ["a", "b"], 40)
     first, second = take_whole(order), take_whole(order)
     assert {first.tenant_id, second.tenant_id} == {"a", "b"}
-    order.charge(first, first.charged_cost - 330)  # three tickets' worth
+    order.charge(first, first.charged_cost - 330)  # the cost of three tickets
     assert [take_whole(order).tenant_id for _ in range(3)] == [first.tenant_id] * 3
     order.charge(second, second.charged_cost - 330)
     order.charge(second, second.charged_cost + 330)
@@ -153,7 +153,7 @@ def test_shortest_work_goes_first_within_the_ageing_bound():
     for number in range(20):
         lane.push(ticket(f"short {number}", tokens=100, enqueued=START_UNIX_S + number, arrival_number=number + 2))
     went = [lane.pop_fitting(anything).ticket.ticket_id for _ in range(21)]
-    assert went.index("long") == 4, "those that came 4 s later and before, none of 5 s later"
+    assert went.index("long") == 4, "tickets up to 4 s later pass it, none 5 s later"
 
 
 def test_earliest_deadline_goes_first_with_a_default_deadline():
@@ -192,13 +192,13 @@ def test_the_position_equals_the_work_that_is_served_first(counts, sizes, alread
     before = 0
     while (taken := take_whole(order)) is not new:
         before += taken.work
-    assert abs(before - expected.work) <= len(counts) * LARGEST, "each tenant is at most one ticket off"
+    assert abs(before - expected.work) <= len(counts) * LARGEST, "the estimate is off by at most one ticket per tenant"
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_backlogged_tenants_differ_by_at_most_two_tickets(data):
-    """The bound of VTC's theorem, 2 max(wp Lin, wq M), for charges: here they are whole tickets."""
+    """The bound of the VTC theorem, 2 max(wp Lin, wq M), where charges are whole tickets."""
     order = PolicyConfig()()
     number = 0
     paid = Counter()
@@ -222,7 +222,7 @@ def test_backlogged_tenants_differ_by_at_most_two_tickets(data):
 
 
 class _Wrapped:
-    """A line, asked as an order is."""
+    """A tenant queue with the interface of a policy."""
 
     def __init__(self, line):
         self._line = line
@@ -248,7 +248,7 @@ def test_a_ticket_that_does_not_fit_blocks_tenants_that_lead_by_a_share_of_its_c
         found.record_passes()
         went += 1
     assert went == MAX_LEAD_COST_SHARE * 10_010 // LARGEST + 1, (
-        "a part of what one costs of the other's, and the one that goes beyond"
+        "a share of the ticket's cost, and the ticket that exceeds it"
     )
 
 

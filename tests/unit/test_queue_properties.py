@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: no ticket is lost or doubled, and what is counted is what is there."""
+"""In any order of events, no ticket is lost or duplicated, and totals match the tickets."""
 
 from collections import Counter
 
@@ -25,20 +25,20 @@ TICKETS = [f"t{number}" for number in range(12)]
 
 
 class Mesh(RuleBasedStateMachine):
-    """Edges and schedulers that say anything that real ones may say, and remember what they were told."""
+    """Edges and schedulers that send any frames that real ones may send, and record the frames that they receive."""
 
     def __init__(self):
         super().__init__()
         self.shard = ShardDriver(max_depth=8, max_tokens=2_000, ttft_targets=TtftTargets({1: 2.0, 2: 10.0}))
-        self.running = {}  # ticket: attempt, as schedulers believe
-        self.held = {edge: {} for edge in EDGES}  # ticket: attempt, as each edge believes the shard to have
-        self.unanswered = {}  # scheduler: offers in order
-        self.credit = {}  # scheduler, model: as the scheduler believes the shard to have
+        self.running = {}  # attempt by ticket, as schedulers know
+        self.held = {edge: {} for edge in EDGES}  # attempt by ticket, as each edge knows
+        self.unanswered = {}  # offers in order, by scheduler
+        self.credit = {}  # tickets by scheduler and model, as the scheduler knows
         self.express_credit = {}  # likewise
         self.lease_ids = 0
         self.told = []
 
-    # What they hear.
+    # Effects.
 
     def hear(self, effects):
         self.told = effects
@@ -46,24 +46,26 @@ class Mesh(RuleBasedStateMachine):
             match effect:
                 case out.Offer():
                     ticket = effect.ticket
-                    assert ticket.ticket_id in self.held[ticket.edge], "offered for nobody"
+                    assert ticket.ticket_id in self.held[ticket.edge], "an offered ticket is in the book"
                     self.unanswered[effect.scheduler].append(ticket.ticket_id)
                     credit = self.express_credit if effect.uses_express_credit else self.credit
-                    assert ticket.is_expedited or not effect.uses_express_credit, "it is kept for others"
+                    assert ticket.is_expedited or not effect.uses_express_credit, (
+                        "express credit is for expedited tickets"
+                    )
                     credit[effect.scheduler, ticket.model] -= 1
-                    assert credit[effect.scheduler, ticket.model] >= 0, "offered without credit"
+                    assert credit[effect.scheduler, ticket.model] >= 0, "each offer uses credit"
                 case out.CreditReturned():
                     self.credit[effect.scheduler, effect.model] -= effect.tickets
                     assert self.credit[effect.scheduler, effect.model] == 0
                 case out.Leased():
                     self.running[effect.lease.ticket_id] = effect.lease.attempt
-                    assert self.held[effect.edge].pop(effect.lease.ticket_id), "leased to one that did not wait"
+                    assert self.held[effect.edge].pop(effect.lease.ticket_id), "only waiting tickets are leased"
                 case out.Shed():
-                    assert self.held[effect.edge].pop(effect.ticket_id), "shed one that did not wait"
+                    assert self.held[effect.edge].pop(effect.ticket_id), "only waiting tickets are shed"
                     assert effect.error.reason
                     if isinstance(effect.error, Overloaded):
                         assert RETRY_AFTER_BOUNDS_S[0] <= effect.error.retry_after <= RETRY_AFTER_BOUNDS_S[1], (
-                            "it says when to retry"
+                            "the error has a retry time"
                         )
                 case out.Queued():
                     assert effect.ticket_id in self.held[effect.edge]
@@ -71,7 +73,7 @@ class Mesh(RuleBasedStateMachine):
                     pass
         return effects
 
-    # What they do.
+    # Rules.
 
     @rule(
         ticket_id=st.sampled_from(TICKETS),
@@ -201,7 +203,7 @@ class Mesh(RuleBasedStateMachine):
     def wait(self, seconds):
         self.hear(self.shard.pass_time(seconds))
 
-    # What must hold.
+    # Invariants.
 
     @invariant()
     def the_shard_has_the_tickets_of_the_edges(self):
@@ -218,8 +220,8 @@ class Mesh(RuleBasedStateMachine):
             for each in book.model_queues[model].policy._classes.values():
                 stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.express, *each.tenant_queue))
         stands.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
-        for seat in book.schedulers.values():
-            stands.update(seat.offered)
+        for session in book.schedulers.values():
+            stands.update(session.offered)
         assert stands == Counter(book.tickets.keys())
 
     @invariant()
@@ -266,26 +268,26 @@ class Mesh(RuleBasedStateMachine):
     @invariant()
     def no_credit_idles_while_a_fitting_ticket_waits(self):
         book = self.shard.book
-        for seat in book.schedulers.values():
-            for model, credit in seat.credits.items():
+        for session in book.schedulers.values():
+            for model, credit in session.credits.items():
                 if credit.tickets and credit.largest_fitting_tokens is None:
                     head = book.model_queues[model].policy.head()
                     assert head is None or head[0].refused_by
 
     def teardown(self):
-        """Serve all that waits: then nothing is left of it."""
+        """Serve all waiting tickets, and check that no state is left."""
         for scheduler in list(self.unanswered):
             self.hear(self.shard.disconnect(scheduler))
             del self.unanswered[scheduler]
         self.serve("last", set(MODELS))
-        self.wait(0.2)  # for those that pause
+        self.wait(0.2)  # ends the pauses
         for model in MODELS:
             self.credit["last", model] += 100
             for ticket_id in self.shard.credit(100, "last", model=model):
                 self.hear(self.shard.place(ticket_id, "last", attempt=self.shard.book.tickets[ticket_id].attempt))
         for ticket_id, attempt in self.running.items():
             self.shard.book.on_service_report([ServedTicket(ticket_id, 0, 0, has_ended=True, attempt=attempt)])
-        assert len(self.shard.book.accounting) == 0, "whatever ran has ended"
+        assert len(self.shard.book.accounting) == 0, "all tickets have ended"
         self.shard.pass_time(PATIENCE_S)
         assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
         assert self.shard.book.model_queues.waiting == TicketTotals(0, 0)

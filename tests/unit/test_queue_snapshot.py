@@ -1,4 +1,4 @@
-"""What a shard shows its operators: depth by class and tenant, and no more rows than a person can read."""
+"""Tables of a shard for operators: depth by class and tenant, with a bounded number of rows."""
 
 from dispatch_mesh import MODEL, START_UNIX_S, book_of, ticket_of
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease

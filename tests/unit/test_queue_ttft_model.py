@@ -1,4 +1,4 @@
-"""What a ticket may expect from when slots fall free, what a step takes and what else is to be prefilled."""
+"""The TTFT model: predictions from slot releases, step costs and pending prefills."""
 
 import pytest
 from hypothesis import given
@@ -146,7 +146,7 @@ def test_release_times_grow_with_the_number_of_slots(gaps, mean):
     if releases:
         far = curve.time_of(1_000_000 * leases) - curve.time_of(999_900 * leases)
         assert far == pytest.approx(100 * mean, rel=1e-3), (
-            "in the long run each slot is given anew once in the mean time"
+            "in the long run each slot is released once per mean hold time"
         )
 
 
@@ -178,7 +178,7 @@ def test_prompt_sizes_give_the_share_of_shorter_prompts():
     assert shares == [0.0, 0.05, pytest.approx(0.1), 0.2, 1.0]
 
 
-# How much of a promise a prediction may take.
+# Safety margin.
 
 
 def learnt(errors, predicted=0.8):

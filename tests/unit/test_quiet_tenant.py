@@ -1,4 +1,4 @@
-"""A tenant inside its share beside one that asks for ten times its own, with real cores on virtual time."""
+"""A tenant within its share next to one that demands ten times its share, with real cores in virtual time."""
 
 from dataclasses import replace
 from statistics import mean, median
@@ -18,7 +18,7 @@ QUIET, LOUD = chat_tenant(Poisson(FIFO_CAPACITY_RPS / 4), "quiet"), chat_tenant(
 
 
 def first_tokens(*tenants, reserve_share=1 / 16, seed=0):
-    """The quiet tenant's times to the first token, in s."""
+    """The TTFTs of the light tenant in s."""
     asked = proof_scenario("isolation", *tenants, seed=seed, duration=30.0, warm_up=5.0)
     asked = replace(asked, schedulers=replace(asked.schedulers, express_slot_share=reserve_share))
     found = [each.transcript for each in Simulation(asked).run().ledger.requests if each.tenant is QUIET]

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, a proxy that follows the protocol ends up with what it wants of what is there."""
+"""After any events in any order, a proxy that follows the protocol has the resources that it subscribes to."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def snapshot_of(named):
 
 
 class DeltaProxy:
-    """Keeps what it holds across streams, as Envoy does."""
+    """Keeps its resources across streams, as Envoy does."""
 
     def __init__(self, wanted):
         self.wanted = wanted
@@ -81,7 +81,7 @@ class SotwProxy:
 
 
 def play(proxy, script):
-    """Run the script, where answers may be long under way; then let all of them arrive."""
+    """Run the script with delayed responses; then deliver all of them."""
     snapshot = snapshot_of({})
     for step, what in script:
         if step == "publish":
@@ -106,7 +106,7 @@ def play(proxy, script):
 
 
 def send(proxy, snapshot):
-    """Put the answer that is owed on its way; never two at once."""
+    """Send the response that is due; never two at once."""
     if answer := proxy.server.due(snapshot):
         assert proxy.way == []
         proxy.way.append(answer)

@@ -1,4 +1,4 @@
-"""What the proxies are told, read back as the proxies would read it."""
+"""The resources of the proxies, parsed as a proxy parses them."""
 
 import pytest
 from envoy_data_plane.envoy.config.cluster.v3 import Cluster

@@ -1,4 +1,4 @@
-"""The two xDS dialects against the rules of the protocol, without a proxy and without a network."""
+"""Both variants of xDS against the rules of the protocol, without a proxy and a network."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def names(answer):
 
 
 def sotw(kind, snapshot, *wanted):
-    """A subscription that has had its first answer and accepted it."""
+    """A subscription whose first response was sent and accepted."""
     subscription = SotwSubscription(kind)
     subscription.receive(SotwRequest(type=kind, names=wanted))
     answer = subscription.due(snapshot)
@@ -130,7 +130,7 @@ def test_one_response_is_in_flight_and_changes_meanwhile_become_one_more(subscri
 
 
 def delta(kind, snapshot, *wanted, initial_versions=None):
-    """A subscription whose first answer, if it was owed one, is accepted."""
+    """A subscription whose first response, if one was due, is accepted."""
     subscription = DeltaSubscription(kind)
     subscription.receive(DeltaRequest(type=kind, subscribe=wanted, initial_versions=initial_versions or {}))
     return subscription, settle(subscription, snapshot)

@@ -1,4 +1,4 @@
-"""Who may offer how much: standing credit while nothing waits, turns in the order of the heads while several wait."""
+"""Credit of shards: idle credit without waiting tickets, and turns in the order of heads if several shards wait."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ def test_scarce_capacity_is_reclaimed_from_idle_shards():
     grants(book, 4, LARGE_TOKENS)
     book.on_head("a", head(9))
     assert CreditGrant("b", 0, return_unused=True) in grants(book, 4, LARGE_TOKENS)
-    assert grants(book, 4, LARGE_TOKENS) == []  # asked once
+    assert grants(book, 4, LARGE_TOKENS) == []  # the return is requested once
     book.on_credit_returned("b", 4)
     assert book.held_tickets == 4
 
@@ -85,7 +85,7 @@ def test_the_next_turn_waits_for_the_offer_and_the_next_head():
     assert grants(book, 2, LARGE_TOKENS) == []
     book.on_offer("a", 10)
     book.on_credit_returned("a", 0)
-    assert grants(book, 2, LARGE_TOKENS) == []  # its head is of before the offer
+    assert grants(book, 2, LARGE_TOKENS) == []  # its head is older than the offer
     book.on_head("a", head(4, at=3))
     assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
 
@@ -131,7 +131,7 @@ def test_credit_of_several_shards_is_reclaimed_once_they_wait():
     book.on_credit_returned("a", 2)
     assert grants(book, 2, LARGE_TOKENS) == []
     offer_one(book, "b", head(4, at=3))
-    offer_one(book, "b", head(3, at=4))  # it had used all of it before it was asked, and says so
+    offer_one(book, "b", head(3, at=4))  # it has used all credit before the return request
     assert grants(book, 2, LARGE_TOKENS) == []
     book.on_credit_returned("b", 0)
     book.on_capacity_changed()

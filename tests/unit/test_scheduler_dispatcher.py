@@ -1,4 +1,4 @@
-"""The dispatcher by plain calls: what is offered is placed or goes back."""
+"""The dispatcher by plain calls: offers are placed or declined."""
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
@@ -10,7 +10,7 @@ from penstock.scheduler.leases import LeaseBook
 from scheduler_calls import attach, credit_grants, offer, only
 
 
-def blame(fingerprint):
+def report(fingerprint):
     found = PoisonReport(fingerprint=fingerprint)
     found.ttl.seconds = 30
     return found
@@ -57,7 +57,7 @@ def test_a_decline_without_capacity_voids_credit_and_grants_the_present_one(sche
     attach(scheduler, "busy", slots=0)
     effects = offer(scheduler, avoid=["killer"])
     assert only(Decline, effects).reason == "NO_CAPACITY"
-    assert credit_grants(effects) == [("q", 3, False)]  # all of it, as the queue has dropped what it had
+    assert credit_grants(effects) == [("q", 3, False)]  # full credit, because the queue has dropped its former credit
 
 
 def test_a_ticket_that_no_worker_can_ever_run_is_refused(scheduler):
@@ -83,7 +83,7 @@ def test_a_quarantined_worker_gets_no_tickets(scheduler):
     attach(scheduler), attach(scheduler, "w2")
     [blamed, gone] = [
         each
-        for each in scheduler.on_worker_quarantined("w", "w:1", [blame(5)], START_UNIX_S)
+        for each in scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S)
         if type(each) is CatalogUpdate
     ]
     assert (
@@ -96,7 +96,7 @@ def test_a_quarantined_worker_gets_no_tickets(scheduler):
 
 def test_an_offer_of_a_reported_request_is_declined(scheduler):
     attach(scheduler)
-    scheduler.on_worker_quarantined("w2", "w2:1", [blame(5)], START_UNIX_S)
+    scheduler.on_worker_quarantined("w2", "w2:1", [report(5)], START_UNIX_S)
     assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
     assert only(Place, offer(scheduler, "b", fingerprint=6)).lease.ticket_id == "b"
     scheduler.on_poison_reports("w2:1", [], START_UNIX_S)
@@ -121,7 +121,7 @@ def test_the_worker_with_the_least_prefill_backlog_gets_the_ticket(scheduler):
     attach(scheduler, "b", slots=8, kv_blocks=64)
     scheduler.on_load_report("a", LoadReport(prefill_backlog_tokens=500))
     workers = [only(Place, offer(scheduler, f"t{number}", tokens=200)).lease.worker_id for number in range(3)]
-    assert workers == ["b", "b", "a"]  # a prompt of 199 counts from its lease on
+    assert workers == ["b", "b", "a"]  # a prompt of 199 tokens counts from its lease on
 
 
 def test_a_cached_prefix_attracts_its_ticket(scheduler):
@@ -130,7 +130,7 @@ def test_a_cached_prefix_attracts_its_ticket(scheduler):
     scheduler.on_prefix_cache_update("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
     scheduler.on_load_report("b", LoadReport(prefill_backlog_tokens=40))
     assert placed_at(scheduler, "first", prefix=[1, 2, 3, 4]) == "b"
-    assert scheduler.fleet["b"].unstarted_tokens == 79 - 3 * 16  # and only the rest of the prompt is in the way there
+    assert scheduler.fleet["b"].unstarted_tokens == 79 - 3 * 16  # only uncached tokens count
     scheduler.on_prefix_cache_update("b", PrefixCacheUpdate(removed=[2, 3]))
     assert placed_at(scheduler, "second", prefix=[1, 2, 3, 4]) == "a"
 

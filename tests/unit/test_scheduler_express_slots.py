@@ -1,4 +1,4 @@
-"""Slots that are kept for urgent tickets: how many, and that no other credit is for them."""
+"""Express slots: their number, and their exclusion from other credit."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ LARGE = 1_000  # tokens
 
 
 def reserve_of(pattern, times=100, share=SHARE):
-    """After tickets of which some were urgent, by turns."""
+    """Return express slots after tickets with this repeated pattern of express ones."""
     found = ExpressSlots(share)
     for number in range(times):
         found.record(is_express=pattern[number % len(pattern)])
@@ -30,9 +30,9 @@ def space(room, largest=LARGE):
     return FreeCapacity(room, 1_000_000, largest, slots=SLOTS)
 
 
-def head(waiting=1, *, urgent=False, at=100):
+def head(waiting=1, *, express=False, at=100):
     return Head(
-        model=MODEL, waiting=waiting, priority=2, enqueue_unix_nano=at, waiting_tokens=10, tokens=10, express=urgent
+        model=MODEL, waiting=waiting, priority=2, enqueue_unix_nano=at, waiting_tokens=10, tokens=10, express=express
     )
 
 
@@ -44,7 +44,7 @@ def book_that_keeps(kept, queues="a"):
 
 
 def tickets(grants):
-    """By shard, for any ticket and for urgent ones alone."""
+    """Return regular and express tickets of grants, by shard."""
     found = {}
     for grant in grants:
         if grant.tickets or grant.express_tickets:
@@ -77,8 +77,8 @@ def test_express_slots_stay_within_their_largest_share():
 @given(st.lists(st.booleans(), max_size=200), st.integers(0, 10_000), st.floats(0.0, 0.5))
 def test_express_slots_leave_slots_to_other_tickets(came, slots, share):
     found = ExpressSlots(share)
-    for is_urgent in came:
-        found.record(is_express=is_urgent)
+    for is_express in came:
+        found.record(is_express=is_express)
     assert 0 <= found.slots_to_keep(slots) <= slots / 2
 
 
@@ -89,7 +89,7 @@ def test_regular_credit_excludes_express_slots():
     for _ in range(3):
         book.on_offer("a", 10)
     book.on_head("a", head(6))
-    assert tickets(plan_grants(book, space(2))) == {}, "two are free, and kept"
+    assert tickets(plan_grants(book, space(2))) == {}, "the two free slots are express slots"
 
 
 def test_a_released_slot_becomes_an_express_slot_first():
@@ -107,14 +107,14 @@ def test_every_shard_holds_express_credit_unless_express_tickets_wait():
     book = book_that_keeps(2, "ab")
     assert tickets(plan_grants(book, space(2))) == {"a": (0, 2), "b": (0, 2)}
     book = book_that_keeps(2, "abc")
-    book.on_head("b", head(3, urgent=True, at=9))
-    book.on_head("c", head(3, urgent=True, at=8))
+    book.on_head("b", head(3, express=True, at=9))
+    book.on_head("c", head(3, express=True, at=8))
     assert tickets(plan_grants(book, space(2))) == {"c": (0, 2)}
 
 
 def test_express_credit_is_renewed_when_larger_tickets_fit():
     book = book_that_keeps(2)
-    book.on_head("a", head(9, urgent=True))
+    book.on_head("a", head(9, express=True))
     plan_grants(book, space(2, largest=5))
     assert plan_grants(book, space(2, largest=20)) == [CreditGrant("a")]
     assert plan_grants(book, space(2, largest=20)) == []
@@ -123,7 +123,7 @@ def test_express_credit_is_renewed_when_larger_tickets_fit():
 def test_an_express_head_goes_first_and_sets_no_virtual_time():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
-    book.on_head("b", head(5, urgent=True, at=9))
+    book.on_head("b", head(5, express=True, at=9))
     assert [grant.queue for grant in plan_grants(book, FreeCapacity(1, 1_000_000, LARGE))] == ["b"]
     assert book.remote_virtual_time("a") == {}
 
@@ -142,7 +142,7 @@ def test_a_lease_carries_the_express_flag_to_edge_and_worker(scheduler):
 
 
 def test_the_last_slot_is_left_to_an_express_ticket(scheduler):
-    scheduler.on_offer("q", ticket_of("urgent", express=True), START_UNIX_S)
+    scheduler.on_offer("q", ticket_of("express", express=True), START_UNIX_S)
     for number in range(14):
         scheduler.on_offer("q", ticket_of(f"t{number}"), START_UNIX_S)
     effects = scheduler.on_head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))

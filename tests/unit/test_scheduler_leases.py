@@ -1,4 +1,4 @@
-"""The dispatcher's leases by plain calls: nothing placed is forgotten, whoever goes away."""
+"""The dispatcher's leases by plain calls: no lease is lost when peers disconnect."""
 
 from dispatch_mesh import LEASE_TTL_S, START_UNIX_S
 from penstock.chassis.clocks import StallFreeClock
@@ -90,7 +90,7 @@ def test_a_lost_worker_ends_started_leases_and_keeps_unstarted_ones(scheduler):
     scheduler.on_lease_started("w", "s-1")
     assert only(CatalogUpdate, scheduler.on_worker_lost("w")).entries == ()
     assert list(scheduler.leases.leases) == ["s-2"]
-    assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []  # there is nobody to tell
+    assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []  # the worker is not attached
     assert len(scheduler.leases) == 0
 
 

@@ -1,4 +1,4 @@
-"""Ranks and prefixes against the naive way to know the same, and what the score makes of unequal workers."""
+"""The tournament tree and the prefix index against naive versions, and placement over unequal workers."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +43,7 @@ def test_a_bounded_search_ends_with_the_worker_with_most_tokens():
 
 
 class Counted(list):
-    """Counts what is read of it and written to it."""
+    """A list that counts its reads and writes."""
 
     touched = 0
 
@@ -74,7 +74,7 @@ def test_a_change_and_a_search_touch_one_path_of_the_tree():
     lost=st.sets(st.sampled_from("abc")),
 )
 def test_the_prefix_index_matches_a_naive_one(changes, lost):
-    """A worker's cache holds a chain from its beginning on, at any time."""
+    """The cache of a worker always holds a chain from its beginning."""
     prompt, index, depths = list(range(100, 106)), PrefixIndex(), dict.fromkeys("abc", 0)
     for worker, depth, anew in changes:
         before, now = set(prompt[: depths[worker]]), set(prompt[:depth])
@@ -103,7 +103,7 @@ def test_an_uncached_prompt_has_no_holders():
 
 
 def pool_of(**workers):
-    """Workers by name with their slots, KV blocks and prefill rates."""
+    """Return a pool of workers by name, each with slots, KV blocks and prefill rate."""
     pool = Pool(LowestTtft())
     for name, (slots, kv_blocks, rate) in workers.items():
         worker = Worker(name, name, f"{name}:1", profile_of(slots=slots, kv_blocks=kv_blocks), look_ahead=0)
@@ -113,7 +113,7 @@ def pool_of(**workers):
 
 
 def fill(pool, tickets, *, tokens=160, zone=""):
-    """Place so many, none of which ends, and count them by worker."""
+    """Place tickets that do not end, and return their number by worker."""
     counts = {}
     for number in range(tickets):
         ticket = ticket_of(f"t{number}", tokens=tokens, zone=zone)
@@ -145,7 +145,7 @@ def test_a_ticket_finds_the_only_worker_that_can_take_it():
 
 
 def pool_over(zones, slots=100):
-    """Workers that are alike, but for where they are: name -> zone."""
+    """Return a pool of equal workers in these zones, by name."""
     pool = Pool(LowestTtft())
     for name, zone in zones.items():
         worker = Worker(name, name, f"{name}:1", profile_of(slots=slots, kv_blocks=10_000), look_ahead=0, zone=zone)

@@ -1,4 +1,4 @@
-"""Whatever queues and workers do, in whatever order, the dispatcher promises only what is there and forgets nothing."""
+"""In any order of events, the dispatcher promises only free capacity and loses no lease."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ SLOTS, KV_BLOCKS = 2, 8
 
 
 class DispatcherMachine(RuleBasedStateMachine):
-    """Shards that offer without credit, recall what they never offered and return what they do not have included."""
+    """Shards may also offer without credit, withdraw unknown tickets and return credit that they do not hold."""
 
     @initialize(look_ahead=st.integers(0, 1))
     def begin(self, look_ahead):
@@ -27,7 +27,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.streams = 0
         self.issued = set()
         self.placed = set()  # shard, ticket and attempt
-        self.ended = {}  # as was told last, by shard, ticket and attempt
+        self.ended = {}  # latest report, by shard, ticket and attempt
         self.perform(self.scheduler.on_queue_connected("q1"))
         self.perform(self.scheduler.on_queue_connected("q2"))
 
@@ -79,7 +79,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def attach(self, worker):
-        """With all that runs there, as its former stream knew it."""
+        """Attach a worker with all leases that ran on its former stream."""
         former = self.scheduler.fleet.by_worker_id(worker)
         running = {}
         if former:
@@ -102,7 +102,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.issued and len(self.scheduler.fleet))
     @rule(choose=st.data(), does=st.sampled_from(["start", "progress", "release"]), tokens=st.integers(0, 9))
     def speak(self, choose, does, tokens):
-        """A worker speaks of a lease, of its own or not, current or not."""
+        """Send a frame of a worker about any lease."""
         worker = self.one_of_the_workers(choose)
         lease_id = choose.draw(st.sampled_from(sorted(self.issued)))
         served = [ServedLease(lease_id=lease_id, prompt_tokens=tokens, output_tokens=tokens)]

@@ -1,4 +1,4 @@
-"""What the dispatcher tells the shards by plain calls: pace, service, releases, and again where it may be lost."""
+"""Reports of the dispatcher to shards by plain calls: pool statistics, service and slot releases."""
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
@@ -59,7 +59,7 @@ def test_adopted_leases_are_reported_to_their_shard(scheduler):
     scheduler.on_worker_attached("w", "w", "w:1", profile)
     assert service_reports(scheduler.tick(START_UNIX_S)) == [
         ("q", "t", 2, 0, 0, False)
-    ]  # whoever lost it has said that it ended
+    ]  # its former scheduler has reported its end
     scheduler.on_progress("w", [served("x-9", 40, 8)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, False)]
     scheduler.on_leases_released("w", ["x-9"])
@@ -102,12 +102,12 @@ def test_pool_stats_are_sent_on_change_and_once_a_second(scheduler):
     scheduler.on_load_report("a", report)
     slow = LoadReport(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
     scheduler.on_load_report("b", slow)
-    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
-    assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
-    assert (pace.running, pace.slots) == (3, 4)
-    assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
+    stats = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
+    assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
+    assert (stats.running, stats.slots) == (3, 4)
+    assert (stats.next_worker_backlog_tokens, stats.step_time.ToMilliseconds()) == (70, 20)  # of the next worker
     assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
-    assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [pace]
+    assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [stats]
     scheduler.on_load_report("b", LoadReport(running=3))
     assert [each.running for each in pool_stats(scheduler.tick(START_UNIX_S + 1.1))] == [4]
 
@@ -121,22 +121,22 @@ def test_pool_stats_have_slot_releases_and_step_costs(scheduler):
     report = LoadReport(steps=7, seconds_per_prefill_token=0.001, max_step_tokens=300)
     report.decode_step_time.FromMilliseconds(10)
     scheduler.on_load_report("w", report)
-    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
-    assert (pace.leases, pace.available_leases, pace.workers) == (2, 0, 1)
-    assert (pace.leased_tokens, pace.free_tokens) == (64, 64)
-    assert (pace.seconds_per_prefill_token, pace.max_step_tokens, pace.decode_step_time.ToMilliseconds()) == (
+    stats = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
+    assert (stats.leases, stats.available_leases, stats.workers) == (2, 0, 1)
+    assert (stats.leased_tokens, stats.free_tokens) == (64, 64)
+    assert (stats.seconds_per_prefill_token, stats.max_step_tokens, stats.decode_step_time.ToMilliseconds()) == (
         0.001,
         300,
         10,
     )
-    assert [(each.ended_leases, each.after.ToMilliseconds()) for each in pace.slot_releases] == [(1, 110), (2, 410)]
+    assert [(each.ended_leases, each.after.ToMilliseconds()) for each in stats.slot_releases] == [(1, 110), (2, 410)]
     scheduler.on_lease_started("w", "s-1")
     scheduler.on_progress("w", [served("s-1", 31, 20)])
     report.steps = 12
     scheduler.on_load_report("w", report)
-    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
-    assert [each.after.ToMilliseconds() for each in pace.slot_releases] == [110, 150], (
-        "20 tokens were left five steps ago"
+    stats = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
+    assert [each.after.ToMilliseconds() for each in stats.slot_releases] == [110, 150], (
+        "five steps ago 20 tokens were left"
     )
 
 
@@ -167,7 +167,7 @@ def test_a_reconnected_shard_receives_pool_stats(scheduler):
 
 
 def run_two_until(scheduler, steps, *, waiting):
-    """Fill a worker with two leases that decode, let one end after so many steps; returns what that comes to."""
+    """Fill a worker with two decoding leases, release one after `steps` steps, and return the effects."""
     attach(scheduler, slots=2)
     for name in ("a", "b"):
         offer(scheduler, name)
@@ -186,7 +186,7 @@ def test_the_only_waiting_shard_receives_worker_steps_before_credit(scheduler):
     assert service_reports([first]) == [("q", "a", 1, 31, 20, True)]
     assert [(each.worker_id, each.steps) for each in first.workers] == [("w", 110)]
     assert [each.worker_steps for each in first.tickets] == [110]
-    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [], "it was told already"
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [], "it was reported already"
 
 
 def test_few_new_steps_are_not_reported(scheduler):

@@ -1,4 +1,4 @@
-"""When leases are likely to end, as a scheduler tells it."""
+"""The slot release curve that a scheduler sends."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,4 +90,4 @@ def test_a_curve_increases_and_ends_with_all_leases(lengths, turn):
     assert points == sorted(points)
     assert [each[1] for each in points] == sorted({each[1] for each in points})
     assert points[-1] == (round((max(lengths) + 1) * STEP, 6), len(lengths))
-    assert len(points) <= 25, "a frame ten times a second is to be small"
+    assert len(points) <= 25, "the frame is sent ten times a second and must be small"

@@ -1,4 +1,4 @@
-"""The order over shards: virtual time is lifted, what resumes goes first, and what finds no room bars the others."""
+"""The order over shards: virtual time, resumed heads, and heads that do not fit."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_an_idle_shard_is_lifted_to_the_virtual_time_of_waiting_ones():
     book.on_head("a", head(5, at=1, virtual=1_000.0))
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 1)]
     offer_one(book, "a", head(4, at=2, virtual=1_100.0))
-    book.on_head("b", head(5, at=3, virtual=0.0))  # counts from its own beginning
+    book.on_head("b", head(5, at=3, virtual=0.0))  # its virtual tokens count from its own start
     assert book.shards["b"].virtual_tokens == 1_000.0
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
     offer_one(book, "b", head(4, at=4, virtual=300.0))
@@ -33,7 +33,7 @@ def test_an_offset_holds_while_a_shard_waits():
 
 
 def begun(book, **virtual):
-    """Shards that began to wait together, and have come to so much since."""
+    """Let shards start to wait together, and advance them to these virtual tokens."""
     for queue in virtual:
         book.on_head(queue, head(5))
     for queue, tokens in virtual.items():
@@ -51,7 +51,7 @@ def test_shards_that_start_to_wait_together_have_equal_virtual_time():
     assert standing(book) == dict.fromkeys("abc", 7_000.0)
     book.on_head("b", head(0))
     book.on_head("b", head(2, virtual=9_000.0))
-    assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "others waited while that was served"
+    assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited meanwhile"
     for queue in "abc":
         book.on_head(queue, head(0))
     book.on_head("a", head(1, virtual=1_200.0))
@@ -70,7 +70,7 @@ def test_an_expedited_head_does_not_set_the_virtual_time():
 
 
 def book_that_came_to(virtual):
-    """Shard a has served as much, and waits with more."""
+    """A book in which shard a was served up to `virtual`, and waits."""
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=virtual))
     grants(book, 1, LARGE_TOKENS)
@@ -99,8 +99,8 @@ def test_a_resumed_head_goes_first_and_sets_no_virtual_time():
 def test_a_class_that_waits_again_gets_a_new_offset():
     book = book_that_came_to(1_000.0)
     book.on_head("b", head(2, virtual=900.0))
-    book.on_head("b", head(1, priority=3))  # nothing of the class above waits any more
-    book.virtual_time[2] = 5_000.0  # while others are served on
+    book.on_head("b", head(1, priority=3))  # no ticket of the higher class waits
+    book.virtual_time[2] = 5_000.0  # other shards are served meanwhile
     book.on_head("b", head(2, virtual=900.0))
     assert book.shards["b"].virtual_tokens == 5_000.0
 
@@ -114,7 +114,7 @@ def test_remote_virtual_time_is_the_larger_of_served_and_waiting():
         {2: 200.0},
         {2: 300.0},
     )
-    grants(book, 1, LARGE_TOKENS)  # to c, whose head comes first
+    grants(book, 1, LARGE_TOKENS)  # to c, which has the best head
     book.on_head("c", head(5, virtual=250.0, priority=3))
     assert book.remote_virtual_time("a") == {2: 300.0, 3: 250.0}
     book.on_head("b", head(0))

@@ -42,7 +42,7 @@ def test_buckets_rise():
 
 
 def test_no_histogram_is_left_on_the_default_buckets():
-    """Those of the SDK are for milliseconds: all that takes less than 5 s falls into one of them."""
+    """The SDK's default buckets are for milliseconds: all durations below 5 s fall into one of them."""
     made = {
         f"{path.name}:{call.lineno}": {keyword.arg for keyword in call.keywords}
         for path in sources()

@@ -1,4 +1,4 @@
-"""Tenants of several shards are served as one shard would serve them, also where a shard or a scheduler is new."""
+"""Fairness over shards: tenants are served as by one shard, also if a shard or a scheduler is new."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ def fair():
 
 
 class Fleet(CoreMesh):
-    """A mesh whose tickets are all alike, and that counts whom it serves."""
+    """A mesh with equal tickets that counts the served tickets by tenant."""
 
     def backlog(self, shard, tenant, tickets=BACKLOG, **fields):
         for number in range(tickets):
@@ -33,7 +33,7 @@ class Fleet(CoreMesh):
         self.settle()
 
     def serve(self, tickets):
-        """Serve so many one after the other; returns how many were granted to each tenant meanwhile."""
+        """Serve tickets one after the other, and return the number of leases by tenant."""
         before = len(self.leased_tickets)
         for number in range(tickets):
             leases = [(worker, lease) for worker in self.scheduler_by_worker for lease in self.expected[worker]]
@@ -53,7 +53,7 @@ def fleet_of(shards, schedulers=1):
 
 
 def restart_scheduler(mesh, name="s0", meanwhile=lambda: None):
-    """Everything it knew is gone; its workers come back with nothing that runs."""
+    """Replace a scheduler by a new one, to which its workers attach without leases."""
     workers = [worker for worker, home in mesh.scheduler_by_worker.items() if home == name]
     for worker in workers:
         mesh.detach(worker)
@@ -76,7 +76,7 @@ def test_a_waiting_tenant_keeps_its_lag():
     assert tenants.virtual_tokens == 100.0
     tenants.advance_virtual_time(900.0)
     taken = tenants.pop_fitting(lambda _: Fit.NOW).ticket
-    tenants.push(taken)  # nobody could place it
+    tenants.push(taken)  # no worker could take it
     assert (tenants.virtual_tokens, tenants.lifted_tokens) == (100.0, 100.0)
     tenants.remove(taken)
     tenants.push(waiting("b"))
@@ -87,7 +87,7 @@ def test_tenants_that_wait_before_the_first_virtual_time_are_lifted():
     tenants = WeightedVtc()
     tenants.push(waiting("a"))
     tenants.advance_virtual_time(100.0)
-    tenants.advance_virtual_time(50.0)  # of a scheduler that has seen less
+    tenants.advance_virtual_time(50.0)  # of a scheduler with less virtual time
     assert tenants.virtual_tokens == 100.0
 
 
@@ -125,7 +125,7 @@ def test_an_idle_shard_does_not_claim_missed_service():
 
 @pytest.mark.parametrize("order", [("q0", "q1", "q2"), ("q2", "q1", "q0"), ("q1", "q0", "q2")])
 def test_service_without_waiting_tickets_creates_no_debt(order):
-    """Each of them came to where the one before had left the shard's clock."""
+    """Each tenant starts at the virtual time that the former one has left."""
     mesh = fleet_of(3)
     for number in range(20):
         mesh.backlog("q1", f"passing{number}", tickets=1)
@@ -196,9 +196,9 @@ def test_a_class_that_was_idle_does_not_claim_missed_service():
     schedulers=st.integers(1, 2),
 )
 def test_two_waiting_tenants_are_served_equally(events, pauses, schedulers):
-    """VTC's bound (Sheng et al. 2024, theorem 4.4) over all shards, plus what is under way at each scheduler.
+    """The bound of VTC (Sheng et al. 2024, theorem 4.4) over all shards, plus tickets in progress at each scheduler.
 
-    What was under way at one that died was charged ahead, and nobody says that it has ended.
+    Tickets in progress at a dead scheduler were charged in advance, and their ends are not reported.
     """
     mesh = fleet_of(2, schedulers)
     mesh.backlog("q0", "first")

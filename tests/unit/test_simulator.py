@@ -1,4 +1,4 @@
-"""Small worlds worked out by hand, and what holds in every world."""
+"""Simulations: small ones with results computed by hand, and invariants of all of them."""
 
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def test_a_client_that_loses_patience_costs_the_engine_no_step():
     assert second.engine_tokens == 0
 
 
-def test_a_refused_client_comes_back_no_sooner_than_it_was_told():
+def test_a_rejected_client_retries_after_the_suggested_delay():
     burst = {"arrivals": {"kind": "regular", "rate": 1e4}, "prompt": {"tokens": 100}, "output": {"tokens": 20}}
     scenario = world(
         {**burst, "client": {"retries": 1, "backoff": 0.0}},
@@ -187,7 +187,7 @@ def test_fast_and_exact_engines_give_the_same_report():
     assert fast == exact
 
 
-def test_unbounded_fifo_collapses_past_its_knee_and_those_that_shed_do_not():
+def test_unbounded_fifo_collapses_above_its_knee_and_policies_that_shed_do_not():
     fifo, at_knee = overload("fifo", 1.5), overload("fifo", 0.9)
     peak = at_knee["goodput_weighted_tokens_per_s"]
     assert at_knee["goodput_share"] > 0.9
@@ -217,7 +217,7 @@ def test_plain_vtc_holds_the_bound_of_its_theorem_where_fifo_does_not():
     assert fifo["max_service_gap"] > 2 * 2 * 10_000
 
 
-def test_a_gap_counts_only_while_both_have_a_backlog():
+def test_a_gap_counts_only_while_both_tenants_have_a_backlog():
     served = ServiceOverTime(1.0)
     served.count_waiting("a", 1), served.count_waiting("b", 1)
     for place, (to_a, to_b) in enumerate([(50, 0), (10, 0), (10, 0), (0, 5)]):
@@ -230,7 +230,7 @@ def test_a_gap_counts_only_while_both_have_a_backlog():
     assert served.cumulative()["a"] == [50, 60, 70, 70]
 
 
-def test_tokens_are_served_in_the_slice_in_which_they_came():
+def test_tokens_count_in_the_slice_in_which_they_are_generated():
     served = ServiceOverTime(1.0)
     for _ in range(3):
         served.close_slice()
@@ -238,7 +238,7 @@ def test_tokens_are_served_in_the_slice_in_which_they_came():
     assert served.cumulative() == {"a": [2.0, 8.0, 10.0]}
 
 
-def test_events_of_one_moment_keep_their_order():
+def test_simultaneous_events_keep_their_order():
     events, seen = SimEventQueue(), []
     for name in "abc":
         events.schedule(1.0, seen.append, name)
@@ -247,7 +247,7 @@ def test_events_of_one_moment_keep_their_order():
     assert (seen, events.now, events.events_run) == (["a", "b", "c", "d"], 2.0, 5)
 
 
-def test_a_client_is_served_in_its_zone_where_all_are_idle_and_elsewhere_where_that_is_full():
+def test_a_client_is_served_in_its_zone_unless_that_is_full():
     kinds = [{"slots": 4, "zone": zone} for zone in "ab"]
     once = {**REFERENCE, "zone": "b", "arrivals": {"kind": "regular", "rate": 0.1}}
     crowd = {**once, "arrivals": {"kind": "regular", "rate": 4.0}}

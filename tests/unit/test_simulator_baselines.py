@@ -1,4 +1,4 @@
-"""The orders that the mesh is set beside do what their sources say."""
+"""The baseline policies behave as their sources describe them."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def new_ticket(name, number, tenant="a", arrived=0.0):
     return ticket(name, tenant_id=tenant, arrival_number=number, arrived=arrived)
 
 
-def test_flows_go_in_turn_however_many_tickets_one_has():
+def test_flows_take_turns_independently_of_their_number_of_tickets():
     order = RoundRobin(ttl=1.0, clock=Clock())
     for number in range(4):
         order.push(new_ticket(f"a{number}", number))
@@ -37,7 +37,7 @@ def test_flows_go_in_turn_however_many_tickets_one_has():
     assert order.totals == (0, 0)
 
 
-def test_what_waited_for_longer_than_its_time_to_live_is_evicted():
+def test_a_ticket_older_than_its_time_to_live_is_evicted():
     clock = Clock()
     order = RoundRobin(ttl=1.0, clock=clock)
     order.push(new_ticket("old", 1))
@@ -57,7 +57,7 @@ def test_a_limit_falls_while_waits_grow_and_rises_while_they_do_not():
     assert gradient.limit == pytest.approx(135 / 2 + 135**0.5), "a gradient of one half at the least"
 
 
-def test_what_comes_above_the_limit_is_refused_unless_it_can_go_at_once():
+def test_a_ticket_above_the_limit_is_dropped_unless_it_is_offered_at_once():
     order = GradientLimitedFifo(GradientController(limit=2.0), Clock())
     for number in range(4):
         order.push(new_ticket(f"t{number}", number))
@@ -68,7 +68,7 @@ def test_what_comes_above_the_limit_is_refused_unless_it_can_go_at_once():
     assert order.pop_dropped() == [], "it was taken before anybody asked"
 
 
-def test_a_promise_is_asked_for_all_but_what_is_to_be_let_in():
+def test_ttft_targets_apply_to_all_but_exempt_tickets():
     promises = POLICIES["penstock"].ttft_targets(1.0, {}, frozenset({"let-in"}))
     assert promises.ttft_limit(ticket("other", priority=STANDARD), 0.0) == 1.0
     assert promises.ttft_limit(ticket("let-in", priority=STANDARD), 0.0) is None
@@ -79,7 +79,7 @@ def run_of(number, tenant="a", output=10):
     return SimRun(number, tenant, prompt_tokens=90, output_tokens=output, max_output_tokens=10)
 
 
-def test_who_knows_all_charges_each_token_in_its_step_and_those_that_will_come_before():
+def test_clairvoyant_policy_charges_each_token_in_its_step_and_the_next_ones_in_advance():
     order = ClairvoyantPolicy(lookahead_tokens=4)
     for number, tenant in enumerate("aab"):
         order.push(new_ticket(f"{tenant}{number}", number, tenant))
@@ -99,7 +99,7 @@ def test_who_knows_all_charges_each_token_in_its_step_and_those_that_will_come_b
     assert first.charged_cost == 90 + 2 * 3, "its client left"
 
 
-def test_who_knows_all_charges_nothing_for_what_came_to_nothing():
+def test_clairvoyant_policy_charges_nothing_for_a_ticket_without_a_token():
     order = ClairvoyantPolicy(lookahead_tokens=4)
     order.push(new_ticket("a0", 0))
     taken = order.pop_fitting(anything)
@@ -122,7 +122,7 @@ def test_plain_vtc_charges_the_tokens_of_its_own_tenants_alone():
     assert order.head()[1].virtual_tokens == 90 + 2
 
 
-def test_plain_vtc_in_a_mesh_hears_of_tokens_a_few_times_a_second():
+def test_plain_vtc_in_a_mesh_charges_tokens_at_intervals():
     clock = Clock()
     order = POLICIES["vtc_in_a_mesh"].new_scheduling_policy(clock, {})
     for each in (new_ticket("a0", 0), new_ticket("a1", 1)):

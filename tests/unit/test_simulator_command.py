@@ -1,4 +1,4 @@
-"""`penstock simulate` from the file to the figures."""
+"""`penstock simulate`, from the scenario file to the figures."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_json_has_the_figures_of_bench_and_the_simulators_own(scenario):
     assert figures["completed"] == figures["requests"] > 30
 
 
-def test_the_seed_of_the_command_line_wins(scenario):
+def test_the_seed_of_the_command_line_takes_precedence(scenario):
     assert json.loads(invoke(scenario, "--json", "--seed", 9).stdout)["seed"] == 9
 
 
@@ -81,7 +81,7 @@ def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
     assert "asure.toml is neither a file nor an example; the examples are azure, mooncake" in message
 
 
-def test_a_picture_is_written_and_the_figures_are_shown(scenario, tmp_path):
+def test_a_plot_is_written_and_the_figures_are_printed(scenario, tmp_path):
     picture = tmp_path / "small.svg"
     result = invoke(scenario, "--plot", picture)
     assert result.exit_code == 0, result.output
@@ -103,7 +103,7 @@ def test_a_sweep_runs_multiples_of_the_knee(scenario, tmp_path):
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
 
-def test_a_scenario_that_is_wrong_ends_with_its_field(scenario):
+def test_an_invalid_scenario_names_its_field(scenario):
     scenario.write_text(SCENARIO.replace("rate = 10.0", "rate = -1"), encoding="utf-8")
     result = invoke(scenario)
     assert result.exit_code == 2
@@ -121,7 +121,7 @@ def test_a_scenario_that_is_wrong_ends_with_its_field(scenario):
         (["--calibrate", "--model", "no-such-model"], "no-such-model is no folder"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_simulated_or_measured(scenario, options, told):
+def test_invalid_options_are_rejected_before_a_run(scenario, options, told):
     result = invoke(scenario, *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert told in " ".join(result.stderr.split())
@@ -140,13 +140,13 @@ def test_the_knee_of_the_reference_model_is_where_it_was_measured():
     assert 0.9 < knee_load(scenario) < 1.25
 
 
-def test_a_plan_names_the_fewest_workers_and_what_each_number_comes_to(scenario):
+def test_a_plan_has_the_fewest_workers_and_the_result_of_each_number(scenario):
     found = json.loads(invoke(scenario, "--plan", 0.99, "--json").stdout)
     assert found["workers"] >= 1
     assert found["trials"][str(found["workers"])]["good_share"] >= 0.99
 
 
-def test_a_plan_says_for_which_promise_and_draws_what_it_tried(scenario, tmp_path):
+def test_a_plan_prints_its_target_and_plots_its_trials(scenario, tmp_path):
     scenario.write_text("load = 20.0\n" + SCENARIO, encoding="utf-8")
     result = invoke(scenario, "--plan", 0.95, "--plot", tmp_path / "plan.svg")
     assert result.exit_code == 0, result.output
@@ -158,7 +158,7 @@ def test_a_plan_says_for_which_promise_and_draws_what_it_tried(scenario, tmp_pat
     assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
 
 
-def test_a_plan_that_no_number_of_workers_meets_is_told_to_scripts_too(scenario, monkeypatch):
+def test_a_plan_without_a_solution_exits_with_1(scenario, monkeypatch):
     monkeypatch.setattr(
         capacity_plan,
         "plan_capacity",
@@ -169,7 +169,7 @@ def test_a_plan_that_no_number_of_workers_meets_is_told_to_scripts_too(scenario,
     assert f"needs more than {MAX_WORKERS} workers" in " ".join(result.stdout.split())
 
 
-def test_two_policies_are_drawn_beside_each_other(scenario, tmp_path):
+def test_two_policies_are_plotted_together(scenario, tmp_path):
     picture = tmp_path / "beside.svg"
     assert invoke(scenario, "--compare", "fifo", "--plot", picture).exit_code == 0
     text = picture.read_text(encoding="utf-8")
@@ -180,7 +180,7 @@ def test_two_policies_are_drawn_beside_each_other(scenario, tmp_path):
     "wrong",
     [("--compare", "fifo"), ("--compare", "penstock", "--plot", "x.svg"), ("--compare", "lottery", "--plot", "x.svg")],
 )
-def test_what_cannot_be_drawn_beside_is_said(scenario, wrong):
+def test_an_invalid_comparison_is_rejected(scenario, wrong):
     result = invoke(scenario, *wrong)
     assert result.exit_code == 2
     assert "--plot" in result.output or "must be one of" in result.output

@@ -1,4 +1,4 @@
-"""The engine that counts makes the very steps of the batch that looks."""
+"""The fast engine model makes the same steps as the exact one."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

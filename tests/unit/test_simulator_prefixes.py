@@ -1,4 +1,4 @@
-"""Prompts that begin alike find each other's work, where it is and for as long as it is kept."""
+"""Prompts with shared prefixes reuse cached blocks, and tickets are placed where their blocks are."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def conversation(path, turns=5, speakers=12):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
-def test_prompts_are_alike_as_far_as_their_pieces_are():
+def test_prompts_share_the_tokens_of_equal_pieces():
     one, other = SharedPrefix((3, 5), 16), SharedPrefix((3, 6), 16)
     first, second, third = one.token_ids(40, 1), one.token_ids(40, 2), other.token_ids(40, 3)
     assert len(first) == len(third) == 40
@@ -79,7 +79,7 @@ def test_prompts_are_alike_as_far_as_their_pieces_are():
     assert not set(NO_PREFIX.token_ids(40, 1)) & set(NO_PREFIX.token_ids(40, 2))
 
 
-def test_what_a_system_prompt_saves_is_what_all_but_the_first_of_it_have_in_common():
+def test_a_system_prompt_is_computed_once():
     run = run_of({**TENANT, "prefix": {"tokens": 512}})
     requests = run.ledger.requests
     assert len(requests) > 150
@@ -91,7 +91,7 @@ def test_what_a_system_prompt_saves_is_what_all_but_the_first_of_it_have_in_comm
     assert figures["engine_tokens_wasted"] == 0
 
 
-def test_a_tenant_finds_nothing_of_another():
+def test_tenants_do_not_share_cached_blocks():
     pair = [{**TENANT, "name": name, "arrivals": {"rate": 0.2}, "prefix": {"tokens": 512}} for name in "ab"]
     run = run_of(*pair, duration=30.0)
     for name in "ab":
@@ -100,13 +100,13 @@ def test_a_tenant_finds_nothing_of_another():
         assert {each.cached_tokens for each in others} == {512}
 
 
-def test_without_a_prefix_nothing_is_named_and_nothing_reported():
+def test_without_prefixes_no_figures_of_the_cache_are_reported():
     run = run_of(TENANT)
     assert "prefix_cache" not in figures_of(run)
     assert not any(each.cached_tokens for each in run.ledger.requests)
 
 
-def test_tickets_go_where_their_beginning_is():
+def test_tickets_are_placed_where_their_prefix_is_cached():
     """Six workers share 60 texts too many for any of them: a ticket placed blindly finds its own once in six times."""
     many = {**TENANT, "prefix": {"tokens": 512, "texts": 60}, "arrivals": {"rate": 30.0}}
     run = run_of(many, duration=60.0, workers=[{"count": 6, "kv_blocks": 800, "slots": 8}])
@@ -114,13 +114,13 @@ def test_tickets_go_where_their_beginning_is():
     assert found["hit_share"] > 0.5 * found["repeated_share"]
 
 
-def test_a_small_cache_forgets():
+def test_a_small_cache_evicts():
     many = {**TENANT, "prefix": {"tokens": 512, "texts": 60}}
     large, small = (run_of(many, workers=[{"kv_blocks": blocks, "slots": 8}]) for blocks in (7_500, 400))
     assert prefixes_of(small)["cached_tokens"] < 0.5 * prefixes_of(large)["cached_tokens"]
 
 
-def test_a_lost_worker_takes_its_cache_along_and_answers_go_on():
+def test_a_lost_worker_loses_its_cache_and_answers_resume():
     run = run_of(
         {**TENANT, "prefix": {"tokens": 512}, "output": {"tokens": 200}},
         workers=[{"count": 2}],
@@ -133,7 +133,7 @@ def test_a_lost_worker_takes_its_cache_along_and_answers_go_on():
     )
 
 
-def test_a_ticket_names_its_prompt_as_edges_do(tmp_path):
+def test_a_ticket_has_the_block_hashes_of_the_edge(tmp_path):
     conversation(tmp_path / "conversation.jsonl")
     (tmp_path / "world.toml").write_text(SCENARIO, encoding="utf-8")
     simulation = Simulation(read_scenario(tmp_path / "world.toml"))
@@ -146,7 +146,7 @@ def test_a_ticket_names_its_prompt_as_edges_do(tmp_path):
     assert len(names) == 521 // 16
 
 
-def test_a_recorded_conversation_finds_its_turns(tmp_path):
+def test_the_turns_of_a_recorded_conversation_hit_the_cache(tmp_path):
     conversation(tmp_path / "conversation.jsonl")
     (tmp_path / "world.toml").write_text(SCENARIO, encoding="utf-8")
     figures = figures_of(Simulation(read_scenario(tmp_path / "world.toml")).run())
@@ -154,7 +154,7 @@ def test_a_recorded_conversation_finds_its_turns(tmp_path):
     assert figures["prefix_cache"]["hit_share"] > 0.3
 
 
-def test_a_text_that_many_workers_hold_goes_to_the_same_ones_whatever_the_hash_seed(tmp_path):
+def test_placement_by_prefix_does_not_depend_on_the_hash_seed(tmp_path):
     """More workers hold it than are looked at for a ticket, so which of them are may not hang on a set's order."""
     (tmp_path / "crowd.toml").write_text(CROWD, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""A scenario file says what it means, and what is wrong with it is named."""
+"""Scenario files: defaults, errors with the path of the field, arrivals, lengths and traces."""
 
 import ast
 import gzip
@@ -68,14 +68,14 @@ def test_the_example_can_be_run_and_shows_the_defaults():
         (TENANT + "[queues]\nshards = 'two'", "queues.shards"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_path(text, field):
+def test_an_error_names_the_path_of_its_field(text, field):
     with pytest.raises(ScenarioError) as failure:
         scenario_of(tomllib.loads(text))
     assert failure.value.field == field
     assert str(failure.value).startswith(f"{field}: ")
 
 
-def test_a_file_that_is_no_toml_is_named(tmp_path):
+def test_an_error_names_a_file_that_is_not_toml(tmp_path):
     path = tmp_path / "broken.toml"
     path.write_text("duration = ", encoding="utf-8")
     with pytest.raises(ScenarioError, match=r"broken\.toml cannot be read"):
@@ -162,15 +162,19 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
         ("azure", None, "cannot be read: No such file or directory"),
         ("azure", "a,b\n1,2\n", "it has no 'TIMESTAMP'"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "it has no requests"),
-        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0000000,3\n", "is no azure trace"),
+        (
+            "azure",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0000000,3\n",
+            "is not a trace in azure format",
+        ),
         ("mooncake", "", "it has no requests"),
-        ("mooncake", "[]\n", "is no mooncake trace"),
+        ("mooncake", "[]\n", "is not a trace in mooncake format"),
         ("mooncake", '{"timestamp": 0}\n', "it has no 'input_length'"),
-        ("mooncake", '{"timestamp": 0, "input_length": null}\n', "is no mooncake trace"),
+        ("mooncake", '{"timestamp": 0, "input_length": null}\n', "is not a trace in mooncake format"),
         ("servegen", "", "cannot be read: Not a directory"),
     ],
 )
-def test_a_trace_that_is_none_is_named_with_what_is_the_matter(tmp_path, kind, content, wrong):
+def test_an_invalid_trace_is_rejected_with_its_file_and_reason(tmp_path, kind, content, wrong):
     if content is not None:
         (tmp_path / "trace").write_text(content)
     with pytest.raises(ScenarioError) as told:
@@ -179,8 +183,8 @@ def test_a_trace_that_is_none_is_named_with_what_is_the_matter(tmp_path, kind, c
     assert wrong in str(told.value)
 
 
-def test_a_servegen_folder_without_anybody_in_it_is_refused(tmp_path):
-    with pytest.raises(ScenarioError, match="nobody's arrivals and lengths are there from 60 s on"):
+def test_a_servegen_folder_without_clients_is_rejected(tmp_path):
+    with pytest.raises(ScenarioError, match="no client has arrivals and lengths from 60 s on"):
         scenario_of({"tenants": [{"name": "a", "trace": {"kind": "servegen", "path": ".", "start": 60}}]}, tmp_path)
 
 
@@ -195,7 +199,7 @@ def test_an_example_of_a_public_trace_runs_once_the_trace_is_there(tmp_path, nam
     assert outcomes.count("ok") >= 6
 
 
-def test_azures_recorded_requests_come_at_their_times():
+def test_azures_recorded_requests_arrive_at_their_times():
     asks = list(read_azure(TRACES / "AzureLLMInferenceTrace_conv.csv.gz").requests("", load=1.0))
     assert asks[0] == OfferedRequest(0.0, 374, 44)
     assert (len(asks), asks[-1].prompt_tokens, asks[-1].output_tokens) == (5_397, 4_084, 47)
@@ -205,7 +209,7 @@ def test_azures_recorded_requests_come_at_their_times():
 @pytest.mark.parametrize(
     ("name", "count", "last", "repeating"), [("conversation", 339, 117.0, 35), ("synthetic", 135, 39.739, 8)]
 )
-def test_some_of_mooncakes_recorded_turns_begin_with_those_before_them(name, count, last, repeating):
+def test_some_of_mooncakes_recorded_turns_start_with_earlier_ones(name, count, last, repeating):
     asks = list(read_mooncake(TRACES / f"{name}_trace.jsonl.gz").requests("", load=1.0))
     assert (len(asks), asks[-1].at) == (count, last)
     assert all(0 <= ask.prefix.tokens - ask.prompt_tokens < ask.prefix.piece_tokens for ask in asks)
@@ -217,7 +221,7 @@ def test_some_of_mooncakes_recorded_turns_begin_with_those_before_them(name, cou
     assert found == repeating
 
 
-def test_servegens_recorded_clients_come_busiest_first_with_their_own_lengths():
+def test_servegens_recorded_clients_are_read_busiest_first_with_their_own_lengths():
     found = read_servegen(TRACES / "deepseek-r1", start=43_200.0, clients=2)
     assert list(found) == ["8", "53"], "of 8, 50 and 53"
     lengths = json.loads((TRACES / "deepseek-r1" / "chunk-8-dataset.json").read_text())["43200"]

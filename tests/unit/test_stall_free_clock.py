@@ -1,4 +1,4 @@
-"""Time in which a process ran, told from time in which it stood still."""
+"""The clock that excludes stalls of the process."""
 
 import itertools
 import math

@@ -19,13 +19,13 @@ POEM = "Ode 🙂🙂🏽‍🚀: 水は流れる, naïve œuvre — 1234\n\n\tΩ
 
 
 def cut(ids, cuts):
-    """`ids` as several feeds, split at `cuts`."""
+    """Feed `ids` in several parts, split at `cuts`."""
     borders = sorted({each % (len(ids) + 1) for each in cuts} | {0, len(ids)})
     return [ids[start:end] for start, end in pairwise(borders)]
 
 
 def loaded(source):
-    """Ours and the library's own, of one tokenizer.json."""
+    """Return Penstock's and the library's tokenizer of one tokenizer.json."""
     return Tokenizer(source()), Reference.from_str(source())
 
 

@@ -10,7 +10,7 @@ STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), max_size=4)
 
 
 def first_stop(text, stops):
-    """By definition: the stop string complete at the earliest character, the longest of several."""
+    """Find by definition the stop string that is complete at the earliest character, the longest of several."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -47,7 +47,7 @@ def test_held_back_is_exactly_what_may_still_become_a_stop(text, stops):
         assert text[:end] == shown + max(prefixes, key=len, default="")
 
 
-def test_a_stop_across_three_pieces_is_met_and_not_shown():
+def test_a_stop_string_across_three_deltas_is_found_and_not_shown():
     matcher = StopStrings(["END."])
     assert [matcher.feed(piece) for piece in ("the E", "N", "D. more")] == [("the ", None), ("", None), ("", "END.")]
 

@@ -51,17 +51,17 @@ def test_loop_controls_and_generation_marks_are_understood():
     assert rendered(source, (Message("user", "a"), Message("user", "b"))) == "a"
 
 
-def test_a_template_that_raises_tells_the_caller_why_and_what_to_change():
+def test_a_template_that_rejects_messages_names_the_reason_and_the_remedy():
     with pytest.raises(TemplateRefused) as refused:
         rendered("{{ raise_exception('roles must alternate') }}")
     assert refused.value.message == (
-        "the model's chat template refuses these messages: roles must alternate; change their roles or order"
+        "the model's chat template rejects these messages: roles must alternate; change their roles or order"
     )
     assert refused.value.field_violations[0].field == "messages"
 
 
 @pytest.mark.parametrize("source", ["{{ messages[7].content + 'x' }}", "{{ 1 / 0 }}", "{{ nothing.at.all }}"])
-def test_a_template_that_breaks_on_the_messages_is_the_caller_s_to_hear(source):
+def test_a_template_error_on_the_messages_is_reported_to_the_caller(source):
     with pytest.raises(TemplateRefused, match="render the prompt yourself and send it as text"):
         rendered(source)
 

@@ -1,4 +1,4 @@
-"""What the adapter does beside the contract: its translation, and what it says where something is amiss."""
+"""The adapter of vLLM beyond the contract: its translation and its errors."""
 
 import json
 import sys

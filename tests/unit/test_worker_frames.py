@@ -1,4 +1,4 @@
-"""Between the contract's frames and the worker's values."""
+"""Conversions between protobuf frames and the worker's values."""
 
 import json
 import math

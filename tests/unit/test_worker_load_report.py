@@ -1,4 +1,4 @@
-"""What a worker's scheduler hears of its fullness and pace."""
+"""The load report: the fullness and throughput of a worker."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The run book: tokens, receipts and deadlines, as an order of plain calls."""
+"""The run table: tokens, receipts and deadlines, as sequences of plain calls."""
 
 from penstock.worker.engine.interface import (
     FinishReason,
@@ -19,31 +19,31 @@ from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, s
 
 
 def test_one_step_makes_one_group_of_tokens_per_stream():
-    book = ready_table()
-    book.streams.open(8)
-    first, second = started_run(book), started_run(book, handle=2, lease="l2", ticket="t2")
-    other = started_run(book, lease="l3", ticket="t3", stream=8)
-    here, there = book.on_step(step_result(1, first, other, second), 0.0, 1.0)
+    table = ready_table()
+    table.streams.open(8)
+    first, second = started_run(table), started_run(table, handle=2, lease="l2", ticket="t2")
+    other = started_run(table, lease="l3", ticket="t3", stream=8)
+    here, there = table.on_step(step_result(1, first, other, second), 0.0, 1.0)
     assert here == StepTokens(EDGE, 1, [1, 2], [11, 11], [0, 0], [-0.5, -0.5])
     assert there == StepTokens(8, 1, [1], [11], [0], [-0.5])
 
 
 def test_logprobs_are_marked_when_one_run_of_the_stream_asked():
-    book = ready_table()
+    table = ready_table()
     runs = [
-        started_run(book),
-        started_run(book, handle=2, lease="l2", ticket="t2", sampling=SamplingParams(logprobs=True)),
+        started_run(table),
+        started_run(table, handle=2, lease="l2", ticket="t2", sampling=SamplingParams(logprobs=True)),
     ]
-    [tokens] = book.on_step(step_result(1, *runs), 0.0, 1.0)
+    [tokens] = table.on_step(step_result(1, *runs), 0.0, 1.0)
     assert tokens.has_logprobs
 
 
 def test_the_three_times_add_up_to_the_time_from_start_to_last_token():
-    book = ready_table()
-    run = started_run(book)
-    book.on_step(StepResult(1, admitted=[(run.seq_id, 2)]), 0.5, 1.0)
-    book.on_step(step_result(2, run), 1.0, 2.0)
-    ended = book.on_step(
+    table = ready_table()
+    run = started_run(table)
+    table.on_step(StepResult(1, admitted=[(run.seq_id, 2)]), 0.5, 1.0)
+    table.on_step(step_result(2, run), 1.0, 2.0)
+    ended = table.on_step(
         step_result(3, run, finished=[SequenceFinished(run.seq_id, FinishReason.LENGTH, 2, 2)]), 2.0, 4.0
     )[1]
     assert run.times(ended.at) == (0.5, 1.5, 2.0)
@@ -51,67 +51,67 @@ def test_the_three_times_add_up_to_the_time_from_start_to_last_token():
 
 
 def test_a_cancel_gets_its_receipt_once_the_engine_has_released_the_run():
-    book = ready_table()
-    run = started_run(book)
-    assert book.cancel(EDGE, 1, 0.0) == [CancelSequence(run.seq_id)]
-    assert book.cancel(EDGE, 1, 0.0) == []
-    assert book.on_step(step_result(1, run), 0.0, 1.0) == []  # a token made meanwhile is not sent, and counted
-    ended, released = book.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 1, 2)]), 1.0, 2.0)
+    table = ready_table()
+    run = started_run(table)
+    assert table.cancel(EDGE, 1, 0.0) == [CancelSequence(run.seq_id)]
+    assert table.cancel(EDGE, 1, 0.0) == []
+    assert table.on_step(step_result(1, run), 0.0, 1.0) == []  # a token made meanwhile is not sent, and counted
+    ended, released = table.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 1, 2)]), 1.0, 2.0)
     assert (ended.outcome, ended.step, ended.is_reported) == (SequenceCancelled(run.seq_id, 1, 2), 2, True)
     assert released == LeasesReleased(("l1",), (LeaseProgress("l1", 3, 1, 1.0),))
-    assert (book.counters.cancels, book.counters.tokens_wasted_after_cancel) == (1, 1)
+    assert (table.counters.cancels, table.counters.tokens_wasted_after_cancel) == (1, 1)
     assert (run.stop_requested_at, run.released_at, run.steps_after_stop) == (0.0, 1.0, 1)  # one step was under way
-    assert book.is_idle
+    assert table.is_idle
 
 
 def test_tokens_made_before_the_engine_received_the_cancel_are_not_wasted():
-    book = ready_table()
-    run = started_run(book)
-    book.cancel(EDGE, 1, 0.0)
-    book.on_cancel_sent(run.seq_id, 1.5)
+    table = ready_table()
+    run = started_run(table)
+    table.cancel(EDGE, 1, 0.0)
+    table.on_cancel_sent(run.seq_id, 1.5)
     for number in (1, 2):
-        book.on_step(step_result(number, run), number - 1.0, float(number))
-    book.on_step(StepResult(3, cancelled=[SequenceCancelled(run.seq_id, 2, 2)]), 2.0, 3.0)
-    assert (run.tokens, run.wasted_tokens, book.counters.tokens_wasted_after_cancel) == (2, 1, 1)
+        table.on_step(step_result(number, run), number - 1.0, float(number))
+    table.on_step(StepResult(3, cancelled=[SequenceCancelled(run.seq_id, 2, 2)]), 2.0, 3.0)
+    assert (run.tokens, run.wasted_tokens, table.counters.tokens_wasted_after_cancel) == (2, 1, 1)
     assert run.steps_after_stop == 1
 
 
 def test_a_token_reported_between_the_cancel_and_its_sending_is_not_wasted():
-    book = ready_table()
-    run = started_run(book)
-    book.cancel(EDGE, 1, 0.0)
-    book.on_step(step_result(1, run), 0.0, 1.0)
-    book.on_cancel_sent(run.seq_id, 1.5)
-    book.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 1, 2)]), 2.0, 3.0)
+    table = ready_table()
+    run = started_run(table)
+    table.cancel(EDGE, 1, 0.0)
+    table.on_step(step_result(1, run), 0.0, 1.0)
+    table.on_cancel_sent(run.seq_id, 1.5)
+    table.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 1, 2)]), 2.0, 3.0)
     assert (run.tokens, run.wasted_tokens, run.steps_after_stop) == (1, 0, 0)
 
 
 def test_a_cancel_may_reach_an_engine_that_has_released_the_run():
-    book = ready_table()
-    run = started_run(book)
-    book.cancel(EDGE, 1, 0.0)
-    book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 2)]), 0.5, 1.0)
-    book.on_cancel_sent(run.seq_id, 1.5)
+    table = ready_table()
+    run = started_run(table)
+    table.cancel(EDGE, 1, 0.0)
+    table.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 2)]), 0.5, 1.0)
+    table.on_cancel_sent(run.seq_id, 1.5)
     assert run.stop_requested_at == 0.0
 
 
 def test_a_late_cancel_still_gets_its_receipt():
-    book = ready_table()
-    run = started_run(book)
-    book.cancel(EDGE, 1, 0.0)
-    ended, _ = book.on_step(
+    table = ready_table()
+    run = started_run(table)
+    table.cancel(EDGE, 1, 0.0)
+    ended, _ = table.on_step(
         step_result(1, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0
     )
     assert ended.outcome == SequenceCancelled(run.seq_id, 1, 0)
 
 
 def test_a_cancelled_run_that_still_waits_for_its_lease_stops_at_once():
-    book = ready_table()
-    book.start(make_run(book), 0.0)
-    [ended] = book.cancel(EDGE, 1, 0.0)
+    table = ready_table()
+    table.start(make_run(table), 0.0)
+    [ended] = table.cancel(EDGE, 1, 0.0)
     assert ended.outcome[1:] == (0, 0)
-    assert book.is_idle
-    assert book.cancel(EDGE, 1, 0.0) == []
+    assert table.is_idle
+    assert table.cancel(EDGE, 1, 0.0) == []
 
 
 def test_a_cancel_of_an_unknown_handle_is_ignored():
@@ -119,107 +119,109 @@ def test_a_cancel_of_an_unknown_handle_is_ignored():
 
 
 def test_a_lost_stream_cancels_its_runs_and_no_other():
-    book = ready_table()
-    book.streams.open(8)
-    run, other = started_run(book), started_run(book, lease="l2", ticket="t2", stream=8)
-    book.start(make_run(book, handle=5, lease="never"), 0.0)
-    effects = book.close_stream(EDGE, 0.0)
+    table = ready_table()
+    table.streams.open(8)
+    run, other = started_run(table), started_run(table, lease="l2", ticket="t2", stream=8)
+    table.start(make_run(table, handle=5, lease="never"), 0.0)
+    effects = table.close_stream(EDGE, 0.0)
     assert [each for each in effects if not isinstance(each, RunEnded)] == [CancelSequence(run.seq_id)]
     assert not any(each.is_reported for each in effects if isinstance(each, RunEnded))
-    [ended, _] = book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
+    [ended, _] = table.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
     assert not ended.is_reported
-    assert set(book.running) == {other.seq_id}
+    assert set(table.running) == {other.seq_id}
 
 
 def test_a_run_past_its_deadline_is_cancelled_and_fails():
-    book = ready_table()
-    run = started_run(book, deadline=3.0)
-    assert book.next_expiry == 3.0
-    assert book.expire(3.0) == [CancelSequence(run.seq_id)]
-    effects = book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 3.0, 3.1)
+    table = ready_table()
+    run = started_run(table, deadline=3.0)
+    assert table.next_expiry == 3.0
+    assert table.expire(3.0) == [CancelSequence(run.seq_id)]
+    effects = table.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 3.0, 3.1)
     assert rejection_reason(effects) == "DEADLINE"
 
 
 def test_a_run_whose_last_tokens_were_held_back_has_not_finished():
-    book = ready_table()
-    run = started_run(book, deadline=3.0)
-    book.expire(3.0)
+    table = ready_table()
+    run = started_run(table, deadline=3.0)
+    table.expire(3.0)
     done = SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)
-    assert rejection_reason(book.on_step(step_result(1, run, finished=[done]), 3.0, 3.1)) == "DEADLINE"
+    assert rejection_reason(table.on_step(step_result(1, run, finished=[done]), 3.0, 3.1)) == "DEADLINE"
 
 
 def test_a_parked_start_falls_to_its_deadline_first():
-    book = ready_table(lease_announce_timeout=1.0)
-    book.start(make_run(book, deadline=0.5), 0.0)
-    assert rejection_reason(book.expire(0.5)) == "DEADLINE"
+    table = ready_table(lease_announce_timeout=1.0)
+    table.start(make_run(table, deadline=0.5), 0.0)
+    assert rejection_reason(table.expire(0.5)) == "DEADLINE"
 
 
 def test_a_revoked_lease_fails_before_and_after_its_start():
-    book = ready_table()
-    expect(book)
-    assert book.revoke("l1", 0.0) == []
-    assert rejection_reason(book.start(make_run(book), 0.0)) == "LEASE_LOST"
-    run = started_run(book, handle=2, lease="l2", ticket="t2")
-    assert book.revoke("l2", 0.0) == [CancelSequence(run.seq_id)]
+    table = ready_table()
+    expect(table)
+    assert table.revoke("l1", 0.0) == []
+    assert rejection_reason(table.start(make_run(table), 0.0)) == "LEASE_LOST"
+    run = started_run(table, handle=2, lease="l2", ticket="t2")
+    assert table.revoke("l2", 0.0) == [CancelSequence(run.seq_id)]
     assert (
-        rejection_reason(book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0))
+        rejection_reason(table.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0))
         == "LEASE_LOST"
     )
 
 
 def test_nothing_starts_before_the_model_is_loaded():
-    book = RunTable(leases=LeaseTable("me"))
-    book.streams.open(EDGE)
-    assert rejection_reason(book.start(make_run(book), 0.0)) == "LOADING"
+    table = RunTable(leases=LeaseTable("me"))
+    table.streams.open(EDGE)
+    assert rejection_reason(table.start(make_run(table), 0.0)) == "LOADING"
 
 
 def test_a_run_that_the_engine_rejects_fails():
-    book = ready_table()
-    run = started_run(book)
-    ended, released = book.on_engine_rejected(run.seq_id, errors.deadline_passed(), 0.0)
+    table = ready_table()
+    run = started_run(table)
+    ended, released = table.on_engine_rejected(run.seq_id, errors.deadline_passed(), 0.0)
     assert ended.is_reported
     assert released == LeasesReleased(("l1",))
 
 
 def test_a_draining_worker_starts_granted_leases_alone():
-    book = ready_table()
-    book.start(make_run(book), 0.0)
-    expect(book, "l2", "t2")
-    assert rejection_reason(book.drain(0.0)) == "DRAINING"
-    assert not book.is_idle  # the granted lease may still be started
-    assert rejection_reason(book.start(make_run(book, lease="l3"), 0.0)) == "DRAINING"
-    assert book.start(make_run(book, lease="l2", ticket="t2"), 0.0)[0] == LeaseStarted("l2")
+    table = ready_table()
+    table.start(make_run(table), 0.0)
+    expect(table, "l2", "t2")
+    assert rejection_reason(table.drain(0.0)) == "DRAINING"
+    assert not table.is_idle  # the granted lease may still be started
+    assert rejection_reason(table.start(make_run(table, lease="l3"), 0.0)) == "DRAINING"
+    assert table.start(make_run(table, lease="l2", ticket="t2"), 0.0)[0] == LeaseStarted("l2")
 
 
 def test_progress_is_reported_in_totals_if_it_changed_and_at_most_once_per_interval():
-    book, reporter = ready_table(), ProgressReporter()
-    run = started_run(book, prompt=10)
-    book.on_step(
+    table, reporter = ready_table(), ProgressReporter()
+    run = started_run(table, prompt=10)
+    table.on_step(
         StepResult(1, admitted=[SequenceAdmitted(run.seq_id, 4)], prefilled=[SequencePrefilled(run.seq_id, 5)]),
         0.0,
         0.0,
     )
-    assert reporter.take_due(book.running.values(), 1.0) == [LeaseProgress("l1", 5, 0)]
-    book.on_step(step_result(2, run), 1.0, 1.1)
-    assert reporter.take_due(book.running.values(), 1.1) == []
-    assert reporter.take_due(book.running.values(), 1.25) == [LeaseProgress("l1", 6, 1, 1.1)]
-    assert reporter.take_due(book.running.values(), 2.0) == []
+    assert reporter.take_due(table.running.values(), 1.0) == [LeaseProgress("l1", 5, 0)]
+    table.on_step(step_result(2, run), 1.0, 1.1)
+    assert reporter.take_due(table.running.values(), 1.1) == []
+    assert reporter.take_due(table.running.values(), 1.25) == [LeaseProgress("l1", 6, 1, 1.1)]
+    assert reporter.take_due(table.running.values(), 2.0) == []
 
 
 def test_a_prompt_that_is_recomputed_after_a_preemption_counts_once():
-    book, reporter = ready_table(), ProgressReporter()
-    run = started_run(book, prompt=10)
+    table, reporter = ready_table(), ProgressReporter()
+    run = started_run(table, prompt=10)
     for number in (1, 2):
-        book.on_step(StepResult(number, prefilled=[SequencePrefilled(run.seq_id, 8)]), 0.0, 0.0)
-    assert reporter.take_due(book.running.values(), 1.0) == [LeaseProgress("l1", 10, 0)]
+        table.on_step(StepResult(number, prefilled=[SequencePrefilled(run.seq_id, 8)]), 0.0, 0.0)
+    assert reporter.take_due(table.running.values(), 1.0) == [LeaseProgress("l1", 10, 0)]
 
 
 def test_the_end_of_a_run_reports_its_total_progress():
-    book, reporter = ready_table(), ProgressReporter()
-    run = started_run(book)
-    book.on_step(step_result(1, run), 0.0, 0.0)
-    assert reporter.take_due(book.running.values(), 1.0) == [LeaseProgress("l1", 3, 1, 0.0)]
-    last = book.on_step(step_result(2, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1)
+    table, reporter = ready_table(), ProgressReporter()
+    run = started_run(table)
+    table.on_step(step_result(1, run), 0.0, 0.0)
+    assert reporter.take_due(table.running.values(), 1.0) == [LeaseProgress("l1", 3, 1, 0.0)]
+    last = table.on_step(
+        step_result(2, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1
+    )
     assert last[-1] == LeasesReleased(("l1",), (LeaseProgress("l1", 3, 2, 0.0),))
 
 

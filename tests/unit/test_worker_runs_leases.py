@@ -1,4 +1,4 @@
-"""The run book's starts: which lease each of them needs, and what is refused."""
+"""Starts of the run table: their leases, and failures."""
 
 import pytest
 
@@ -17,94 +17,94 @@ from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, s
 
 
 def test_an_announced_lease_starts_at_once():
-    book = ready_table()
-    started_run(book)
-    assert repr(book) == "<RunTable 0 expected, 0 parked, 1 running on 1 streams>"
+    table = ready_table()
+    started_run(table)
+    assert repr(table) == "<RunTable 0 expected, 0 parked, 1 running on 1 streams>"
 
 
 def test_a_run_is_express_if_its_lease_was_announced_so():
-    book = ready_table()
-    book.expect("l1", LeaseGrant("t1", is_express=True), "me", 5.0, 0.0)
-    [_, added] = book.start(make_run(book), 0.0)
+    table = ready_table()
+    table.expect("l1", LeaseGrant("t1", is_express=True), "me", 5.0, 0.0)
+    [_, added] = table.start(make_run(table), 0.0)
     assert added.spec.is_express
-    assert not started_run(book, handle=2, lease="l2", ticket="t2", is_express=True).spec.is_express
+    assert not started_run(table, handle=2, lease="l2", ticket="t2", is_express=True).spec.is_express
 
 
 def test_a_start_that_overtakes_its_announcement_waits_for_it():
-    book = ready_table()
-    run = make_run(book)
-    assert book.start(run, 0.0) == []
-    assert repr(book) == "<RunTable 0 expected, 1 parked, 0 running on 1 streams>"
-    assert expect(book) == [LeaseStarted("l1"), AddSequence(run.spec)]
-    assert book.expire(10.0) == []
+    table = ready_table()
+    run = make_run(table)
+    assert table.start(run, 0.0) == []
+    assert repr(table) == "<RunTable 0 expected, 1 parked, 0 running on 1 streams>"
+    assert expect(table) == [LeaseStarted("l1"), AddSequence(run.spec)]
+    assert table.expire(10.0) == []
 
 
 def test_a_start_whose_lease_is_never_announced_fails_after_its_wait():
-    book = ready_table(lease_announce_timeout=1.0)
-    book.start(make_run(book), 0.0)
-    assert book.next_expiry == 1.0
-    assert book.expire(0.9) == []
-    assert rejection_reason(book.expire(1.0)) == "LEASE_LOST"
-    assert book.is_idle
+    table = ready_table(lease_announce_timeout=1.0)
+    table.start(make_run(table), 0.0)
+    assert table.next_expiry == 1.0
+    assert table.expire(0.9) == []
+    assert rejection_reason(table.expire(1.0)) == "LEASE_LOST"
+    assert table.is_idle
 
 
 def test_a_lease_announced_after_its_start_failed_is_released_at_once():
-    book = ready_table()
-    book.start(make_run(book), 0.0)
-    book.expire(1.0)
-    assert expect(book, now=1.1) == [LeasesReleased(("l1",))]
-    assert book.is_idle
+    table = ready_table()
+    table.start(make_run(table), 0.0)
+    table.expire(1.0)
+    assert expect(table, now=1.1) == [LeasesReleased(("l1",))]
+    assert table.is_idle
 
 
 def test_only_so_many_starts_wait_for_an_announcement():
-    book = ready_table(max_parked=1)
-    assert book.start(make_run(book), 0.0) == []
-    assert rejection_reason(book.start(make_run(book, handle=2, lease="l2"), 0.0)) == "LEASE_LOST"
+    table = ready_table(max_parked=1)
+    assert table.start(make_run(table), 0.0) == []
+    assert rejection_reason(table.start(make_run(table, handle=2, lease="l2"), 0.0)) == "LEASE_LOST"
 
 
 def test_a_lapsed_lease_is_lost():
-    book = ready_table()
-    expect(book, lapses_at=5.0)
-    assert book.expire(5.0) == []
-    assert rejection_reason(book.start(make_run(book), 5.1)) == "LEASE_LOST"
+    table = ready_table()
+    expect(table, lapses_at=5.0)
+    assert table.expire(5.0) == []
+    assert rejection_reason(table.start(make_run(table), 5.1)) == "LEASE_LOST"
 
 
 def test_a_lease_of_another_worker_is_not_ours():
-    book = ready_table()
-    assert expect(book, worker="another") == []
-    assert not book.leases.expected
+    table = ready_table()
+    assert expect(table, worker="another") == []
+    assert not table.leases.expected
 
 
 def test_a_lease_runs_the_ticket_it_was_granted_for_and_no_other():
-    book = ready_table()
-    expect(book, ticket="t1")
-    assert rejection_reason(book.start(make_run(book, ticket="t2"), 0.0)) == "LEASE_LOST"
-    assert book.start(make_run(book, ticket="t1"), 0.0)[0] == LeaseStarted("l1")
+    table = ready_table()
+    expect(table, ticket="t1")
+    assert rejection_reason(table.start(make_run(table, ticket="t2"), 0.0)) == "LEASE_LOST"
+    assert table.start(make_run(table, ticket="t1"), 0.0)[0] == LeaseStarted("l1")
 
 
 def test_a_lease_runs_once():
-    book = ready_table()
-    run = started_run(book)
-    assert rejection_reason(book.start(make_run(book, handle=2), 0.0)) == "LEASE_LOST"
-    book.on_step(step_result(1, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
-    assert rejection_reason(book.start(make_run(book, handle=3), 1.0)) == "LEASE_LOST"
+    table = ready_table()
+    run = started_run(table)
+    assert rejection_reason(table.start(make_run(table, handle=2), 0.0)) == "LEASE_LOST"
+    table.on_step(step_result(1, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
+    assert rejection_reason(table.start(make_run(table, handle=3), 1.0)) == "LEASE_LOST"
 
 
 def test_a_second_start_of_a_waiting_lease_leaves_the_first_alone():
-    book = ready_table()
-    first = make_run(book)
-    book.start(first, 0.0)
-    assert rejection_reason(book.start(make_run(book, handle=2), 0.0)) == "LEASE_LOST"
-    assert expect(book) == [LeaseStarted("l1"), AddSequence(first.spec)]
+    table = ready_table()
+    first = make_run(table)
+    table.start(first, 0.0)
+    assert rejection_reason(table.start(make_run(table, handle=2), 0.0)) == "LEASE_LOST"
+    assert expect(table) == [LeaseStarted("l1"), AddSequence(first.spec)]
 
 
 def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_reported():
-    book = ready_table()
-    run = started_run(book)
-    effects = book.start(make_run(book, lease="l2"), 0.0)
+    table = ready_table()
+    run = started_run(table)
+    effects = table.start(make_run(table, lease="l2"), 0.0)
     assert effects[0] == CancelSequence(run.seq_id)
     assert rejection_reason(effects) == "START_INVALID"
-    [ended, released] = book.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
+    [ended, released] = table.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
     assert not ended.is_reported
     assert released == LeasesReleased(("l1",))
 
@@ -123,26 +123,26 @@ def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_reported():
     ],
 )
 def test_a_start_that_can_never_run_fails_and_its_lease_is_released(what, reason):
-    book = ready_table()
-    expect(book)
-    started, ended, released = book.start(make_run(book, **what), 0.0)
+    table = ready_table()
+    expect(table)
+    started, ended, released = table.start(make_run(table, **what), 0.0)
     assert (started, ended.outcome.reason, released) == (LeaseStarted("l1"), reason, LeasesReleased(("l1",)))
-    assert book.is_idle
+    assert table.is_idle
 
 
 def test_a_token_id_outside_the_vocabulary_never_reaches_the_engine():
-    book = ready_table()
-    expect(book)
-    run = make_run(book)
+    table = ready_table()
+    expect(table)
+    run = make_run(table)
     run.spec.token_ids.append(100)
-    assert rejection_reason(book.start(run, 0.0)) == "START_INVALID"
+    assert rejection_reason(table.start(run, 0.0)) == "START_INVALID"
 
 
 def test_a_prompt_beyond_all_kv_blocks_fails_with_the_numbers():
-    book = RunTable(leases=LeaseTable("me"))
-    book.on_engine_ready(RunLimits(context_length=1000, vocab_size=1000, blocks=16, block_size=4))
-    book.streams.open(EDGE)
-    expect(book)
-    ended = book.start(make_run(book, prompt=61, output=4), 0.0)[1]
+    table = RunTable(leases=LeaseTable("me"))
+    table.on_engine_ready(RunLimits(context_length=1000, vocab_size=1000, blocks=16, block_size=4))
+    table.streams.open(EDGE)
+    expect(table)
+    ended = table.start(make_run(table, prompt=61, output=4), 0.0)[1]
     assert ended.outcome.reason == "PROMPT_TOO_LONG"
     assert ended.outcome.metadata == {"prompt_tokens": "61", "kv_blocks_needed": "17", "kv_blocks": "16"}

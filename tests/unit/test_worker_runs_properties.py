@@ -1,4 +1,4 @@
-"""The run book under any order of what edges, a scheduler, an engine and the clock do."""
+"""The run table under any order of events of edges, a scheduler, an engine and the clock."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.book = RunTable(leases=LeaseTable("me"), lease_announce_timeout=1.0, max_parked=3)
+        self.table = RunTable(leases=LeaseTable("me"), lease_announce_timeout=1.0, max_parked=3)
         self.now = 0.0
         self.progress = ProgressReporter()
         self.ended = Counter()
@@ -36,7 +36,7 @@ class AnyOrder(RuleBasedStateMachine):
     def load(self):
         pool = BlockPool(LIMITS.blocks, LIMITS.block_size)
         self.batch = Batch(pool=pool, policy=ContinuousBatching(token_budget=8), slots=3, context_length=64)
-        self.perform(self.book.on_engine_ready(LIMITS))
+        self.perform(self.table.on_engine_ready(LIMITS))
 
     def perform(self, effects):
         for effect in effects:
@@ -66,11 +66,11 @@ class AnyOrder(RuleBasedStateMachine):
     def note_tokens(self, tokens):
         assert tokens.stream in self.open
         for handle, index in zip(tokens.handles, tokens.indexes, strict=True):
-            run = self.book.streams.find(tokens.stream, handle) or self.finished_now(tokens.stream, handle)
+            run = self.table.streams.find(tokens.stream, handle) or self.finished_now(tokens.stream, handle)
             self.sent.setdefault(run, []).append(index)
 
     def finished_now(self, stream, handle):
-        """Its tokens come before its end, but the book has taken it off the stream already."""
+        """Its tokens precede its end, but the table has already removed it from the stream."""
         runs = [run for run in self.begun if (run.stream, run.handle) == (stream, handle)]
         return runs[-1]
 
@@ -78,22 +78,22 @@ class AnyOrder(RuleBasedStateMachine):
     def open_stream(self):
         self.all_streams += 1
         self.open.add(self.all_streams)
-        self.book.streams.open(self.all_streams)
+        self.table.streams.open(self.all_streams)
 
     @precondition(lambda self: self.open)
     @rule(pick=st.randoms())
     def close_stream(self, pick):
         stream = pick.choice(sorted(self.open))
         self.open.discard(stream)
-        self.perform(self.book.close_stream(stream, self.now))
+        self.perform(self.table.close_stream(stream, self.now))
 
     @rule(number=st.integers(0, 12), worker=st.sampled_from(["me", "me", "me", "another"]))
     def expect(self, number, worker):
-        self.perform(self.book.expect(f"l{number}", LeaseGrant(f"t{number}"), worker, self.now + 2.0, self.now))
+        self.perform(self.table.expect(f"l{number}", LeaseGrant(f"t{number}"), worker, self.now + 2.0, self.now))
 
     @rule(number=st.integers(0, 12))
     def revoke(self, number):
-        self.perform(self.book.revoke(f"l{number}", self.now))
+        self.perform(self.table.revoke(f"l{number}", self.now))
 
     @precondition(lambda self: self.open)
     @rule(
@@ -106,7 +106,7 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def start(self, *, pick, number, handle, prompt, output, patience):
         run = make_run(
-            self.book,
+            self.table,
             handle=handle,
             lease=f"l{number}",
             ticket=f"t{number}",
@@ -116,17 +116,17 @@ class AnyOrder(RuleBasedStateMachine):
             stream=pick.choice(sorted(self.open)),
         )
         self.begun.append(run)
-        self.perform(self.book.start(run, self.now))
+        self.perform(self.table.start(run, self.now))
 
     @precondition(lambda self: self.open)
     @rule(pick=st.randoms(), handle=st.integers(1, 4))
     def cancel(self, pick, handle):
-        self.perform(self.book.cancel(pick.choice(sorted(self.open)), handle, self.now))
+        self.perform(self.table.cancel(pick.choice(sorted(self.open)), handle, self.now))
 
     @rule(passed=st.sampled_from([0.1, 1.0, 5.0]))
     def wait(self, passed):
         self.now += passed
-        self.perform(self.book.expire(self.now))
+        self.perform(self.table.expire(self.now))
 
     @rule()
     def step(self):
@@ -134,25 +134,25 @@ class AnyOrder(RuleBasedStateMachine):
             plan = self.batch.plan()
             count = len(plan.sampled)
             result = self.batch.commit(plan, [5] * count, [0.0] * count)
-            self.perform(self.book.on_step(result, self.now, self.now))
+            self.perform(self.table.on_step(result, self.now, self.now))
 
     @rule()
     def tell_progress(self):
-        self.note_served(self.progress.take_due(self.book.running.values(), self.now))
+        self.note_served(self.progress.take_due(self.table.running.values(), self.now))
 
     @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
     def lose_engine(self, crashed, patience):
-        self.perform(self.book.on_engine_lost(errors.engine_died(), self.now, crashed=crashed))
+        self.perform(self.table.on_engine_lost(errors.engine_died(), self.now, crashed=crashed))
         self.wait(patience)
         self.load()
 
     @invariant()
     def nobody_is_beside_the_one_that_is_tried_who_was_not_acquitted(self):
-        probation = self.book.quarantine.isolation
-        assert bool(self.book.not_ready_error) == bool(probation)
-        assert not any(run in self.book.running.values() for run in probation.waiting)
-        assert probation.isolated in (None, *self.book.running.values())
-        assert not probation or len(self.book.running) <= 1
+        probation = self.table.quarantine.isolation
+        assert bool(self.table.not_ready_error) == bool(probation)
+        assert not any(run in self.table.running.values() for run in probation.waiting)
+        assert probation.isolated in (None, *self.table.running.values())
+        assert not probation or len(self.table.running) <= 1
 
     @invariant()
     def nothing_ends_twice(self):
@@ -163,14 +163,14 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(indexes == list(range(len(indexes))) for indexes in self.sent.values())
 
     def teardown(self):
-        self.perform(self.book.drain(self.now))
+        self.perform(self.table.drain(self.now))
         for _ in range(2_000):
             self.step()
         self.wait(100.0)
         self.step()
-        assert repr(self.book) == f"<RunTable 0 expected, 0 parked, 0 running on {len(self.open)} streams>"
-        assert self.book.next_expiry is None
-        assert not any(self.book.streams.runs_of(stream) for stream in self.open)
+        assert repr(self.table) == f"<RunTable 0 expected, 0 parked, 0 running on {len(self.open)} streams>"
+        assert self.table.next_expiry is None
+        assert not any(self.table.streams.runs_of(stream) for stream in self.open)
         assert self.batch.pool.used == 0
         assert {run for run in self.ended if not run.is_orphan} == set(self.begun)
         assert all(self.started[lease] == 1 for lease in self.started)

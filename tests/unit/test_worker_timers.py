@@ -1,4 +1,4 @@
-"""What falls due when, against a plain dictionary."""
+"""Timers against a plain dictionary."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -21,7 +21,7 @@ def alphabet_of(*more):
 
 
 def pieces(flavour, text):
-    """How a flavour cuts a text before it merges, seen through a tokenizer that merges nothing."""
+    """The split of a text by a flavour, shown by a tokenizer without merges."""
     tokenizer = Tokenizer.from_str(byte_level_bpe(alphabet_of(), [], flavour, [], []))
     return [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 

@@ -72,7 +72,7 @@ class Client:
     async def session(self) -> AsyncIterator[Session]:
         """Open a session: many requests on one stream. Requests that run at the end of the block are cancelled."""
         session = Session(self._endpoints, self._metadata, self._budget)
-        running = asyncio.create_task(session.run())  # not a TaskGroup: it would wrap what the block raises
+        running = asyncio.create_task(session.run())  # a TaskGroup would wrap errors of the block
         try:
             yield session
             await session.end()

@@ -16,10 +16,8 @@ class RetryPolicy:
 
     max_attempts: int = 5
     max_wait: float = 10.0  # s; a longer `retry_after` of the server is raised as an error instead
-    backoff: tuple[float, float] = (
-        0.05,
-        1.0,
-    )  # s after the first failure, doubled for each further one up to the second value
+    # Seconds after the first failure, doubled for each further one up to the second value.
+    backoff: tuple[float, float] = (0.05, 1.0)
     connect_timeout: float = 10.0  # s to connect to any of the targets
 
     def delay(self, error: PenstockError, attempt: int, jitter: float) -> float | None:

@@ -19,10 +19,8 @@ from penstock.client.stream import DRAINING, EdgeStream, connection_lost
 from penstock.v1.inference_pb2 import GenerateRequest
 
 EDGE_SEARCH_TIMEOUT_S = 60.0  # of one search for a connected edge; then the next search begins
-RECONNECT_BACKOFF_S = (
-    0.05,
-    1.0,
-)  # first and longest delay after a stream that was not connected; jitter takes up to half of it
+# First and longest delay after a stream that was not connected; jitter takes up to half of it.
+RECONNECT_BACKOFF_S = (0.05, 1.0)
 # Errors of one edge and not of the request, beside DRAINING: another edge may succeed.
 SWITCH_EDGE_REASONS = frozenset({"AUTH_LOST", "QUEUE_LOST"})
 

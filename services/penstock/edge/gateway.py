@@ -19,7 +19,7 @@ from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planning import plan_generation
-from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult, RequestEstimate
+from penstock.edge.request.estimate import AdmissionResult, RequestEstimate
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.runner import RequestRunner
@@ -31,7 +31,6 @@ Parsed = TypeVar("Parsed")
 
 BYTES_PER_ID = 4  # in an array of token ids
 BYTES_PER_PYTHON_ID = 36  # of a Python int in a tuple, as in `RequestSpec`
-PROBE_OVERHEAD_BYTES = 4_096  # approximate memory of a waiting request beside its own bytes
 MAX_INLINE_PROMPT_CHARS = 128  # 0.5 us each; a thread costs 90 us of CPU and turns of the event loop
 CHECKED_IDS_PER_TOKENIZED_CHAR = 8  # token ids checked in the time of tokenizing one character
 _seeds = random.SystemRandom()
@@ -61,7 +60,7 @@ class Gateway:
         admission: AdmissionResult,
         *,
         traceparent: str = "",
-        on_admitted: Callable[[], Awaitable[object]] = _no_op,  # awaited first, after the admission probe
+        on_admitted: Callable[[], Awaitable[object]] = _no_op,  # awaited first
     ) -> AsyncIterator[ResponseStream]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
@@ -71,8 +70,6 @@ class Gateway:
         Entering raises the errors of `create`; iterating raises all others, and rejections before `accepted`. Leaving
         the block before `finished` cancels the request on its worker.
         """
-        if admission.probe:
-            await self.probe(admission.probe, _size_bytes(spec))
         stream = ResponseStream()
         context = self.create(spec, credential, admission, stream, traceparent=traceparent)
         stream.cancel = partial(self._runner.cancel, context)
@@ -103,14 +100,6 @@ class Gateway:
             estimate, credential, traceparent, arrived_at=now, time_limit=time_limit, caller_classes=caller_classes
         )
 
-    async def probe(self, probe: AdmissionProbe, size: int) -> None:
-        """Send an admission probe to the queue, while the request's `size` bytes wait.
-
-        Raises Overloaded if the queue would reject the request, or if the edge is full.
-        """
-        with self._runner.requests.hold_bytes(size + PROBE_OVERHEAD_BYTES):
-            await self._runner.queue.probe(probe)
-
     def create(
         self,
         spec: RequestSpec,
@@ -136,7 +125,6 @@ class Gateway:
             sink=sink,
             telemetry=RequestTelemetry(spec, ticket_id, request_id, traceparent, now),
             size_bytes=size,
-            probed_demand=admission.probe.demand if admission.probe else None,
         )
         self._runner.add(context)
         return context

@@ -201,10 +201,9 @@ class RequestRunner:
             "reservations_open": self.auth.unsettled
             + sum(bool(context.request.reservation_id) for context in self.requests),
             "auth_links_up": self.auth.links_up,
-            **self.auth.fallback_figures,
+            **self.auth.fallback.figures,
             "queue_links_up": self.queue.links_up,
             "worker_links_up": self.workers.links_up,
-            "pending_probes": self.queue.pending_probes,
             "rejected_by_edge": self.admission.rejected(EDGE_TIER),
             "rejected_by_queue": self.admission.rejected(QUEUE_TIER),
             "cancels": self.cancels,

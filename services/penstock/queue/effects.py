@@ -51,14 +51,6 @@ class Withdrawn:
 
 
 @dataclass(slots=True)
-class WouldAdmit:
-    """To an edge: the probed ticket would be admitted."""
-
-    edge: str
-    ticket_id: str
-
-
-@dataclass(slots=True)
 class CatalogUpdate:
     """To one edge or to all edges: the models that schedulers can place."""
 
@@ -118,6 +110,6 @@ class TicketRemoved:
     reason: str  # empty: the ticket was leased
 
 
-ToEdge = Queued | Leased | Shed | Withdrawn | WouldAdmit
+ToEdge = Queued | Leased | Shed | Withdrawn
 ToScheduler = Offer | OfferWithdrawn | CreditReturned | Head
 Effect = ToEdge | CatalogUpdate | ToScheduler | TicketRemoved

@@ -28,8 +28,6 @@ def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
             return pb.SubmitResponse(shed=_shed_message(effect))
         case out.Withdrawn():
             return pb.SubmitResponse(withdrawn=pb.Withdrawn(ticket_ids=effect.ticket_ids))
-        case out.WouldAdmit():
-            return pb.SubmitResponse(would_admit=pb.WouldAdmit(ticket_id=effect.ticket_id))
         case out.CatalogUpdate():
             return pb.SubmitResponse(catalog=pb.Catalog(entries=effect.entries))
 

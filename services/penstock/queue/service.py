@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.chassis.streams.link import Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2 as pb
@@ -15,7 +15,7 @@ from penstock.queue import effects as out
 from penstock.queue import telemetry
 from penstock.queue.frames import credit_of, pool_stats_of, served_tickets_of, to_edge, to_scheduler, worker_steps_of
 from penstock.queue.snapshot import prediction_figures
-from penstock.queue.ticket import NANOS_PER_SECOND, QueuedTicket, from_frame
+from penstock.queue.ticket import NANOS_PER_SECOND, from_frame
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.v1.stream_pb2 import End, Hello
@@ -25,7 +25,6 @@ MAX_BUFFERED_FRAMES = 65_536  # frames buffered for one peer; a peer that reads 
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
 SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
-EffectT = TypeVar("EffectT", bound=out.Effect)
 
 
 class QueueService(QueueServiceServicer):
@@ -117,27 +116,18 @@ class QueueService(QueueServiceServicer):
     def _on_edge_frame(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
         match frame.WhichOneof("frame"):
             case "enqueue":
-                return [
-                    each
-                    for ticket in frame.enqueue.tickets
-                    for each in self._validate_and_call(edge, ticket, self._book.enqueue)
-                ]
-            case "probe":  # changes nothing that other peers receive
-                for answer in self._validate_and_call(edge, frame.probe.ticket, self._book.probe):
-                    self._send_to_edge(answer)
+                return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket)]
             case "withdraw":
                 effects = self._book.withdraw(edge, frame.withdraw.ticket_ids)
                 self._perform(effects, sent=frame.withdraw.withdraw_unix_nano / NANOS_PER_SECOND)
         return []
 
-    def _validate_and_call(
-        self, edge: str, ticket: Ticket, handler: Callable[[QueuedTicket, float], Sequence[EffectT]]
-    ) -> Sequence[EffectT | out.Shed]:
+    def _enqueue(self, edge: str, ticket: Ticket) -> list[out.Effect]:
         try:
             check_ticket(ticket)
         except TicketInvalid as fault:
             return [out.Shed(edge, ticket.ticket_id, fault)]
-        return handler(from_frame(ticket, edge), self._now())
+        return self._book.enqueue(from_frame(ticket, edge), self._now())
 
     def _on_scheduler_frame(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
         now = self._now()
@@ -176,7 +166,7 @@ class QueueService(QueueServiceServicer):
                     telemetry.record_removed(effect, min(sent or now, now))
                 case out.CatalogUpdate():
                     self._send_catalog(effect)
-                case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn() | out.WouldAdmit():
+                case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn():
                     self._send_to_edge(effect)
                 case _:
                     self._send_to_scheduler(effect)

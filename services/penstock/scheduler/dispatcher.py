@@ -12,7 +12,7 @@ from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profil
 from penstock.mesh.v1.ticket_pb2 import PoisonReport, Ticket
 from penstock.scheduler.credit.credit_books import CreditBooks
 from penstock.scheduler.credit.virtual_time import VirtualTimeSync
-from penstock.scheduler.effects import CatalogUpdate, Decline, Effect, SendVirtualTimes
+from penstock.scheduler.effects import CatalogUpdate, Decline, Effect
 from penstock.scheduler.fleet.fleet import Fleet
 from penstock.scheduler.fleet.worker import Worker, max_tokens_of
 from penstock.scheduler.lease_transitions import LeaseTransitions
@@ -174,10 +174,9 @@ class Dispatcher:
         effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
         effects += [self._catalog_update()] if self.poison.expire(now) else []
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
-        return [*effects, *stats, *self._virtual_time_updates(), *self.service_reports.pop_all(self.queues, now)]
-
-    def _virtual_time_updates(self) -> list[SendVirtualTimes]:
-        return self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
+        # With one shard there is no virtual time of other shards.
+        times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
+        return [*effects, *stats, *times, *self.service_reports.pop_all(self.queues, now)]
 
     def drain(self) -> None:
         """Grant no more credit, and decline offers."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Takes one Envoy out of service without cutting a stream: drain.sh ADMIN_PORT GRACE_SECONDS
-# Runs as preStop, because SIGTERM ends Envoy and its streams within a millisecond. Needs nothing but bash.
+# Drains one Envoy without cutting a stream: drain.sh ADMIN_PORT GRACE_SECONDS
+# It runs as preStop, because SIGTERM ends Envoy and its streams within 1 ms. It needs only bash.
 set -euo pipefail
 admin_port=$1 grace_s=$2
 
@@ -11,12 +11,12 @@ ask() { # METHOD PATH
   exec 3>&-
 }
 
-running() { # requests that are still being answered on the front listener
+running() { # requests in flight on the front listener
   ask GET '/stats?filter=^http.front.downstream_rq_active$' | sed -n 's/^http.front.downstream_rq_active: \([0-9]*\).*/\1/p'
 }
 
-ask POST /healthcheck/fail >/dev/null            # not ready any more: no new connection is sent here
-ask POST '/drain_listeners?graceful' >/dev/null  # kept connections are told to go elsewhere
+ask POST /healthcheck/fail >/dev/null            # unready, so that no new connection is sent here
+ask POST '/drain_listeners?graceful' >/dev/null  # open connections are asked to close
 for ((waited = 0; waited < grace_s; waited++)); do
   left=$(running)
   echo "draining: ${left:-0} requests left"

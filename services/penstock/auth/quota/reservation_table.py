@@ -116,7 +116,7 @@ class ReservationTable:
         return reservation
 
     def cancel(self, reservation: Reservation) -> None:
-        """Remove a reservation that its edge was not told of."""
+        """Remove a reservation that was not confirmed to its edge."""
         if self.is_live(reservation):
             self._remove(reservation)
             self.quota_of(reservation).release(reservation, reservation.request.tokens)

@@ -10,19 +10,27 @@ from penstock.auth.quota.tenant_quota import Balance
 
 
 class PutTenant(NamedTuple):
+    """A tenant was created or changed."""
+
     tenant: Tenant
 
 
 class PutKey(NamedTuple):
+    """A key was created or revoked."""
+
     key: Key
 
 
 class Reserved(NamedTuple):
+    """A reservation was made."""
+
     reservation: Reservation
     balance: Balance  # of the tenant after the change
 
 
 class Charged(NamedTuple):
+    """A reservation was settled."""
+
     charge: Charge
     balance: Balance  # of the tenant after the change
 

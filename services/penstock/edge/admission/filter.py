@@ -1,4 +1,8 @@
-"""What a caller is at this edge: worked out for every call of its own, and for a session once in a while."""
+"""The admission filter: an edge rejects a request if the queue has just rejected a similar one.
+
+A rejection here costs no token count, no reservation and no ticket. docs/decisions/0001-rejection-cache.md compares
+the filter with a circuit breaker.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,33 +13,32 @@ import structlog
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from penstock.chassis.durations import seconds_of
-from penstock.chassis.errors import Overloaded, PenstockError, error_from_failure
+from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter, trace_id_of
 from penstock.edge.admission.rejection_cache import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.plan import GenerationPlan
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult, RequestEstimate, estimate_from_spec
+from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Queued, Shed
 from penstock.mesh.v1.queue_pb2 import RejectionWindow as RejectionWindowMessage
 from penstock.v1.inference_pb2 import Priority
 
-CALLER_CLASS_TTL_S = 0.1  # s
+CALLER_CLASS_TTL_S = 0.1
 
 
 class CallerClass(NamedTuple):
-    """Of one caller that asks for one class of one model."""
+    """Traffic class and attributes of one caller for one requested class and model."""
 
     traffic_class: TrafficClass
-    weight: float  # of its tenant
     key_id: str
-    context_length: int  # tokens, of the model
+    context_length: int  # tokens
 
 
 class CallerClassCache:
-    """Of one session's caller, by what it asks for; it goes with the session, as its key does."""
+    """Caller classes of a session's caller, by requested class and model."""
 
     def __init__(self) -> None:
         self._expires_at = 0.0  # s
@@ -44,7 +47,7 @@ class CallerClassCache:
     def find(
         self, priority: int, model: str, now: float, compute: Callable[[], CallerClass | None]
     ) -> CallerClass | None:
-        """Return what was worked out a moment ago, or is now; None, which is never kept, where that cannot be."""
+        """Return the cached caller class, or compute it. None, which is not cached, if it cannot be computed."""
         if now >= self._expires_at:
             self._classes.clear()
             self._expires_at = now + CALLER_CLASS_TTL_S
@@ -58,12 +61,12 @@ log = structlog.get_logger()
 
 IdentityLookup = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
-EDGE_TIER, QUEUE_TIER = "edge", "queue"  # who refused
-LOG_INTERVAL_S = 1.0  # s
+EDGE_TIER, QUEUE_TIER = "edge", "queue"  # the tier that rejected
+LOG_INTERVAL_S = 1.0
 
 
 class RejectionLabels(NamedTuple):
-    """What refusals are counted by."""
+    """Labels of counted rejections."""
 
     reason: str
     tier: str
@@ -71,9 +74,9 @@ class RejectionLabels(NamedTuple):
 
 
 class AdmissionFilter:
-    """Says to those that auth let in of late what the queue said to their like a moment ago.
+    """Rejects a recently authenticated caller if the queue has just rejected a similar request.
 
-    Whoever is not known, or goes on with an answer that has begun, passes: auth and the queue decide.
+    Requests of unknown callers and resumed answers pass; auth and the queue decide about them.
     """
 
     def __init__(self, find_identity: IdentityLookup, catalog: ModelCatalog, *, default_output_tokens: int) -> None:
@@ -83,7 +86,7 @@ class AdmissionFilter:
         self._cache = RejectionCache()
         self._rejections = Counter[RejectionLabels]()
         self._logged_at = 0.0  # s
-        # Observed and not added to: an addition costs as much as all else that is done here.
+        # An observable counter, because adding to a counter costs as much as the rest of a rejection.
         meter().create_observable_counter(semconv.PENSTOCK_EDGE_REJECTED, [self._observe], unit="{request}")
 
     def rejected(self, tier: str) -> int:
@@ -91,7 +94,7 @@ class AdmissionFilter:
 
     @property
     def sheds(self) -> list[dict[str, Any]]:
-        """What was refused here, as rows like those of the queue's shards, which count what they refused."""
+        """Rejections of this edge, in rows like those of the queue's shards for their rejections."""
         return [
             {"class": _priority_name(count.priority), "reason": count.reason, "by": EDGE_TIER, "tickets": requests}
             for count, requests in sorted(self._rejections.items())
@@ -108,43 +111,29 @@ class AdmissionFilter:
         time_limit: float,
         caller_classes: CallerClassCache | None = None,
     ) -> AdmissionResult:
-        """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to.
+        """Raise Overloaded if the queue would reject even the fewest tokens that the request can need.
 
-        Nothing is kept of it but a count: no span, and a line in the log for one of many.
+        A rejection is counted and sampled in the log. It has no span.
         """
+        admission = AdmissionResult(arrived_at, time_limit)
         if not (self._cache and estimate.is_new):
-            return AdmissionResult(arrived_at, time_limit)
-        work_out = partial(self._caller_class, estimate, credential)
-        standing = (
-            caller_classes.find(estimate.priority, estimate.model, arrived_at, work_out)
-            if caller_classes
-            else work_out()
+            return admission
+        compute = partial(self._caller_class, estimate, credential)
+        caller = (
+            caller_classes.find(estimate.priority, estimate.model, arrived_at, compute) if caller_classes else compute()
         )
-        demand = standing and self._min_demand(estimate, standing.context_length, arrived_at, time_limit)
-        if standing is None or demand is None:
-            return AdmissionResult(arrived_at, time_limit)
-        traffic_class = standing.traffic_class
-        self._check_cached(estimate, traffic_class, demand, traceparent, standing.key_id)
-        if not self._cache.any_recent(traffic_class, arrived_at):
-            return AdmissionResult(arrived_at, time_limit)
-        return AdmissionResult(
-            arrived_at,
-            time_limit,
-            AdmissionProbe(traffic_class, demand, standing.weight, standing.key_id, estimate, traceparent),
-        )
+        demand = caller and self._min_demand(estimate, caller.context_length, arrived_at, time_limit)
+        if caller and demand:
+            self._check_cached(estimate, caller.traffic_class, demand, traceparent, caller.key_id)
+        return admission
 
     def check_planned(self, passage: RequestContext, plan: GenerationPlan) -> None:
-        """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
+        """Raise Overloaded if the queue would reject the request, once its tokens are counted."""
         if self._cache and _is_new(passage):
             arrived = passage.request.arrived_at
             demand = RequestDemand(
                 len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.request.deadline - arrived
             )
-            if passage.probed_demand and (demand.prompt_tokens, demand.max_output_tokens) == (
-                passage.probed_demand.prompt_tokens,
-                passage.probed_demand.max_output_tokens,
-            ):
-                return  # the queue has had its word, and what others were told since says less
             if identity := self._find_identity(passage.credential, passage.spec.priority):
                 traffic_class = TrafficClass(identity.tenant_id, plan.model, identity.priority)
                 self._check_cached(
@@ -155,37 +144,14 @@ class AdmissionFilter:
                     identity.key_id,
                 )
 
-    def recheck(self, knock: AdmissionProbe) -> None:
-        """Raise Overloaded for what others of the kind were told while this one waited for its turn to ask."""
-        self._check_cached(knock.estimate, knock.traffic_class, knock.demand, knock.traceparent, knock.key_id)
-
-    def on_probe_rejected(self, knock: AdmissionProbe, shed: Shed, *, sent_at: float, now: float) -> None:
-        """Raise Overloaded where a shard told it of who asked first, at `sent`; nothing is kept of it here either."""
-        error = error_from_failure(shed.failure)
-        if not isinstance(error, Overloaded):
-            return  # whatever it is, it is told to who comes
-        self._cache.add_windows(
-            knock.traffic_class,
-            knock.demand,
-            _rejection_windows(shed.rejection_windows),
-            sent_at=sent_at,
-            overload=error,
-            now=now,
-        )
-        labels = RejectionLabels(error.reason, QUEUE_TIER, knock.traffic_class.priority)
-        self._record_rejection(
-            labels, knock.estimate, knock.traffic_class, now, traceparent=knock.traceparent, key_id=knock.key_id
-        )
-        raise error
-
     def on_queued(self, passage: RequestContext, queued: Queued, now: float) -> None:
-        """The queue took a ticket, and may have no room behind it."""
+        """The queue admitted a ticket, and may reject further ones."""
         if (self._cache or queued.rejection_windows) and _is_new(passage):
             self._cache.on_admitted(*_demand_of(passage))
             self._cache_windows(passage, queued.rejection_windows, None, now)
 
     def on_queue_rejected(self, passage: RequestContext, shed: Shed, error: PenstockError, now: float) -> None:
-        """The queue refused a ticket, or gave it up."""
+        """The queue rejected or evicted a ticket."""
         if not isinstance(error, Overloaded):
             return
         self._rejections[RejectionLabels(error.reason, QUEUE_TIER, passage.request.identity.priority)] += 1
@@ -206,18 +172,18 @@ class AdmissionFilter:
         )
 
     def _caller_class(self, estimate: RequestEstimate, credential: Credential) -> CallerClass | None:
-        """Return None where this edge cannot tell: of callers that auth has not let in of late, and of other models."""
+        """Return None for a caller that is not cached or a model that is not loaded."""
         model = self._catalog.get_cached(estimate.model)
         identity = self._find_identity(credential, estimate.priority) if model else None
         if model is None or identity is None:
             return None
         traffic_class = TrafficClass(identity.tenant_id, model.name, identity.priority)
-        return CallerClass(traffic_class, identity.weight, identity.key_id, model.context_length)
+        return CallerClass(traffic_class, identity.key_id, model.context_length)
 
     def _min_demand(
         self, estimate: RequestEstimate, context_length: int, arrived_at: float, time_limit: float
     ) -> RequestDemand | None:
-        """Return the least that a request can come to; None where it cannot be run."""
+        """Return the smallest possible demand of a request. None if it cannot run."""
         prompt = estimate.min_prompt_tokens()
         output = estimate.max_output_tokens or min(self._default_output_tokens, context_length - prompt)
         return (
@@ -251,7 +217,7 @@ class AdmissionFilter:
         traceparent: str,
         key_id: str,
     ) -> None:
-        """Count a refusal at the door, and log one as an example of all since the last."""
+        """Count a rejection, and log one of all rejections per `LOG_INTERVAL_S`."""
         self._rejections[labels] += 1
         if now - self._logged_at < LOG_INTERVAL_S:
             return
@@ -275,7 +241,7 @@ class AdmissionFilter:
 
 
 def _priority_name(priority: int) -> str:
-    name = Priority.Name(priority)  # type: ignore[arg-type]  # an int that came from this very enum
+    name = Priority.Name(priority)  # type: ignore[arg-type]  # a value of this enum
     return name.removeprefix("PRIORITY_").lower()
 
 

@@ -1,10 +1,8 @@
-"""What the queue has refused for load, and for how long the edge may say so itself to others of the same kind.
+"""Rejection cache: the rejection windows that the queue has sent, by traffic class. No I/O; `now` is passed in.
 
-Exact by the figures of those refusals: what is refused here, the queue would have refused. When one is over there is
-room for one more, and the first that comes is let through to take it: until that is answered the others would find
-none, so only now and then another goes after it, however long answers take where all is busy. As figures change, one is
-let through now and then while they stand as well, and what the queue says to it counts from there on. No I/O; `now`
-comes in.
+A request that matches a window is rejected by the edge, because the queue would reject it as well. During a window one
+request per `PROBE_INTERVAL_S` is let through, so that the edge receives the queue's present state. When a window ends,
+the queue has room for about one request: one is let through per `RECOVERY_PROBE_INTERVAL_S` until the queue admits one.
 """
 
 from collections import OrderedDict
@@ -15,22 +13,19 @@ from typing import NamedTuple
 
 from penstock.chassis.errors import Overloaded
 
-PROBE_INTERVAL_S = 0.1  # s; the end of an overload is noticed by then
-RECOVERY_PROBE_INTERVAL_S = (
-    0.04  # s between those that are let through once a refusal is over; the queue answers in a few ms
-)
-RECOVERY_IDLE_S = 0.08  # s in which none was let through, after which a refusal that is over is nothing to anybody
-RECENT_WINDOW_S = 1.0  # s after which a refusal that is over says nothing of those who come
-MAX_REJECTION_TTL_S = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
-MAX_TRAFFIC_CLASSES = 10_000  # remembered; the least recently refused go first
-MAX_REJECTIONS_PER_CLASS = 8  # of one kind
-TIMEOUT_JITTER_S = 0.005  # s; the same timeout comes as a little more or less, for the time it was on its way
-TIMEOUT_ROUNDING_SHARE = 0.01  # of a timeout; gRPC rounds it up to two or three digits, now to one and now to the next
-MIN_RETRY_AFTER_S = 0.05  # s; what a refused client is told at least
+PROBE_INTERVAL_S = 0.1  # longest time until the end of an overload is detected
+RECOVERY_PROBE_INTERVAL_S = 0.04  # between requests that are let through after a window; the queue answers in a few ms
+RECOVERY_IDLE_S = 0.08  # time without such a request after which an ended window has no further effect
+MAX_REJECTION_TTL_S = 1.0  # longest validity of a window, because the tenant's class or weight may change
+MAX_TRAFFIC_CLASSES = 10_000  # the least recently rejected ones are evicted first
+MAX_REJECTIONS_PER_CLASS = 8
+TIMEOUT_JITTER_S = 0.005  # difference of equal timeouts through their time on the network
+TIMEOUT_ROUNDING_SHARE = 0.01  # of a timeout, which gRPC rounds up to two or three digits
+MIN_RETRY_AFTER_S = 0.05
 
 
 class TrafficClass(NamedTuple):
-    """Who shares an order: what others are refused says nothing of one that differs in any of these."""
+    """Requests that the queue orders together. A rejection applies within one traffic class."""
 
     tenant_id: str
     model: str
@@ -38,12 +33,12 @@ class TrafficClass(NamedTuple):
 
 
 class RequestDemand(NamedTuple):
-    """What a request asks for."""
+    """Demand of a request."""
 
     prompt_tokens: int  # tokens
     max_output_tokens: int
-    arrived_at: float  # s of the unix clock
-    time_limit: float  # s that it has from there
+    arrived_at: float  # Unix time, s
+    time_limit: float  # s from the arrival
 
     @property
     def deadline(self) -> float:
@@ -51,52 +46,51 @@ class RequestDemand(NamedTuple):
 
 
 class RejectionWindow(NamedTuple):
-    """For how long the queue takes nothing of a kind that asks for as much; it says so as it refuses or takes one."""
+    """Sizes and duration for which the queue rejects requests of a traffic class, as sent with its responses."""
 
-    duration: float  # s from when a request came that it was told with
+    duration: float  # s from the arrival of the request that it answers
     min_prompt_tokens: int  # tokens
     min_output_tokens: int
-    is_deadline_bound: bool = False  # what has more time may be taken
-    max_prompt_tokens: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
+    is_deadline_bound: bool = False  # requests with a longer time limit may be admitted
+    max_prompt_tokens: int = 0  # longer prompts may be admitted; 0 if no limit applies
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRejection:
-    """One refusal of the queue: it holds until its end for what asks for as much and is due no earlier."""
+    """One rejection of the queue. Until it expires it matches requests of at least its size and no earlier deadline."""
 
     demand: RequestDemand
     expires_at: float
-    is_deadline_bound: bool  # what has more time may be taken
+    is_deadline_bound: bool  # requests with a longer time limit may be admitted
     reason: str
     retry_at: float
-    max_prompt_tokens: float = inf  # tokens of a prompt
+    max_prompt_tokens: float = inf
 
     def matches(self, demand: RequestDemand) -> bool:
-        was = self.demand
+        rejected = self.demand
         return (
-            was.prompt_tokens <= demand.prompt_tokens <= self.max_prompt_tokens
-            and demand.max_output_tokens >= was.max_output_tokens
-            and demand.arrived_at + demand.time_limit + TIMEOUT_ROUNDING_SHARE * demand.time_limit
-            >= was.arrived_at + was.time_limit
-            and not (self.is_deadline_bound and demand.time_limit > was.time_limit + TIMEOUT_JITTER_S)
+            rejected.prompt_tokens <= demand.prompt_tokens <= self.max_prompt_tokens
+            and demand.max_output_tokens >= rejected.max_output_tokens
+            and demand.deadline + TIMEOUT_ROUNDING_SHARE * demand.time_limit >= rejected.deadline
+            and not (self.is_deadline_bound and demand.time_limit > rejected.time_limit + TIMEOUT_JITTER_S)
         )
 
     def to_error(self, now: float) -> Overloaded:
         wait = max(MIN_RETRY_AFTER_S, self.retry_at - now)
-        text = f"the queue takes no such request for the moment; retry in {wait:.2f} s"
+        text = f"the queue rejects such requests at present; retry in {wait:.2f} s"
         return Overloaded(text, reason=self.reason, retry_after=wait, metadata={"rejected_by": "edge"})
 
 
 @dataclass(slots=True)
 class CacheEntry:
-    """What is known of one kind."""
+    """Rejections of one traffic class."""
 
     rejections: list[CachedRejection] = field(default_factory=list)  # oldest first
-    last_probe_at: float = -inf  # when one was last refused by the queue, or let through to it
-    recovery_probe_at: float = -inf  # when the last came that was let through as a refusal was over
+    last_probe_at: float = -inf  # when a request was last rejected by the queue or let through
+    recovery_probe_at: float = -inf  # arrival of the last request that was let through after a window
 
     def should_reject(self, rejection: CachedRejection, arrived_at: float) -> bool:
-        """Tell whether a refusal counts now; where it does not, whoever came is the one that is let through."""
+        """Return whether to reject a request. If not, records the request as the one that is let through."""
         if arrived_at >= rejection.expires_at:
             if arrived_at < self.recovery_probe_at + RECOVERY_PROBE_INTERVAL_S:
                 return True
@@ -110,7 +104,7 @@ class CacheEntry:
 
 
 class RejectionCache:
-    """Of the queue, by kind; bounded in number."""
+    """Rejections of the queue by traffic class, bounded in number."""
 
     def __init__(self, *, max_classes: int = MAX_TRAFFIC_CLASSES) -> None:
         self._max_classes = max_classes
@@ -120,42 +114,34 @@ class RejectionCache:
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"<Refusals of {len(self)} kinds>"
+        return f"<RejectionCache of {len(self)} classes>"
 
     def add(self, traffic_class: TrafficClass, rejection: CachedRejection, now: float) -> None:
-        """Hear of a refusal; those that it covers, and those that are over, are forgotten."""
-        closed = self._entries.setdefault(traffic_class, CacheEntry())
+        """Add a rejection. Expired rejections and those that it covers are removed."""
+        entry = self._entries.setdefault(traffic_class, CacheEntry())
         self._entries.move_to_end(traffic_class)
         if len(self._entries) > self._max_classes:
             self._entries.popitem(last=False)
-        kept = [each for each in closed.rejections if each.expires_at > now and not _covers(rejection, each)]
-        closed.rejections = [*kept, rejection][-MAX_REJECTIONS_PER_CLASS:]
-        closed.last_probe_at = now
+        kept = [each for each in entry.rejections if each.expires_at > now and not _covers(rejection, each)]
+        entry.rejections = [*kept, rejection][-MAX_REJECTIONS_PER_CLASS:]
+        entry.last_probe_at = now
 
     def find(self, traffic_class: TrafficClass, demand: RequestDemand) -> CachedRejection | None:
-        """Return why a request that comes now is refused; None: ask the queue."""
-        closed = self._entries.get(traffic_class)
-        if closed is None or demand.arrived_at in (
-            closed.last_probe_at,
-            closed.recovery_probe_at,
-        ):  # let through a moment ago
-            return None
+        """Return the rejection of a request, or None if the queue decides."""
+        entry = self._entries.get(traffic_class)
+        if entry is None or demand.arrived_at in (entry.last_probe_at, entry.recovery_probe_at):
+            return None  # this request was let through before
         found = None
-        for each in closed.rejections:
+        for each in entry.rejections:
             if (found is None or each.expires_at > found.expires_at) and each.matches(demand):
                 found = each
-        return found if found and closed.should_reject(found, demand.arrived_at) else None
-
-    def any_recent(self, traffic_class: TrafficClass, now: float) -> bool:
-        """Tell whether any of a kind was refused of late, whatever it asked for."""
-        closed = self._entries.get(traffic_class)
-        return closed is not None and any(now < each.expires_at + RECENT_WINDOW_S for each in closed.rejections)
+        return found if found and entry.should_reject(found, demand.arrived_at) else None
 
     def on_admitted(self, traffic_class: TrafficClass, demand: RequestDemand) -> None:
-        """Hear that the queue took one in: what would have refused it holds no more."""
-        if closed := self._entries.get(traffic_class):
-            closed.rejections = [each for each in closed.rejections if not each.matches(demand)]
-            if not closed.rejections:
+        """Remove the rejections that match a request which the queue has admitted."""
+        if entry := self._entries.get(traffic_class):
+            entry.rejections = [each for each in entry.rejections if not each.matches(demand)]
+            if not entry.rejections:
                 del self._entries[traffic_class]
 
     def add_windows(
@@ -168,7 +154,7 @@ class RejectionCache:
         overload: Overloaded | None,
         now: float,
     ) -> None:
-        """Hear for whom the door is shut; with a refusal that was `told`, or behind a request that was taken in."""
+        """Add the windows of a rejection with its `overload`, or of an admitted request without one."""
         for each in windows:
             like = demand._replace(prompt_tokens=each.min_prompt_tokens, max_output_tokens=each.min_output_tokens)
             error = overload or Overloaded("", retry_after=each.duration)
@@ -178,16 +164,16 @@ class RejectionCache:
 def cached_rejection(
     demand: RequestDemand, window: RejectionWindow, *, sent_at: float, overload: Overloaded, now: float
 ) -> CachedRejection:
-    """What is kept of what the queue says; it was asked no earlier than at `asked_at`."""
-    until = (
+    """Return the rejection to cache for a window. The queue decided no earlier than at `sent_at`."""
+    expires_at = (
         demand.arrived_at + window.duration - TIMEOUT_JITTER_S
         if window.is_deadline_bound
         else sent_at + window.duration
     )
-    until = min(until, sent_at + MAX_REJECTION_TTL_S)
+    expires_at = min(expires_at, sent_at + MAX_REJECTION_TTL_S)
     return CachedRejection(
         demand,
-        until,
+        expires_at,
         window.is_deadline_bound,
         overload.reason,
         now + (overload.retry_after or 0.0),
@@ -196,7 +182,7 @@ def cached_rejection(
 
 
 def _covers(newer: CachedRejection, older: CachedRejection) -> bool:
-    """Tell whether the older is of no more use, as others are due later the later they come."""
+    """Return whether `newer` matches every later request that `older` matches, and expires no earlier."""
     return (
         newer.expires_at >= older.expires_at
         and newer.demand.prompt_tokens <= older.demand.prompt_tokens

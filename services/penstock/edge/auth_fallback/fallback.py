@@ -65,8 +65,15 @@ class AuthFallback:
         return self._outage.is_unreachable(self._running_time())
 
     @property
-    def cached_identities(self) -> int:
-        return len(self._identities)
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot."""
+        return {
+            "auth_unreachable": self.is_unreachable,
+            "fallback_admitted": self.admitted,
+            "fallback_rejected": self.rejected,
+            "deferred_reservations": self.deferred,
+            "cached_identities": len(self._identities),
+        }
 
     @property
     def deferred(self) -> int:
@@ -112,7 +119,7 @@ class AuthFallback:
     # Responses of auth.
 
     def cache_identity(self, admitted: Admitted, context: RequestContext | None) -> None:
-        """Remember who was let in, and what may be spent without asking."""
+        """Cache the admitted identity, and the tokens that auth grants to its tenant for an outage."""
         if context:
             self._identities.record_admitted(
                 context.credential, admitted.identity, context.spec.priority, self._runner.now()
@@ -138,10 +145,8 @@ class AuthFallback:
         error = error_from_failure(rejected.failure)
         if error.reason == "KEY_UNKNOWN":
             entry = self._deferred.pop(rejected.request_id)
-            names = (
-                {"tenant": entry.tenant_id, "key_id": entry.frame.reserve.fallback_admission.key_id} if entry else {}
-            )
-            log.error("deferred_reservation_rejected", ticket_id=rejected.request_id, **names, because=error.message)
+            caller = entry.caller if entry else {}
+            log.error("deferred_reservation_rejected", ticket_id=rejected.request_id, **caller, because=error.message)
         return True
 
     def settle_deferred(self, ticket_id: str, settlement: Settle) -> None:

@@ -17,9 +17,8 @@ class OutageDetector:
         self._has_responded = False
         self._connected_at = math.inf
         self._silent_since = math.inf  # start of the present silence; infinite if there is none
-        self._outage_since = (
-            math.inf
-        )  # start of the present outage; a reconnected stream does not end it, a response does
+        # Start of the present outage. A response ends it; a reconnected stream does not.
+        self._outage_since = math.inf
         self._pending: dict[str, float] = {}  # requests on the present stream by time of sending, oldest first
 
     def __repr__(self) -> str:

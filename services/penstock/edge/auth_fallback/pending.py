@@ -51,6 +51,11 @@ class DeferredReservation:
     frame: AdmitRequest = field(repr=False)  # sent again until auth answers
     settlement: Settle | None = None  # None while the request is active
 
+    @property
+    def caller(self) -> dict[str, str]:
+        """Tenant and key id for logs."""
+        return {"tenant": self.tenant_id, "key_id": self.frame.reserve.fallback_admission.key_id}
+
 
 class DeferredReservations:
     """Reservations of admitted requests that auth has not recorded, by ticket. Auth's response removes an entry."""

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.edge.admission.rejection_cache import RequestDemand
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import Effect
 from penstock.edge.lifecycle.sinks import ResponseSink
@@ -30,7 +29,6 @@ class RequestContext:
     sink: ResponseSink = field(repr=False)
     telemetry: RequestTelemetry = field(repr=False)
     size_bytes: int  # of the prompt and its token ids
-    probed_demand: RequestDemand | None = None  # the demand of its admission probe; None if it sent none
     shard: str = ""  # address of the shard that holds the ticket; empty if none does
     poison_fingerprint: int = 0  # of its ticket; 0 until it is computed
     run: RunHandle | None = None

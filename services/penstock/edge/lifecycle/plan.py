@@ -2,25 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from penstock.edge.text.detokenizer import TextDelta
 from penstock.v1.inference_pb2 import Sampling
 
 
-class TextDelta(NamedTuple):
-    """What one more token adds to an answer: text that is safe to show, and the stop string it completed, if one."""
-
-    text: str
-    stop_string: str = ""
-
-
 class IncrementalDetokenizer(Protocol):
-    """Text of one answer, token by token; holds back what may yet become a character or a stop string."""
+    """Converts tokens of one answer to text. Holds back text that may become a character or a stop string."""
 
     def push(self, token_id: int) -> TextDelta: ...
 
     def flush(self) -> str:
-        """Return what is still held back, when the answer ends here."""
+        """Return the text that is held back at the end of the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

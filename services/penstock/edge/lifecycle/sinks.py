@@ -184,7 +184,7 @@ def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:
 
 
 def step_frame(sinks: list[SessionSink]) -> pb.SessionResponse:
-    """Take what is waiting of all `outlets` into one frame of parallel arrays."""
+    """Move the buffered output of all `sinks` into one frame of parallel arrays."""
     step = pb.SessionStep()
     deltas = [sink.buffer.pop() for sink in sinks]
     step.handles.extend([sink.handle for sink in sinks])

@@ -1,16 +1,15 @@
-"""What a request asks for at least, told before it is read in full: in microseconds, however long it is."""
+"""Request estimate: a lower bound of a request's demand, computed in microseconds before the request is parsed."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from penstock.edge.admission.rejection_cache import RequestDemand, TrafficClass
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.v1.inference_pb2 import Priority
 
-MAX_SCANNED_CHARS = 16 * 2**10  # characters of each text, so that it takes microseconds
+MAX_SCANNED_CHARS = 16 * 2**10  # of each text, so that the scan takes microseconds
 MAX_SCANNED_TURNS = 64
-OMITTED_ROLE = "assistant"  # templates may leave out what this role said, or parts of it
+OMITTED_ROLE = "assistant"  # chat templates may omit messages of this role, or parts of them
 
 
 class ChatTurn(Protocol):
@@ -32,46 +31,34 @@ def min_tokens(prompt: Prompt) -> int:
 
 
 def min_tokens_of_text(text: str) -> int:
-    """Return a lower bound: as tokens are trained on words, none spans two of them."""
+    """Return a lower bound. Tokenizers are trained on words, so no token spans two words."""
     return len(text[:MAX_SCANNED_CHARS].split())
 
 
 def min_tokens_of_turns(turns: Iterable[ChatTurn]) -> int:
-    """Look at the first turns alone: they are not counted yet, and there may be millions."""
+    """Return a lower bound from the first turns only, because the number of turns is not limited yet."""
     return sum(
         min_tokens_of_text(each.content) for each in islice(turns, MAX_SCANNED_TURNS) if each.role != OMITTED_ROLE
     )
 
 
 class RequestEstimate(NamedTuple):
-    """Not checked against any limit yet."""
+    """Lower bound of a request that is not validated yet."""
 
     request_id: str
     model: str
     priority: "Priority.ValueType"
-    min_prompt_tokens: Callable[[], int]  # tokens; worked out only where somebody may be refused
+    min_prompt_tokens: Callable[[], int]  # computed only if the request may be rejected
     max_output_tokens: int | None
     timeout_s: float | None
-    is_new: bool  # whether no edge has let it in before
-
-
-class AdmissionProbe(NamedTuple):
-    """What the queue is asked first of a request whose like it refuses at the moment."""
-
-    traffic_class: TrafficClass
-    demand: RequestDemand  # the least that it can come to
-    weight: float  # of its tenant
-    key_id: str
-    estimate: RequestEstimate
-    traceparent: str
+    is_new: bool  # whether it resumes no earlier answer
 
 
 class AdmissionResult(NamedTuple):
-    """When a request came that was not refused at the door, and how long it may take."""
+    """Arrival and time limit of a request that the admission filter did not reject."""
 
     arrived_at: float  # s of the unix clock
     time_limit: float  # s
-    probe: AdmissionProbe | None = None  # None: it goes on without asking
 
 
 def estimate_from_spec(spec: RequestSpec) -> RequestEstimate:

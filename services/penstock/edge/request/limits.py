@@ -3,9 +3,8 @@
 Bytes are of UTF-8. The limits of a model (context, vocabulary) come with its card.
 """
 
-BODY_BYTES = (
-    16 << 20
-)  # of one HTTP body or gRPC message; text at its own limit fits even if JSON escapes every character
+# Of one HTTP body or gRPC message. Text at its own limit fits even if JSON escapes its characters.
+BODY_BYTES = 16 << 20
 BODY_BUDGET_BYTES = 256 << 20  # of all HTTP bodies that are being read together
 BODY_READ_TIMEOUT_S = 30.0  # s without further bytes in the middle of an HTTP body
 TEXT_BYTES = 4 << 20  # raw text, or all contents of a conversation together

@@ -44,9 +44,8 @@ class TextCodec:
             case ChatInput(messages):
                 escape = self.tokenizer.escape_special_tokens
                 escaped = [Message(escape(each.role), escape(each.content)) for each in messages]
-                return self.tokenizer.encode(
-                    self.template.render(escaped, now)
-                )  # the template writes its own BOS, if any
+                # Without a BOS, because the template writes its own.
+                return self.tokenizer.encode(self.template.render(escaped, now))
             case TokenInput(ids):
                 return self._checked_ids(ids)
 

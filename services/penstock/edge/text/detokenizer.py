@@ -2,12 +2,19 @@
 
 import codecs
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from penstock.edge.lifecycle.plan import TextDelta
 from penstock.edge.text.stops import StopStrings
 from penstock.edge.text.vocabulary import Vocabulary
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TextDelta(NamedTuple):
+    """Text that one more token adds to an answer, and the stop string that it completed, if any."""
+
+    text: str
+    stop_string: str = ""
 
 
 class Detokenizer:

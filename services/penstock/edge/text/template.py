@@ -15,10 +15,11 @@ from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
 
+# For a model without a chat format, which continues a plain transcript.
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
-)  # for a model without a chat format: it continues a plain transcript
+)
 
 
 class ChatTemplate:

@@ -21,7 +21,6 @@ from penstock.mesh.v1.admission_pb2 import (
     AdmitResponse,
     Admitted,
     Credential,
-    Identified,
     Identify,
     Identity,
     Rejected,
@@ -60,7 +59,7 @@ class AuthClient:
         self._pending_identifies: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
         self._all_settled = asyncio.Event()
         self._all_settled.set()
-        self._fallback = AuthFallback(
+        self.fallback = AuthFallback(
             fallback_limits,
             runner,
             frames.reserve_admitted,
@@ -80,21 +79,11 @@ class AuthClient:
     @property
     def is_unreachable(self) -> bool:
         """Whether the edge decides instead of auth at present."""
-        return self._fallback.is_unreachable
+        return self.fallback.is_unreachable
 
     @property
     def unsettled(self) -> int:
-        return len(self._settlements) + self._fallback.deferred
-
-    @property
-    def fallback_figures(self) -> dict[str, float]:
-        return {
-            "auth_unreachable": self.is_unreachable,
-            "fallback_admitted": self._fallback.admitted,
-            "fallback_rejected": self._fallback.rejected,
-            "deferred_reservations": self._fallback.deferred,
-            "cached_identities": self._fallback.cached_identities,
-        }
+        return len(self._settlements) + self.fallback.deferred
 
     async def run(self) -> None:
         try:
@@ -102,24 +91,24 @@ class AuthClient:
                 await self._peers.run()
         finally:
             self._settlements.close()
-            self._fallback.close()
+            self.fallback.close()
 
     async def wait_settled(self) -> None:
         self._settlements.flush()
-        if self._fallback.deferred:
+        if self.fallback.deferred:
             self._all_settled.clear()
         await self._all_settled.wait()
 
     def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         """Return the identity of a recently admitted caller, with the class it would get. None if it is not cached."""
-        return self._fallback.find_identity(credential, priority)
+        return self.fallback.find_identity(credential, priority)
 
     def reserve(self, context: RequestContext) -> None:
         """Reserve tokens for a request, or decide by fallback. A lost `reserve` is repeated on the next stream."""
         if self.is_unreachable:
-            self._fallback.decide(context)
+            self.fallback.decide(context)
             return
-        self._fallback.on_request_sent(context.ticket_id)
+        self.fallback.on_request_sent(context.ticket_id)
         frame = frames.reserve(context)
         if self._settlements.flush_and_send(frame):
             self._pending_reservations.add(context.ticket_id, frame)
@@ -127,7 +116,7 @@ class AuthClient:
     def settle(self, ticket_id: str, reservation_id: str, settlement: Settle) -> None:
         """Settle a reservation. A deferred one is settled once auth has recorded it."""
         if not reservation_id:
-            self._fallback.settle_deferred(ticket_id, settlement)
+            self.fallback.settle_deferred(ticket_id, settlement)
             return
         self._all_settled.clear()
         self._settlements.settle(reservation_id, settlement)
@@ -135,12 +124,12 @@ class AuthClient:
     async def identify(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Raises auth's rejection, or Unavailable after `timeout` seconds."""
         if self.is_unreachable:
-            return self._fallback.identify(credential)
+            return self.fallback.identify(credential)
         request_id = uuid4().hex
         frame = AdmitRequest(identify=Identify(request_id=request_id, credential=credential))
         response: asyncio.Future[Identity] = asyncio.get_running_loop().create_future()
         self._pending_identifies[request_id] = frame, response
-        self._fallback.on_request_sent(request_id)
+        self.fallback.on_request_sent(request_id)
         self._settlements.flush_and_send(frame)
         try:
             async with asyncio.timeout(timeout):
@@ -153,15 +142,15 @@ class AuthClient:
     async def _resend_unconfirmed(self) -> None:
         """Repeat frames that auth received and did not confirm, for example because it could not write to its store."""
         while True:
-            unconfirmed, deferred = self._settlements.reservation_ids, self._fallback.deferred_ticket_ids
+            unconfirmed, deferred = self._settlements.reservation_ids, self.fallback.deferred_ticket_ids
             await asyncio.sleep(RESEND_INTERVAL_S)
-            self._fallback.resend(deferred)
+            self.fallback.resend(deferred)
             self._settlements.resend(unconfirmed)
             self._recover_orphans()
 
     def _recover_orphans(self) -> None:
         """Repeat `reserve` for requests that are done. Auth returns the reservations, which are then settled."""
-        deferred = self._fallback.deferred_ticket_ids
+        deferred = self.fallback.deferred_ticket_ids
         for frame in self._pending_reservations.orphaned(
             lambda each: each in deferred or self._requests.get(each) is not None
         ):
@@ -204,12 +193,12 @@ class AuthClient:
         self._active_address = address
         self._settlements.discard_held()
         if not address:
-            self._fallback.on_disconnected(on_purpose=on_purpose)
+            self.fallback.on_disconnected(on_purpose=on_purpose)
             return
-        self._fallback.on_connected()
+        self.fallback.on_connected()
         self._settlements.resend_all()
         for request_id, (frame, _) in self._pending_identifies.items():
-            self._fallback.on_request_sent(request_id)
+            self.fallback.on_request_sent(request_id)
             self._settlements.flush_and_send(frame)
         self._recover_orphans()
         for context in self._requests.in_state(RequestState.RESERVING):
@@ -218,32 +207,32 @@ class AuthClient:
     def _on_frame(self, address: str, frame: AdmitResponse) -> None:
         match frame.WhichOneof("frame"):
             case "admitted":
-                self._fallback.on_response(frame.admitted.request_id)
+                self.fallback.on_response(frame.admitted.request_id)
                 self._pending_reservations.remove(frame.admitted.request_id)
                 self._on_admitted(frame.admitted)
             case "rejected":
-                self._fallback.on_response(frame.rejected.request_id)
+                self.fallback.on_response(frame.rejected.request_id)
                 self._pending_reservations.remove(frame.rejected.request_id)
                 self._on_rejected(frame.rejected)
             case "settled":
-                self._fallback.on_response()
-                self._on_settled(frame.settled.reservation_id)
+                self.fallback.on_response()
+                self._settlements.on_settled(frame.settled.reservation_id)
+                self._check_settled()
             case "identified":
-                self._fallback.on_response(frame.identified.request_id)
-                self._on_identified(frame.identified)
+                self.fallback.on_response(frame.identified.request_id)
+                if response := self._pending_identify(frame.identified.request_id):
+                    response.set_result(frame.identified.identity)
             case "end":
                 self._on_down(address, on_purpose=True)
 
-    def _on_identified(self, identified: Identified) -> None:
-        if identified.request_id in self._pending_identifies:
-            _, response = self._pending_identifies[identified.request_id]
-            if not response.done():
-                response.set_result(identified.identity)
+    def _pending_identify(self, request_id: str) -> "asyncio.Future[Identity] | None":
+        _, response = self._pending_identifies.get(request_id, (None, None))
+        return None if response is None or response.done() else response
 
     def _on_admitted(self, admitted: Admitted) -> None:
         context, reservation_id = self._requests.get(admitted.request_id), admitted.reservation_id
-        entry = self._fallback.pop_deferred(admitted.request_id)
-        self._fallback.cache_identity(admitted, context)
+        entry = self.fallback.pop_deferred(admitted.request_id)
+        self.fallback.cache_identity(admitted, context)
         if entry and entry.settlement:
             self.settle(admitted.request_id, reservation_id, entry.settlement)
             return
@@ -263,23 +252,17 @@ class AuthClient:
         self._runner.apply(context, effects)
 
     def _on_rejected(self, rejected: Rejected) -> None:
-        if self._fallback.on_rejected(rejected):
+        if self.fallback.on_rejected(rejected):
             self._check_settled()
             return
         error = error_from_failure(rejected.failure)
-        if rejected.request_id in self._pending_identifies:
-            _, response = self._pending_identifies[rejected.request_id]
-            if not response.done():
-                response.set_exception(error)
+        if response := self._pending_identify(rejected.request_id):
+            response.set_exception(error)
         elif context := self._requests.get(rejected.request_id):
-            self._fallback.invalidate_identity(rejected, context.credential)
+            self.fallback.invalidate_identity(rejected, context.credential)
             if rejected.key_id and context.request.state is RequestState.RESERVING:
                 context.request.identity = Identity(tenant_id=rejected.tenant_id, key_id=rejected.key_id)
             self._runner.apply(context, context.request.on_auth_rejected(error, self._runner.now()))
-
-    def _on_settled(self, reservation_id: str) -> None:
-        self._settlements.on_settled(reservation_id)
-        self._check_settled()
 
     def _check_settled(self) -> None:
         if not self.unsettled:
@@ -288,11 +271,11 @@ class AuthClient:
     def _decide_waiting(self) -> None:
         """Decide by fallback for all requests and callers that wait for auth, which has become unreachable."""
         for context in self._requests.in_state(RequestState.RESERVING):
-            self._fallback.decide(context, is_pending=True)
+            self.fallback.decide(context, is_pending=True)
         for frame, response in list(self._pending_identifies.values()):
             if response.done():
                 continue
             try:
-                response.set_result(self._fallback.identify(frame.identify.credential))
+                response.set_result(self.fallback.identify(frame.identify.credential))
             except Unavailable as error:
                 response.set_exception(error)

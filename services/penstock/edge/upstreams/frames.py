@@ -4,7 +4,6 @@ import math
 
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Settle as SettleEffect
-from penstock.edge.request.estimate import AdmissionProbe
 from penstock.edge.upstreams.hashing import answer_fingerprint, block_hashes, poison_fingerprint
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
@@ -53,18 +52,6 @@ def settle(reservation_id: str, settlement: SettleEffect) -> AdmitRequest:
 
 def enqueue(context: RequestContext) -> SubmitRequest:
     return SubmitRequest(enqueue=Enqueue(tickets=[_ticket(context)]))
-
-
-def probe(ticket_id: str, admission_probe: AdmissionProbe, now: float) -> SubmitRequest:
-    frame = SubmitRequest()
-    ticket = frame.probe.ticket
-    ticket.ticket_id, ticket.attempt = ticket_id, 1
-    ticket.tenant_id, ticket.model, priority = admission_probe.traffic_class
-    ticket.priority, ticket.weight = priority, admission_probe.weight  # type: ignore[assignment]  # values of this enum
-    ticket.prompt_tokens = admission_probe.demand.prompt_tokens
-    ticket.max_output_tokens = admission_probe.demand.max_output_tokens
-    ticket.deadline_unix_nano, ticket.enqueue_unix_nano = unix_nano(admission_probe.demand.deadline), unix_nano(now)
-    return frame
 
 
 def withdraw(ticket_id: str, now: float) -> SubmitRequest:

@@ -1,20 +1,15 @@
 """Client of the queue: one stream to every shard."""
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams.link import Link
-from penstock.edge.admission import probes
 from penstock.edge.admission.filter import AdmissionFilter
-from penstock.edge.admission.probes import AdmissionProbes
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.state import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.request.estimate import AdmissionProbe
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.hashing import shard_for
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
@@ -46,7 +41,6 @@ class QueueClient:
         self._admission = admission
         self._streams: dict[str, ShardStream] = {}
         self._draining: set[str] = set()
-        self._probes = AdmissionProbes()
         self._peers = PeerSet(addresses, self._open)
 
     @property
@@ -56,11 +50,6 @@ class QueueClient:
     @property
     def _available_shards(self) -> set[str]:
         return {address for address, link in self._streams.items() if link.is_up} - self._draining
-
-    @property
-    def pending_probes(self) -> int:
-        """Number of admission probes without a result."""
-        return len(self._probes)
 
     async def run(self) -> None:
         await self._peers.run()
@@ -75,27 +64,6 @@ class QueueClient:
                 return True
             candidates.discard(shard)
         return False
-
-    async def probe(self, probe: AdmissionProbe) -> None:
-        """Ask a shard whether it would admit a request. Raises Overloaded if it would not.
-
-        Few probes of one traffic class are sent at a time; requests behind them use their results. A request whose
-        probe times out continues.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(probes.PROBE_TIMEOUT_S), self._probes.slot(probe.traffic_class) as had_to_wait:
-                if had_to_wait:
-                    self._admission.recheck(probe)
-                await self._send_probe(probe)
-
-    async def _send_probe(self, probe: AdmissionProbe) -> None:
-        shard = shard_for(self._available_shards, probe.traffic_class.model, probe.traffic_class.tenant_id)
-        sent_at = self._runner.now()
-        ticket_id = self._probes.next_id()
-        if shard and self._streams[shard].send(frames.probe(ticket_id, probe, sent_at)):
-            shed = await self._probes.wait_result(shard, ticket_id)
-            if shed:
-                self._admission.on_probe_rejected(probe, shed, sent_at=sent_at, now=self._runner.now())
 
     def withdraw(self, context: RequestContext) -> None:
         if context.shard:
@@ -130,7 +98,6 @@ class QueueClient:
         self._runner.on_upstream_connected()
 
     def _on_down(self, address: str) -> None:
-        self._probes.on_shard_lost(address)
         self._catalog.on_shard_unreachable(address)
         self._reenqueue(address)
 
@@ -156,8 +123,6 @@ class QueueClient:
                 self._withdraw(shard, lease.ticket_id)
         elif kind == "shed":
             self._on_shed(shard, frame.shed)
-        elif kind == "would_admit":
-            self._probes.on_result(shard, frame.would_admit.ticket_id, None)
         elif kind == "end":
             self._draining.add(shard)
 
@@ -169,7 +134,6 @@ class QueueClient:
     def _on_shed(self, shard: str, shed: Shed) -> None:
         context = self._context_at(shard, shed.ticket_id)
         if context is None:
-            self._probes.on_result(shard, shed.ticket_id, shed)
             return
         if shed.failure.reason == DRAINING:
             self._draining.add(shard)

@@ -34,7 +34,6 @@ class SubmitRequest(_message.Message):
     WITHDRAW_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    PROBE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -57,10 +56,6 @@ class SubmitRequest(_message.Message):
         """The edge ends the session."""
 
     @_builtins.property
-    def probe(self) -> Global___Probe:
-        """Asks whether a ticket would be admitted."""
-
-    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitRequest]:
         """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
@@ -72,14 +67,13 @@ class SubmitRequest(_message.Message):
         withdraw: Global___Withdraw | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
-        probe: Global___Probe | None = ...,
         more: _abc.Iterable[Global___SubmitRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "probe", b"probe", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "probe", b"probe", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end", "probe"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -108,33 +102,6 @@ class Enqueue(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Enqueue: _TypeAlias = Enqueue  # noqa: Y015
-
-@_typing.final
-class Probe(_message.Message):
-    """Probe asks whether a ticket would be admitted, without adding it. The edge sends it before it reserves tokens, so
-    that a rejected request does not use its tenant's quota. It is answered by `would_admit`, or by `shed` with the error
-    of the ticket. A shard of an older release does not answer.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TICKET_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def ticket(self) -> _ticket_pb2.Ticket:
-        """The ticket that would be enqueued, with an id of its own. Unknown sizes have their lower bounds."""
-
-    def __init__(
-        self,
-        *,
-        ticket: _ticket_pb2.Ticket | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Probe: _TypeAlias = Probe  # noqa: Y015
 
 @_typing.final
 class Withdraw(_message.Message):
@@ -178,7 +145,6 @@ class SubmitResponse(_message.Message):
     CATALOG_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    WOULD_ADMIT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -213,10 +179,6 @@ class SubmitResponse(_message.Message):
         """The shard drains: the edge enqueues its waiting tickets at other shards."""
 
     @_builtins.property
-    def would_admit(self) -> Global___WouldAdmit:
-        """A probed ticket would be admitted now."""
-
-    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitResponse]:
         """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
@@ -231,14 +193,13 @@ class SubmitResponse(_message.Message):
         catalog: Global___Catalog | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
-        would_admit: Global___WouldAdmit | None = ...,
         more: _abc.Iterable[Global___SubmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn", "would_admit", b"would_admit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "more", b"more", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn", "would_admit", b"would_admit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "more", b"more", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "queued", "leased", "shed", "withdrawn", "catalog", "heartbeat", "end", "would_admit"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "queued", "leased", "shed", "withdrawn", "catalog", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -281,28 +242,6 @@ class Queued(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Queued: _TypeAlias = Queued  # noqa: Y015
-
-@_typing.final
-class WouldAdmit(_message.Message):
-    """WouldAdmit answers `probe`. It is no promise: other tickets may arrive before the ticket is enqueued."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TICKET_ID_FIELD_NUMBER: _builtins.int
-    ticket_id: _builtins.str
-    """Id of the ticket."""
-    def __init__(
-        self,
-        *,
-        ticket_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket_id", b"ticket_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WouldAdmit: _TypeAlias = WouldAdmit  # noqa: Y015
 
 @_typing.final
 class Leased(_message.Message):

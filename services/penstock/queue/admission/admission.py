@@ -1,4 +1,4 @@
-"""Who is let into a shard, and why others are not. Knows no stream and moves nothing."""
+"""Admission: a request is admitted if its predicted TTFT meets its deadline and its class's target."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,18 +23,14 @@ from penstock.queue.prediction.commitments import Commitment
 from penstock.queue.prediction.forecast import Prediction
 from penstock.queue.ticket import QueuedTicket
 
-MIN_TTFT_SHARE_FOR_WINDOWS = (
-    0.5  # of what it is promised: a ticket that is predicted to take less shuts no door behind it
-)
-DELAY_WINDOW_PROMPT_FACTORS = (
-    1,
-    2,
-    4,
-)  # times a prompt that is refused for others' sake, for which that is worked out as well
-WINDOW_PROMPT_FACTORS = 0.0, 0.5, 1.0, 2.0, 4.0  # of a prompt; for these it is worked out for how long there is no room
+MIN_TTFT_SHARE_FOR_WINDOWS = 0.5  # share of the TTFT limit; an admitted ticket below it has no rejection windows
+DELAY_WINDOW_PROMPT_FACTORS = 1, 2, 4  # prompt lengths of the windows of WouldDelayOthers, as factors of the prompt
+WINDOW_PROMPT_FACTORS = 0.0, 0.5, 1.0, 2.0, 4.0  # prompt lengths of the windows of DeadlineUnreachable, likewise
 
 
 class Admission:
+    """Decides admission from limits, model availability, TTFT targets and predictions. It changes no ticket's place."""
+
     def __init__(
         self, limits: QueueLimits, availability: ModelAvailability, ttft_targets: TtftTargets, model_queues: ModelQueues
     ) -> None:
@@ -44,7 +40,7 @@ class Admission:
         self._model_queues = model_queues
 
     def rejection(self, ticket: QueuedTicket, now: float) -> PenstockError | None:
-        """Return why a ticket is refused however empty the shard is; notes a model that is to be waited for."""
+        """Return the error of a ticket that even an empty shard rejects; None otherwise. Awaits an unserved model."""
         if 0 < ticket.deadline <= now:
             return DeadlinePassed()
         match self._availability.availability_of(ticket.model, now):
@@ -56,9 +52,9 @@ class Admission:
                 return None
 
     def check_slo(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> PenstockError | None:
-        """Return why it is of no use to let a ticket wait; where too little is known, it may.
+        """Return the error if the ticket is predicted to be late or to delay others; None if it may wait.
 
-        Sets by when it is to have its lease.
+        Without measurements it may wait. Sets the lease deadline of the ticket.
         """
         limit = self._ttft_targets.ttft_limit(ticket, now)
         if limit is None:
@@ -69,117 +65,119 @@ class Admission:
         if ticket.lease_deadline > now and (ticket.is_resumed or excess <= 0):
             if ticket.is_resumed or self._keeps_commitments(ticket, prediction, now):
                 return None
-            others = WouldDelayOthers(clamp_retry_after(prediction.min_ttft))
-            others.rejection_windows = partial(self._delay_windows, ticket, now)
-            return others
-        refusal = DeadlineUnreachable(prediction.min_ttft, limit, clamp_retry_after(excess))
+            delays_others = WouldDelayOthers(clamp_retry_after(prediction.min_ttft))
+            delays_others.rejection_windows = partial(self._delay_windows, ticket, now)
+            return delays_others
+        rejection = DeadlineUnreachable(prediction.min_ttft, limit, clamp_retry_after(excess))
         if not ticket.is_resumed:
-            refusal.rejection_windows = partial(self._lateness_windows, ticket, limit, now)
-        return refusal
+            rejection.rejection_windows = partial(self._lateness_windows, ticket, limit, now)
+        return rejection
 
     def on_admitted(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> None:
-        """Note what a ticket is owed from now on, and who waits longer for it."""
-        owed = self._model_queues[ticket.model].forecast.commitments
+        """Record the TTFT commitment of an admitted ticket, and the delay of the commitments that it passes."""
+        commitments = self._model_queues[ticket.model].forecast.commitments
         if prediction.prefill_delay:
-            owed.delay_overtaken(ticket.prompt_tokens, prediction.prefill_delay, now + (prediction.wait or 0.0), now)
+            commitments.delay_overtaken(
+                ticket.prompt_tokens, prediction.prefill_delay, now + (prediction.wait or 0.0), now
+            )
         if ticket.ttft_limit and prediction.undisturbed_ttft:
             due = now + ticket.ttft_limit * self._usable_share(ticket.model, prediction)
-            owed.commit(
+            commitments.commit(
                 Commitment(_commitment_rank(ticket), ticket.prompt_tokens, now + prediction.undisturbed_ttft, due)
             )
 
     def _keeps_commitments(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> bool:
-        owed = self._model_queues[ticket.model].forecast.commitments
+        commitments = self._model_queues[ticket.model].forecast.commitments
         if not prediction.prefill_delay:
             return True
         begins = now + (prediction.wait or 0.0)
-        return owed.allows(_commitment_rank(ticket), ticket.prompt_tokens, prediction.prefill_delay, begins)
+        return commitments.allows(_commitment_rank(ticket), ticket.prompt_tokens, prediction.prefill_delay, begins)
 
     def _lateness(self, model: str, prediction: Prediction, limit: float) -> float:
-        """Return the s by which a first token would be too late to promise it within `limit`."""
+        """Return the s by which the prediction exceeds the usable share of `limit`; negative if it is in time."""
         return prediction.min_ttft - limit * self._usable_share(model, prediction)
 
     def _usable_share(self, model: str, prediction: Prediction) -> float:
-        """Return the share of a promise up to which it may be predicted, as predictions may be off."""
+        """Return the share of a limit that a prediction may take."""
         return self._ttft_targets.headroom or self._model_queues[model].forecast.usable_share(prediction)
 
     def rejection_windows(self, ticket: QueuedTicket, now: float) -> Iterator[RejectionWindow]:
-        """Yield for how long others like a ticket that was let in a moment ago would be refused behind it."""
+        """Yield the windows in which tickets similar to a just admitted one would be rejected behind it."""
         if not ticket.is_resumed and ticket.predicted_ttft > MIN_TTFT_SHARE_FOR_WINDOWS * ticket.ttft_limit > 0:
             behind = ticket.copy_unplaced()
             behind.enqueued = now
             yield from self._lateness_windows(behind, ticket.ttft_limit, now)
 
     def _lateness_windows(self, ticket: QueuedTicket, limit: float, now: float) -> Iterator[RejectionWindow]:
-        """Yield for how long others would be refused, the smallest first, and the ticket itself.
+        """Yield the windows of similar tickets that would be late, smallest first, the ticket itself last.
 
-        What is before a ticket is served no faster than time passes, so that is their excess; but where predictions
-        are corrected upwards, they fall faster than that.
+        The work ahead is not served faster than time passes, so a window lasts as long as the lateness. Predictions
+        that are corrected upwards fall faster, so that the window is divided by the correction.
         """
-        pace = max(1.0, self._model_queues[ticket.model].forecast.correction)
+        correction = max(1.0, self._model_queues[ticket.model].forecast.correction)
         by_deadline, longest = self._ttft_targets.is_limited_by_deadline(ticket, now), 0.0
-        for like in self._size_variants(ticket):
-            lasts = self._lateness(ticket.model, self._model_queues.predict(like, now), limit) / pace
-            if lasts > longest:
-                longest = lasts
-                yield RejectionWindow(lasts, like.prompt_tokens, like.max_output_tokens, by_deadline)
+        for variant in self._size_variants(ticket):
+            duration = self._lateness(ticket.model, self._model_queues.predict(variant, now), limit) / correction
+            if duration > longest:
+                longest = duration
+                yield RejectionWindow(duration, variant.prompt_tokens, variant.max_output_tokens, by_deadline)
 
     def _delay_windows(self, ticket: QueuedTicket, now: float) -> Iterator[RejectionWindow]:
-        """Yield for how long prompts up to some lengths would be refused, as they would pass others."""
-        like, shelf = ticket.copy_unplaced(), self._model_queues[ticket.model]
+        """Yield the windows of prompts up to several lengths that would delay other commitments."""
+        variant, queue = ticket.copy_unplaced(), self._model_queues[ticket.model]
         for share in DELAY_WINDOW_PROMPT_FACTORS:
-            like.prompt_tokens = share * ticket.prompt_tokens
-            like.is_express = like.is_express and shelf.policy.is_express(like)
-            found = self._model_queues.predict(like, now)
-            begins = now + (found.wait or 0.0)
-            if found.prefill_delay and (
-                block := shelf.forecast.commitments.blocked_range(
-                    _commitment_rank(like), like.prompt_tokens, found.prefill_delay, begins
+            variant.prompt_tokens = share * ticket.prompt_tokens
+            variant.is_express = variant.is_express and queue.policy.is_express(variant)
+            prediction = self._model_queues.predict(variant, now)
+            begins = now + (prediction.wait or 0.0)
+            if prediction.prefill_delay and (
+                block := queue.forecast.commitments.blocked_range(
+                    _commitment_rank(variant), variant.prompt_tokens, prediction.prefill_delay, begins
                 )
             ):
-                yield RejectionWindow(block.duration, block.min_prompt_tokens, 1, max_prompt_tokens=like.prompt_tokens)
+                yield RejectionWindow(
+                    block.duration, block.min_prompt_tokens, 1, max_prompt_tokens=variant.prompt_tokens
+                )
 
     def _size_variants(self, ticket: QueuedTicket) -> Iterator[QueuedTicket]:
-        """Yield tickets like this one, smaller and larger, and itself at last; the others are one that changes."""
-        like, order = ticket.copy_unplaced(), self._model_queues[ticket.model].policy
-        like.max_output_tokens = like.predicted_output = 1
-        like.is_express = True
+        """Yield smaller and larger variants of a ticket, and last the ticket. The variants share one object."""
+        variant, order = ticket.copy_unplaced(), self._model_queues[ticket.model].policy
+        variant.max_output_tokens = variant.predicted_output = 1
+        variant.is_express = True
         for share in WINDOW_PROMPT_FACTORS:
-            like.prompt_tokens = max(1, ceil(share * ticket.prompt_tokens))
-            like.is_express = like.is_express and order.is_express(like)
-            yield like
+            variant.prompt_tokens = max(1, ceil(share * ticket.prompt_tokens))
+            variant.is_express = variant.is_express and order.is_express(variant)
+            yield variant
         yield ticket
 
     def expiration_error(self, ticket: QueuedTicket, now: float) -> PenstockError:
-        """Return why a ticket goes that is past its due time."""
+        """Return the error of a ticket that is past its lease deadline."""
         if self._ttft_targets.is_limited_by_deadline(ticket, ticket.arrived):
             return DeadlinePassed()
         return DeadlineUnreachable.while_waiting(now - ticket.arrived, self._model_queues.retry_after(ticket, now))
 
     def has_room(self, ticket: QueuedTicket) -> bool:
-        """Resumed work always has: its place was its own, and half of its answer is out already."""
+        """Whether the queue limits admit a ticket. They always admit resumed tickets, which were admitted before."""
         return ticket.is_resumed or self._limits.fits(self._model_queues.waiting, ticket.tokens)
 
     def can_make_room(self, ticket: QueuedTicket) -> bool:
-        """Tell whether it would have room if all that may make way for it did."""
+        """Whether a ticket would fit if all tickets of lower classes were evicted."""
         excess = self._limits.excess(self._model_queues.waiting, ticket.tokens)
         lower = self._model_queues.evictable(ticket.priority)
         return lower.tickets >= excess.tickets and lower.tokens >= excess.tokens
 
     def queue_full(self, ticket: QueuedTicket, now: float) -> PenstockError:
-        """Return why there is no room for a ticket."""
+        """Return the error of a ticket that exceeds the queue limits."""
         waiting, wait = self._model_queues.waiting, self._model_queues.retry_after(ticket, now)
         if self._limits.excess(waiting, 0).tickets:
-            refusal: AdmissionRejected = QueueFull(waiting.tickets, wait)
+            rejection: AdmissionRejected = QueueFull(waiting.tickets, wait)
         else:
-            refusal = QueueTokensFull(ticket.tokens, waiting.tokens, self._limits.max_tokens, wait)
-        until_a_place_is_free = RejectionWindow(
-            wait / (waiting.tickets + 1), ticket.prompt_tokens, ticket.max_output_tokens
-        )
-        refusal.rejection_windows = lambda: (until_a_place_is_free,)
-        return refusal
+            rejection = QueueTokensFull(ticket.tokens, waiting.tokens, self._limits.max_tokens, wait)
+        window = RejectionWindow(wait / (waiting.tickets + 1), ticket.prompt_tokens, ticket.max_output_tokens)
+        rejection.rejection_windows = lambda: (window,)
+        return rejection
 
 
 def _commitment_rank(ticket: QueuedTicket) -> int:
-    """Rank it for who has to bear whom: nobody inside its share is kept out by those who exceed theirs."""
+    """Return the rank in commitments. An express ticket is not blocked by commitments to tenants above their share."""
     return 2 * ticket.priority - ticket.is_express

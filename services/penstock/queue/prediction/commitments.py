@@ -1,55 +1,54 @@
-"""First tokens that are owed to prompts let in, and which of them a shorter one that comes after would make late.
+"""TTFT commitments: tracks promised first-token times, and detects which a later, shorter prompt would break.
 
-Workers do short prompts first, so whoever is let in later may be in time at the cost of longer prompts that were
-promised theirs before. Each is kept with the time at which it would come if nobody else came, which all that pass it
-move, and the time by which it is due: short of what was promised by as much as predictions may be off.
+Workers prefill short prompts first, so a ticket that is admitted later may be in time at the cost of longer prompts
+that were admitted before. Each commitment has the expected time of its first token, which each prompt that passes it
+delays, and the time at which it is due, which is earlier than the TTFT limit by the safety margin.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-BREACH_BUDGET_PER_COMMITMENT = (
-    0.01  # promises that may be broken by each that is made: one long prompt would else hold up all shorter ones
-)
-MAX_BREACH_BUDGET = 2.0  # promises at once, however many were kept before
-OVERTAKE_HORIZON_FACTOR = (
-    3.0  # times what a prompt takes, that is left to do of those it passes: the oldest has a share for itself
-)
-MAX_COMMITMENTS = 512  # of one model; of more, the newest, as each that comes is held against all
+# Commitments that may be broken, per commitment made. Without it, one long prompt would block all shorter ones.
+BREACH_BUDGET_PER_COMMITMENT = 0.01
+MAX_BREACH_BUDGET = 2.0  # largest number of commitments that may be broken at once
+# A prompt passes commitments that are expected later than this multiple of its own prefill time after its start,
+# because workers reserve a share of their budget for the oldest prompt.
+OVERTAKE_HORIZON_FACTOR = 3.0
+MAX_COMMITMENTS = 512  # newest commitments kept per model, because each admission checks all of them
 
 
 @dataclass(slots=True)
 class Commitment:
-    """Of one prompt."""
+    """The commitment to one prompt."""
 
     rank: int
-    prompt_tokens: int  # tokens
-    expected_at: float  # s; when it comes, but for those who are yet to come
+    prompt_tokens: int
+    expected_at: float  # s; expected time of the first token, without later arrivals
     due_at: float  # s
 
 
 class BlockedRange(NamedTuple):
-    """Prompts that may not come in for a while."""
+    """Prompt lengths that are blocked for a while."""
 
     duration: float  # s
-    min_prompt_tokens: int  # tokens; shorter ones take too little to matter
+    min_prompt_tokens: int  # shorter prompts break no commitment
 
 
 @dataclass(slots=True)
 class TtftCommitments:
-    """Of one model. What is expected to be out by now is forgotten."""
+    """Commitments of one model. Those whose first token is expected by now are removed."""
 
-    breach_budget: float = 0.0  # promises that may be broken
+    breach_budget: float = 0.0  # commitments that may be broken
     _commitments: list[Commitment] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._commitments)
 
     def allows(self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float) -> bool:
-        """Tell whether a prompt that takes `takes` s and has a slot when it `begins` may come in.
+        """Whether a prompt may be admitted that delays the prompts that it passes by `prefill_delay` s.
 
-        Higher ranks have to bear it.
+        It starts at `starts_at`. Only commitments of at most its rank count.
         """
         passed = self._overtaken(prompt_tokens, prefill_delay, starts_at)
         return self.breach_budget >= sum(
@@ -59,9 +58,9 @@ class TtftCommitments:
     def blocked_range(
         self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float
     ) -> BlockedRange | None:
-        """Return for how long it is not allowed, nor are shorter ones; None: it is.
+        """Return the period and lengths for which a prompt and shorter ones are not allowed; None if it is allowed.
 
-        What a prompt takes goes by its length, and when it begins moves no faster than time.
+        The prefill delay is proportional to the length, and the start does not move faster than time.
         """
         late = [
             BlockedRange(
@@ -71,13 +70,14 @@ class TtftCommitments:
             for each in self._overtaken(prompt_tokens, prefill_delay, starts_at)
             if each.rank <= rank and each.expected_at + prefill_delay > each.due_at
         ]
-        enough = sorted(late, reverse=True)[: int(self.breach_budget) + 1]
-        if len(enough) <= self.breach_budget:
+        breaches = sorted(late, reverse=True)[: int(self.breach_budget) + 1]
+        if len(breaches) <= self.breach_budget:
             return None
-        return BlockedRange(enough[-1].duration, min(prompt_tokens, max(each.min_prompt_tokens for each in enough)))
+        shortest = max(each.min_prompt_tokens for each in breaches)
+        return BlockedRange(breaches[-1].duration, min(prompt_tokens, shortest))
 
     def delay_overtaken(self, prompt_tokens: int, prefill_delay: float, starts_at: float, now: float) -> None:
-        """Delay those that it passes; those that this makes late hold up nobody any more."""
+        """Delay the commitments that an admitted prompt passes. Those that become late are removed."""
         for each in self._overtaken(prompt_tokens, prefill_delay, starts_at):
             each.expected_at += prefill_delay
         late = sum(each.expected_at > each.due_at for each in self._commitments)

@@ -1,32 +1,28 @@
-"""How much of a promise a prediction may take, learnt from how far first tokens came after what was predicted."""
+"""Estimators that learn from past tickets: the safety margin, prompt sizes, and output lengths."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from math import log2
 
-MARGIN_QUANTILE = (
-    0.993  # of tickets at the edge of their promise that are to be in time; of all that are let in, more are
-)
-MARGIN_WINDOW = 384  # first tokens that count
-MIN_MARGIN_SAMPLES = 64  # of them before they do
-MARGIN_UPDATE_INTERVAL = 16  # first tokens after which the quantile is taken anew
-MIN_RELEVANT_SHARE = (
-    0.6  # of what a prediction may take, that it has to have taken: what is far from the edge says nothing of it
-)
-INITIAL_USABLE_SHARE = 0.85  # share until enough is known
-MIN_USABLE_SHARE, MAX_USABLE_SHARE = 0.7, 0.93  # beyond these a burst would teach too much, or a calm too little
+MARGIN_QUANTILE = 0.993  # share of tickets with predictions near their limit that are in time; of all tickets, more are
+MARGIN_WINDOW = 384  # latest first tokens that count
+MIN_MARGIN_SAMPLES = 64  # first tokens before the margin is learned
+MARGIN_UPDATE_INTERVAL = 16  # first tokens between updates of the quantile
+MIN_RELEVANT_SHARE = 0.6  # share of the usable limit; smaller predictions say nothing about the margin
+INITIAL_USABLE_SHARE = 0.85  # until enough samples are known
+MIN_USABLE_SHARE, MAX_USABLE_SHARE = 0.7, 0.93  # bounds, so that a burst or a calm period does not change it too much
 
 
 @dataclass(slots=True)
 class SafetyMargin:
-    """Of one model. Errors are shares of the promise, so that classes with unlike promises learn from each other."""
+    """The safety margin of one model. Errors are shares of the limit, so that all classes share one margin."""
 
-    usable_share: float = INITIAL_USABLE_SHARE  # of the time there is
+    usable_share: float = INITIAL_USABLE_SHARE  # share of the TTFT limit that a prediction may take
     _errors: deque[float] = field(default_factory=lambda: deque(maxlen=MARGIN_WINDOW))
     _new_samples: int = 0
 
     def record(self, predicted: float, realised: float, limit: float) -> None:
-        """Learn from a first token; all in s from the ticket's arrival."""
+        """Record a first token. All times are in s from the arrival of the ticket."""
         if predicted < MIN_RELEVANT_SHARE * self.usable_share * limit:
             return
         self._errors.append((realised - predicted) / limit)
@@ -37,19 +33,19 @@ class SafetyMargin:
             self.usable_share = min(MAX_USABLE_SHARE, max(MIN_USABLE_SHARE, 1 - late))
 
 
-MEAN_PROMPT_GAIN = 1 / 64  # of the mean
+MEAN_PROMPT_GAIN = 1 / 64  # weight of the latest prompt in the mean
 BUCKETS_PER_OCTAVE = 2
 OCTAVES = 24
-MAX_HISTOGRAM_TOKENS = 1 << 20  # tokens; beyond, all that was seen counts half
+MAX_HISTOGRAM_TOKENS = 1 << 20  # tokens; beyond it, all counts are halved
 
 
 @dataclass(slots=True)
 class PromptSizeHistogram:
-    """A histogram of half-octaves, older prompts fading."""
+    """Histogram of prompt sizes in half-octaves, weighted by tokens. Older prompts decay."""
 
     _tokens: list[float] = field(default_factory=lambda: [0.0] * (BUCKETS_PER_OCTAVE * OCTAVES))
     _total_tokens: float = 0.0
-    mean_tokens: float = 0.0  # tokens
+    mean_tokens: float = 0.0
 
     def record(self, prompt_tokens: int) -> None:
         self._tokens[_bucket_index(prompt_tokens)] += prompt_tokens
@@ -60,7 +56,7 @@ class PromptSizeHistogram:
             self._total_tokens /= 2
 
     def share_of_shorter(self, prompt_tokens: int) -> float:
-        """Of those about as long, half is taken to be shorter; so it is where nothing is known."""
+        """Return the share of prompt tokens in shorter prompts. Half of the own bucket counts; 0.5 without samples."""
         if not self._total_tokens:
             return 0.5
         own = _bucket_index(prompt_tokens)
@@ -73,24 +69,24 @@ def _bucket_index(prompt_tokens: int) -> int:
     )
 
 
-DEFAULT_OUTPUT_TOKENS = 256  # tokens; an answer of which nothing at all is known
-MIN_HISTORY_ANSWERS = 4  # answers before a history counts
-MIN_HISTORY_GAIN = 1 / 64  # gain; about as many answers are remembered
-MAX_HISTORIES = 65_536  # tenants by model; the one that was not heard of for longest is forgotten
+DEFAULT_OUTPUT_TOKENS = 256  # tokens of an answer without any history
+MIN_HISTORY_ANSWERS = 4  # answers before a history is used
+MIN_HISTORY_GAIN = 1 / 64  # smallest weight of the latest answer: about the latest 64 count
+MAX_HISTORIES = 65_536  # histories by model and tenant; the least recently used is deleted
 
 
 @dataclass(slots=True)
 class LengthHistory:
-    """Two experts, and which of them was right of late: the mean length, and the mean share of what was asked for.
+    """Two predictors of output length, the mean length and the mean share of the limit, and their recent errors.
 
-    Where callers name a bound that says nothing, the first is better; where it is cut to the answer, the second.
+    The mean length is better if the limits of requests say nothing about the answer, the mean share if they do.
     """
 
     answers: int = 0
-    mean_tokens: float = 0.0  # tokens
+    mean_tokens: float = 0.0
     mean_share: float = 0.0  # of max_output_tokens
-    mean_error: float = 0.0  # tokens, absolute
-    share_error: float = 0.0
+    mean_error: float = 0.0  # mean absolute error of the mean length, in tokens
+    share_error: float = 0.0  # mean absolute error of the mean share, in tokens
 
     def predict(self, max_output_tokens: int) -> float:
         return (
@@ -111,7 +107,7 @@ class LengthHistory:
 
 @dataclass(slots=True)
 class OutputLengthPredictor:
-    """By tenant and model; a tenant that is new has the mean of all tenants of the model."""
+    """Predicts output lengths by tenant and model. A new tenant gets the prediction of its model."""
 
     _by_model: dict[str, LengthHistory] = field(default_factory=dict)
     _by_tenant: OrderedDict[tuple[str, str], LengthHistory] = field(default_factory=OrderedDict)
@@ -120,14 +116,14 @@ class OutputLengthPredictor:
         return len(self._by_tenant)
 
     def predict(self, model: str, tenant_id: str, max_output_tokens: int) -> int:
-        """Return 1 to `most` tokens."""
+        """Return the predicted output tokens, from 1 to `max_output_tokens`."""
         histories = self._by_tenant.get((model, tenant_id)), self._by_model.get(model)
         history = next((each for each in histories if each and each.answers >= MIN_HISTORY_ANSWERS), None)
         expected = history.predict(max_output_tokens) if history else DEFAULT_OUTPUT_TOKENS
         return max(1, min(max_output_tokens, round(expected)))
 
     def record(self, model: str, tenant_id: str, max_output_tokens: int, output_tokens: int) -> None:
-        """Learn from an answer that was asked for with at most `most` tokens and had `output`."""
+        """Record the length of a complete answer and its limit."""
         own = self._by_tenant.setdefault((model, tenant_id), LengthHistory())
         self._by_tenant.move_to_end((model, tenant_id))
         if len(self._by_tenant) > MAX_HISTORIES:

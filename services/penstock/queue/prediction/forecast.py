@@ -1,8 +1,8 @@
-"""When a ticket will have its first token, predicted at its arrival and corrected by how well that was done before.
+"""Forecast: predicts wait and TTFT of a ticket at its arrival, corrected by the errors of earlier predictions.
 
-Where workers tell what a step takes and when their leases are likely to end, from that (`outlook`). Else the work ahead
-in the ticket's place in the order, less what free slots take at once, over the measured service rate of full batches;
-then the prefill backlog of the worker that is next, the own prompt and a step.
+If workers report step costs and slot releases, `ttft_model` predicts from these. Otherwise the wait is the work ahead
+of the ticket, less the work that free slots take at once, divided by the measured service rate of full batches. The
+prefill backlog of the next worker, the ticket's own prompt and one step are added for the first token.
 """
 
 from collections import deque
@@ -19,62 +19,60 @@ from penstock.queue.prediction.throughput import Throughput
 from penstock.queue.prediction.ttft_model import ArrivalStats, TokenDemand, TtftModel, WorkAhead
 from penstock.queue.ticket import QueuedTicket
 
-EWMA_GAIN = 1 / 64  # gain; about as many waits are remembered
+EWMA_GAIN = 1 / 64  # weight of the latest wait: about the latest 64 count
 CORRECTION_BOUNDS = 0.25, 4.0
-SATURATION_DELAY_S = 0.25  # s that tickets have to have waited before free slots are believed to be of no use to them
-INFLOW_TIME_CONSTANT_S = 0.5  # s; a burst is to be seen while it lasts
-CURVE_REBUILD_CHANGE = 0.2  # relative change of how long tickets keep their slots
-MAX_RECENT_WAITS = 1_024  # remembered, for their quantiles
+SATURATION_DELAY_S = 0.25  # s for which tickets must wait without credit before free slots are ignored
+INFLOW_TIME_CONSTANT_S = 0.5  # s; short, so that a burst is measured while it lasts
+CURVE_REBUILD_CHANGE = 0.2  # relative change of the mean hold time that rebuilds the curve
+MAX_RECENT_WAITS = 1_024  # waits kept for quantiles
 EMPTY_CURVE = ReleaseCurve((), 0.0)
 
 
 class Prediction(NamedTuple):
-    """What a ticket that arrives now may expect; None: too little is known."""
+    """Prediction for a ticket that arrives now; None: not known."""
 
-    tickets_ahead: int  # tickets
+    tickets_ahead: int
     wait: float | None = None  # s to a lease
     ttft: float | None = None  # s
-    after_lease: float = 0.0  # s of it
-    raw_wait: float = 0.0  # s; before correction; 0: there is nothing to be learnt from it, as with the next
-    raw_ttft: float = 0.0  # s to the first token, likewise
-    undisturbed_ttft: float = 0.0  # s to the first token, if nobody comes after it
-    prefill_delay: float = 0.0  # s by which its prompt delays those that it passes from its lease on; 0: not known
+    after_lease: float = 0.0  # s from the lease to the first token
+    raw_wait: float = 0.0  # s before correction; 0: the correction does not learn from it, as for the next
+    raw_ttft: float = 0.0  # s to the first token, before correction
+    undisturbed_ttft: float = 0.0  # s to the first token without later arrivals
+    prefill_delay: float = 0.0  # s by which its prompt delays the prompts that it passes; 0: not known
 
     @property
     def min_ttft(self) -> float:
-        """Return the s to the first token, or what is known of them."""
+        """The s to the first token, or the known part of them."""
         return self.after_lease if self.ttft is None else self.ttft
 
     @property
     def waits_for_slot(self) -> bool:
-        """Tell whether it is for others to leave; what only has its prompt before it is predicted otherwise well."""
+        """Whether the ticket waits for a slot. Predictions without such a wait have other errors."""
         return self.raw_wait > 0 or self.raw_ttft > 0
 
 
 class ObservedWait(NamedTuple):
-    """What a ticket waited for its lease, in s, and what it was said to."""
+    """Predicted and realised wait of a ticket for its lease, in s."""
 
     predicted: float
     realised: float
 
     @property
     def lateness(self) -> float:
-        """Return the s that it waited longer than predicted; below 0: less."""
+        """The s by which the wait exceeded its prediction; negative if it was shorter."""
         return self.realised - self.predicted
 
 
 @dataclass(slots=True)
 class PoolView:
-    """What is the same for all tickets that are asked about at one moment."""
+    """State of the pool at one time, which all predictions of that time share."""
 
     pool_stats: Sequence[PoolStats]
     now: float
-    combined_stats: PoolStats  # of all together, without slots that nobody can use
+    combined_stats: PoolStats  # of all schedulers, without slots that cannot be used
     ttft_model: TtftModel
-    mean_output_tokens: float = (
-        -1.0
-    )  # tokens of those that went before the last ticket that was asked about, in the mean
-    curve: ReleaseCurve = EMPTY_CURVE  # for it
+    mean_output_tokens: float = -1.0  # mean of the work ahead in the latest prediction
+    curve: ReleaseCurve = EMPTY_CURVE  # for this mean
 
     def is_current(self, pool_stats: Sequence[PoolStats], now: float) -> bool:
         return (
@@ -84,35 +82,34 @@ class PoolView:
 
 @dataclass(slots=True)
 class Forecast:
-    """Of one model."""
+    """Predictions of one model, and the statistics that they learn from."""
 
     service_rate: ServiceRate = field(default_factory=ServiceRate)
-    margins: tuple[SafetyMargin, SafetyMargin] = field(
-        default_factory=lambda: (SafetyMargin(), SafetyMargin())
-    )  # without a wait, and with
+    # Without and with a wait for a slot.
+    margins: tuple[SafetyMargin, SafetyMargin] = field(default_factory=lambda: (SafetyMargin(), SafetyMargin()))
     prompt_sizes: PromptSizeHistogram = field(default_factory=PromptSizeHistogram)
     commitments: TtftCommitments = field(default_factory=TtftCommitments)
-    recent_waits: deque[ObservedWait] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_WAITS))  # of late
+    recent_waits: deque[ObservedWait] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_WAITS))
     prompt_inflow: Throughput = field(
         default_factory=lambda: Throughput(time_constant=INFLOW_TIME_CONSTANT_S, warm_up=INFLOW_TIME_CONSTANT_S)
-    )  # of prompts
-    mean_output_tokens: float = 0.0  # tokens, mean of those placed of late as predicted
-    _realised_sum: float = 0.0  # s, faded sums of waits and of their raw predictions
+    )  # prompt tokens that are leased
+    mean_output_tokens: float = 0.0  # mean of the predictions of recently leased tickets
+    _realised_sum: float = 0.0  # s; exponentially weighted sums of waits and of their raw predictions
     _predicted_sum: float = 0.0
-    _saturated_since: float | None = None  # since when tickets wait that no credit was found for
+    _saturated_since: float | None = None  # s; time since which tickets wait without credit
     _curve: ReleaseCurve = EMPTY_CURVE
-    _curve_releases: Sequence[Sequence[SlotRelease]] = ()  # one of each scheduler
+    _curve_releases: Sequence[Sequence[SlotRelease]] = ()  # one curve per scheduler
     _curve_mean_hold: float = 0.0  # s
-    _view: PoolView | None = None  # of the last ticket that was asked about; None: something has changed since
+    _view: PoolView | None = None  # of the latest prediction; None: outdated
 
     @property
     def correction(self) -> float:
-        """Factor that predictions are multiplied by."""
+        """Factor by which raw predictions are multiplied."""
         low, high = CORRECTION_BOUNDS
         return min(high, max(low, self._realised_sum / self._predicted_sum)) if self._predicted_sum else 1.0
 
     def record_unserved(self, tickets: int, now: float) -> None:
-        """Hear how many tickets are left without credit."""
+        """Record the number of tickets that are left without credit."""
         self._view = None
         if not tickets:
             self._saturated_since = None
@@ -131,7 +128,7 @@ class Forecast:
         )
 
     def record_first_token(self, ticket: QueuedTicket, realised: float) -> None:
-        """Learn from a first token; `realised` is in s from its ticket's arrival."""
+        """Record a first token; `realised` is in s from the arrival of its ticket."""
         if ticket.raw_ttft:
             self.record_ratio(ticket.raw_ttft, realised)
         if ticket.ttft_limit:
@@ -139,29 +136,29 @@ class Forecast:
             self.margins[waits].record(ticket.predicted_ttft, realised, ticket.ttft_limit)
 
     def record_wait(self, prediction: float, raw: float, realised: float) -> None:
-        """Learn from a ticket that got its lease; `prediction` is the corrected one."""
+        """Record the wait of a leased ticket; `prediction` is the corrected one."""
         self.recent_waits.append(ObservedWait(prediction, realised))
         if raw:
             self.record_ratio(raw, realised)
 
     def record_ratio(self, raw: float, realised: float) -> None:
-        """Learn what uncorrected predictions of late are to be multiplied by."""
+        """Record the ratio between a realised time and its raw prediction."""
         self._realised_sum += EWMA_GAIN * (realised - self._realised_sum)
         self._predicted_sum += EWMA_GAIN * (raw - self._predicted_sum)
 
     @property
     def headroom(self) -> float:
-        """Return the share of a promise that a prediction with a wait may take."""
+        """Share of a TTFT limit that a prediction with a wait may take."""
         return self.margins[True].usable_share
 
     def usable_share(self, prediction: Prediction) -> float:
-        """Return the share of a promise that it may take."""
+        """Return the share of a TTFT limit that a prediction may take."""
         return self.margins[prediction.waits_for_slot].usable_share
 
     def predict(
         self, ticket: QueuedTicket, ahead: WorkAhead, pool_stats: Sequence[PoolStats], credit: int, now: float
     ) -> Prediction:
-        """Say what `ticket` may expect behind `ahead`, where `credit` more tickets would be taken at once."""
+        """Predict wait and TTFT of a ticket behind `ahead`, if `credit` more tickets could be offered at once."""
         if not pool_stats:
             return Prediction(round(ahead.tickets))
         view = self._view
@@ -199,7 +196,7 @@ class Forecast:
     def _curve_for(
         self, pool_stats: Sequence[PoolStats], combined_stats: PoolStats, mean_output_tokens: float
     ) -> ReleaseCurve:
-        """Return the curve of reports, `speed` all together, where answers have so many tokens."""
+        """Return the release curve of all schedulers for answers of `mean_output_tokens`."""
         mean = combined_stats.decode_step_time * mean_output_tokens
         curves = [each.releases for each in pool_stats]
         is_known = len(curves) == len(self._curve_releases) and all(map(is_, curves, self._curve_releases))
@@ -223,7 +220,7 @@ class Forecast:
             return Prediction(tickets, 0.0, after_lease, after_lease)
         if not self.service_rate.saturated:
             return Prediction(tickets, after_lease=after_lease)
-        # Its own place has to come free as well: by what one ticket of the line comes to.
+        # The slot of the ticket itself must be released as well: one more ticket of mean work.
         mean = ahead.work / ahead.tickets if ahead.tickets >= 1 else ticket.work
         raw = mean * (ahead.tickets - free + 1) / self.service_rate.saturated
         wait = raw * self.correction

@@ -1,4 +1,4 @@
-"""How fast a model's workers are and when their slots fall free, by what their schedulers report."""
+"""Pool statistics: throughput, step costs, slots and slot releases of workers, as schedulers report them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,41 +7,41 @@ from typing import NamedTuple
 
 
 class SlotRelease(NamedTuple):
-    """A point of the curve by which leases end."""
+    """A point of the slot release curve."""
 
-    after: float  # s from the report, if nothing were prefilled
-    ended_leases: int  # ended by then
+    after: float  # s from the report, for steps without prefill
+    ended_leases: int  # leases that have ended by then
 
 
 class PoolStats(NamedTuple):
-    """One scheduler's workers of one model; 0: not measured yet."""
+    """Statistics of one scheduler's workers of one model; 0: not measured yet."""
 
-    received_at: float  # s; when it was heard
-    tokens_per_second: float = 0.0  # prompt and output, while busy
-    prefill_tokens_per_second: float = 0.0  # of one worker, beside its decodes
-    next_worker_backlog: float = 0  # tokens, on the worker that is next
+    received_at: float  # s
+    tokens_per_second: float = 0.0  # prompt and output tokens, while busy
+    prefill_tokens_per_second: float = 0.0  # of one worker, in addition to its decodes
+    next_worker_backlog: float = 0  # prompt tokens at the worker that the next ticket would be placed on
     step_time: float = 0.0  # s
     free_slots: int = 0  # sequences
     slots: int = 0
     leases: int = 0
-    available_leases: int = 0  # leases that could be given
+    available_leases: int = 0  # leases that the workers can take now
     workers: int = 0
-    pending_prefill_tokens: float = 0.0  # tokens, on all workers
-    decode_step_time: float = 0.0  # s, of a step that prefills nothing
-    seconds_per_prefill_token: float = 0.0  # s by which a prompt token makes a step of its worker longer
-    max_step_tokens: int = 0  # most that a step has had
+    pending_prefill_tokens: float = 0.0  # prompt tokens at all workers
+    decode_step_time: float = 0.0  # s of a step without prefill
+    seconds_per_prefill_token: float = 0.0  # s that each prompt token adds to a step of its worker
+    max_step_tokens: int = 0  # largest number of tokens in a step
     leased_tokens: int = 0  # promised to leases
-    free_tokens: int = 0  # that could still be promised
+    free_tokens: int = 0  # not promised
     releases: tuple[SlotRelease, ...] = ()
-    placed_since: int = 0  # tickets that have gone there since
+    placed_since: int = 0  # tickets offered to the scheduler since the report
 
     @property
     def has_step_costs(self) -> bool:
-        """Tell whether it says what a step takes, and not only what gets done in the mean."""
+        """Whether the duration of steps is known, and not only the mean throughput."""
         return self.slots > 0 and self.decode_step_time > 0 and self.seconds_per_prefill_token > 0
 
     def with_ticket_placed(self, prompt_tokens: float) -> "PoolStats":
-        """Count a ticket that has gone there since, as what comes before the next report must not all seem first."""
+        """Return the statistics with one more ticket, so that each ticket before the next report adds to the load."""
         return self._replace(
             next_worker_backlog=self.next_worker_backlog + prompt_tokens,
             pending_prefill_tokens=self.pending_prefill_tokens + prompt_tokens * max(1, self.workers),
@@ -50,19 +50,19 @@ class PoolStats(NamedTuple):
         )
 
     def prefill_time(self, prompt_tokens: int) -> float:
-        """Return the s from a lease to the first token, but for what is before it."""
+        """Return the s from a lease to the first token, without the backlog before it."""
         rate = self.prefill_tokens_per_second
         return (prompt_tokens / rate if rate else 0.0) + self.step_time
 
     @property
     def next_worker_backlog_time(self) -> float:
-        """Return the s in which the worker that is next gets to a new prompt."""
+        """Return the s until the next worker starts a new prompt."""
         rate = self.prefill_tokens_per_second
         return self.next_worker_backlog / rate if rate else 0.0
 
 
 def combined(stats: Sequence[PoolStats]) -> PoolStats:
-    """Take several schedulers' workers for those of one, but for their releases; laws are means by slots."""
+    """Return the statistics of several schedulers as of one, without releases. Step costs are weighted by slots."""
     if len(stats) == 1:
         return stats[0]
     slots = sum([each.slots for each in stats])
@@ -85,7 +85,7 @@ def combined(stats: Sequence[PoolStats]) -> PoolStats:
 
 
 def merged_releases(curves: Sequence[Sequence[SlotRelease]]) -> Sequence[SlotRelease]:
-    """Add curves up, each step of one where it comes."""
+    """Return the sum of several slot release curves."""
     if len(curves) == 1:
         return curves[0]
     steps = sorted(
@@ -98,13 +98,13 @@ def merged_releases(curves: Sequence[Sequence[SlotRelease]]) -> Sequence[SlotRel
 
 @dataclass(slots=True)
 class ServiceRate:
-    """Tokens per second of a model's workers with as much to do as they can hold.
+    """Tokens per second of a model's workers with full batches.
 
-    A batch of one is far slower than a full one, so what is measured while there is room tells no more than a lower
-    bound: it can raise the figure, and only what is measured while tickets wait can lower it.
+    A small batch has a far lower rate than a full one, so a rate that is measured while slots are free is a lower
+    bound: it can only raise the estimate. Only a rate that is measured while tickets wait can lower it.
     """
 
-    saturated: float = 0.0  # 0: not known yet
+    saturated: float = 0.0  # tokens/s; 0: not known yet
     _lower_bound: float = 0.0
 
     def record(self, stats: Iterable[PoolStats], *, is_saturated: bool) -> None:

@@ -1,8 +1,8 @@
-"""When the next slots of a model fall free: those of the leases that run now, and of tickets that follow them.
+"""Release curve: the times at which slots of a model are released, by present leases and by tickets that follow them.
 
-While tickets wait, all N slots stay taken. Where R(t) of the present leases have ended, as many others run, each of
-which ends after some time L in the mean: so slots fall free by F(t) = R(t) + 1/L * integral of R up to t - L/4, as next
-to no answer is much shorter than the mean. That is N/L a second in the long run, whatever the lengths.
+While tickets wait, all N slots are in use. If R(t) of the present leases have ended, as many other leases run, each of
+which ends after a mean hold time L. Slots are therefore released by F(t) = R(t) + 1/L * integral of R up to t - L/4,
+because few answers are much shorter than the mean. In the long run this is N/L per second, for any lengths.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,23 +11,20 @@ from itertools import pairwise
 
 from penstock.queue.prediction.pool_stats import SlotRelease
 
-MIN_HOLD_SHARE = 0.25  # of the mean time, before which a lease hardly ends
-TAIL_HOLD_FACTORS = (
-    0.5,
-    1.0,
-    2.0,
-)  # mean times after the last present lease has ended; beyond, the rate is what it is for ever
+MIN_HOLD_SHARE = 0.25  # share of the mean hold time before which few leases end
+TAIL_HOLD_FACTORS = 0.5, 1.0, 2.0  # mean hold times after the last present lease; beyond them the rate is constant
 
 
 class ReleaseCurve:
-    """Times are in s from the report, steps without prefill alone."""
+    """Released slots over time, in s from the report, for steps without prefill."""
 
     __slots__ = ("_counts", "_rate", "_times")
 
     def __init__(self, releases: Sequence[SlotRelease], mean_hold: float, free_slots: int = 0) -> None:
-        """`mean`: s for which a ticket placed from now on keeps its slot; 0: unknown, and all goes on as it does.
+        """`mean_hold`: s for which a ticket that is placed from now on holds its slot; 0: unknown.
 
-        `free` slots are taken at once, and fall free again.
+        If it is unknown, the mean rate of the present leases continues. `free_slots` are taken at once and released
+        again.
         """
         last, ended = releases[-1] if releases else SlotRelease(0.0, 0)
         self._rate = (ended + free_slots) / mean_hold if mean_hold else ended / (last or 1.0)
@@ -42,19 +39,19 @@ class ReleaseCurve:
             ]
 
     def time_of(self, count: float) -> float:
-        """Return when so many slots have fallen free; a slot that is free already is none of them."""
+        """Return the time at which `count` slots were released. Slots that are free at the report do not count."""
         times, counts = self._times, self._counts
         if count <= 0:
             return 0.0
-        place = bisect_left(counts, count)
-        if place == len(counts):
+        index = bisect_left(counts, count)
+        if index == len(counts):
             return times[-1] + ((count - counts[-1]) / self._rate if self._rate else 0.0)
-        before, after = counts[place - 1], counts[place]
-        return times[place - 1] + (times[place] - times[place - 1]) * (count - before) / (after - before)
+        before, after = counts[index - 1], counts[index]
+        return times[index - 1] + (times[index] - times[index - 1]) * (count - before) / (after - before)
 
 
 class _CurveIntegral:
-    """Integral of a curve from 0 to a time."""
+    """Integral of a piecewise linear curve from 0 to a time."""
 
     def __init__(self, times: Sequence[float], heights: Sequence[float]) -> None:
         self._times, self._heights = times, heights
@@ -66,10 +63,10 @@ class _CurveIntegral:
     def __call__(self, time: float) -> float:
         if time <= 0:
             return 0.0
-        place = bisect_right(self._times, time) - 1
-        since, low = time - self._times[place], self._heights[place]
-        if place + 1 == len(self._times):
-            return self._sums[place] + since * low
-        span = self._times[place + 1] - self._times[place]
-        slope = (self._heights[place + 1] - low) / span
-        return self._sums[place] + since * (low + slope * since / 2)
+        index = bisect_right(self._times, time) - 1
+        since, low = time - self._times[index], self._heights[index]
+        if index + 1 == len(self._times):
+            return self._sums[index] + since * low
+        span = self._times[index + 1] - self._times[index]
+        slope = (self._heights[index + 1] - low) / span
+        return self._sums[index] + since * (low + slope * since / 2)

@@ -1,21 +1,21 @@
-"""How fast a model's tickets leave this shard, for hints where no scheduler has measured its workers yet."""
+"""Throughput: the rate at which tickets of a model leave this shard, used until schedulers report measured rates."""
 
 import math
 from dataclasses import dataclass
 
-TIME_CONSTANT_S = 10.0  # s; half a minute ago counts for 5 %
-WARM_UP_S = 1.0  # s of history before anything is said
+TIME_CONSTANT_S = 10.0  # s; tokens 30 s ago count 5 %
+WARM_UP_S = 1.0  # s of history before a rate is returned
 
 
 @dataclass(slots=True)
 class Throughput:
-    """Tokens per second of what is noted: an exponentially weighted mean that is honest about its youth."""
+    """Exponentially weighted mean of recorded tokens per second, corrected for a short history."""
 
     time_constant: float = TIME_CONSTANT_S  # s
     warm_up: float = WARM_UP_S  # s
     began_at: float | None = None
     _updated_at: float = 0.0
-    _decayed_tokens: float = 0.0  # tokens, older ones counting less
+    _decayed_tokens: float = 0.0  # tokens, decayed by their age
 
     def record(self, tokens: int, now: float) -> None:
         if self.began_at is None:
@@ -24,7 +24,7 @@ class Throughput:
         self._updated_at = now
 
     def tokens_per_second(self, now: float) -> float:
-        """Return 0 while too little is known."""
+        """Return the rate; 0.0 during the warm-up."""
         if self.began_at is None or now - self.began_at < self.warm_up:
             return 0.0
         return self._decayed(now) / (self.time_constant * -math.expm1((self.began_at - now) / self.time_constant))

@@ -1,4 +1,4 @@
-"""When a ticket will have its lease and its first token, from when slots fall free and what a step takes.
+"""TTFT model: predicts lease and first token of a ticket from slot releases and step costs.
 
 A step takes `decode_step` and `prefill_token` more for each prompt token in it, so the time to a step is its number
 times the one and what was prefilled until then times the other. A ticket with n before it gets the slot that falls free

@@ -26,7 +26,6 @@ from penstock.queue.effects import (
     Shed,
     TicketRemoved,
     Withdrawn,
-    WouldAdmit,
 )
 from penstock.queue.errors import Evicted, RejectionWindowsFn
 from penstock.queue.models.availability import ModelAvailability
@@ -113,15 +112,6 @@ class TicketBook:
                 return [*effects, *self._admit(ticket, prediction, now)]
             rejection = self._admission.queue_full(ticket, now)
         return [*effects, self._shed(ticket, rejection)]
-
-    def probe(self, ticket: QueuedTicket, now: float) -> list[Shed | WouldAdmit]:
-        """Return whether a new ticket would be admitted. Only the counters of sheds change."""
-        rejection = self._admission.rejection(ticket, now)
-        if rejection is None:
-            rejection = self._admission.check_slo(ticket, self._predict(ticket, now), now)
-        if rejection is None and not (self._admission.has_room(ticket) or self._admission.can_make_room(ticket)):
-            rejection = self._admission.queue_full(ticket, now)
-        return [self._shed(ticket, rejection) if rejection else WouldAdmit(ticket.edge, ticket.ticket_id)]
 
     def withdraw(self, edge: str, ticket_ids: Iterable[str]) -> list[Effect]:
         withdrawn = tuple(ticket_ids)

@@ -9,9 +9,11 @@ from penstock.queue.ticket import QueuedTicket
 
 
 class RecentLease(NamedTuple):
+    """A lease that was granted within the last `ttl` seconds."""
+
     scheduler: str
     edge: str
-    expires_at: float
+    expires_at: float  # s
     fingerprint: int
 
 

@@ -148,8 +148,8 @@ class TicketTransitions:
     def quarantine(self, is_confirmed_by_fingerprint: Mapping[int, bool]) -> list[Effect]:
         """Drop tickets of confirmed poison requests, and revoke recent leases of all reported ones.
 
-        A lease is revoked by the scheduler that granted it. If this scheduler is disconnected, the edge is told to
-        shed the ticket. `is_confirmed_by_fingerprint`: the requests whose report has changed.
+        A lease is revoked by the scheduler that granted it. If this scheduler is disconnected, the edge receives a
+        `shed`. `is_confirmed_by_fingerprint`: the requests whose report has changed.
         """
         if not is_confirmed_by_fingerprint:
             return []

@@ -1,8 +1,4 @@
-"""Simulated admission filter of the edges, with the rejection cache of the edge service.
-
-The edge service probes the queue before it reserves quota. The simulator reserves none, so that a ticket is enqueued
-instead of probed.
-"""
+"""Simulated admission filter of the edges, with the rejection cache of the edge service."""
 
 from collections.abc import Iterable
 from math import inf

@@ -1,4 +1,4 @@
-"""When requests come: processes that yield times in s from the start, endless unless a trace ends. Pure."""
+"""Arrival processes: generators of arrival times in s from the start, endless unless a trace ends. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,15 @@ from typing import Protocol
 
 
 class ArrivalProcess(Protocol):
+    """A generator of arrival times."""
+
     def times(self, rng: Random, load: float) -> Iterator[float]:
         """Yield ascending times; `load` multiplies the rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """The rate is multiplied by `factor` in it: a step, a spike or a silence."""
+    """A time window in which the rate is multiplied by `factor`, for steps, spikes and pauses."""
 
     start: float
     end: float
@@ -23,13 +25,13 @@ class RateWindow:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent clients at `rate` per s, times the factors of the windows that hold a moment."""
+    """A Poisson process at `rate` per s, multiplied by the factors of all windows that contain the time."""
 
     rate: float
     windows: Sequence[RateWindow] = ()
 
     def times(self, rng: Random, load: float) -> Iterator[float]:
-        """Thin a process at the highest rate, so that a window needs no care at its edges."""
+        """Yield ascending times by thinning a process at the highest rate, so that windows need no special case."""
         steps = _rate_steps(self.windows)
         peak = self.rate * load * max(factor for _, factor in steps)
         now, place = 0.0, 0
@@ -43,11 +45,11 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Bursty:
-    """On and off, each for an exponential time; Poisson at a higher rate while on, so that `rate` is the mean."""
+    """An on-off process with exponential phases; Poisson at a higher rate in on phases, so that `rate` is the mean."""
 
     rate: float
-    mean_on_s: float  # mean s
-    mean_off_s: float  # mean s
+    mean_on_s: float
+    mean_off_s: float
 
     def times(self, rng: Random, load: float) -> Iterator[float]:
         within = self.rate * load * (self.mean_on_s + self.mean_off_s) / self.mean_on_s
@@ -63,7 +65,7 @@ class Bursty:
 
 @dataclass(frozen=True, slots=True)
 class Regular:
-    """One request every 1/rate s, the first at once: what the artifacts of fairness papers offer."""
+    """One request every 1/rate s, the first at 0 s, as in the artifacts of papers on fairness."""
 
     rate: float
 
@@ -76,7 +78,7 @@ class Regular:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Rates and shapes of gaps by window of time, as ServeGen describes a client.
+    """A renewal process whose rate and gap distribution change by time window, as ServeGen describes clients.
 
     Source: Xiang et al. 2025, ServeGen: gaps are gamma or Weibull distributed with a coefficient of variation of
     their own in each window; a window starts its process anew.
@@ -96,6 +98,8 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class RenewalWindow:
+    """A time window of a renewal process."""
+
     start: float
     end: float
     rate: float
@@ -103,7 +107,7 @@ class RenewalWindow:
     shape: float = 1.0
 
     def gap(self, rng: Random) -> float:
-        """Draw a gap whose mean is 1/rate."""
+        """Sample a gap with the mean 1/rate."""
         if self.family == "gamma":
             return rng.gammavariate(self.shape, 1 / (self.rate * self.shape))
         if self.family == "weibull":
@@ -112,6 +116,6 @@ class RenewalWindow:
 
 
 def _rate_steps(windows: Sequence[RateWindow]) -> list[tuple[float, float]]:
-    """Return from when on which factor holds, ascending."""
+    """Return the factors in ascending order of the times from which they hold."""
     edges = sorted({0.0, *(each.start for each in windows), *(each.end for each in windows)})
     return [(edge, math.prod(each.factor for each in windows if each.start <= edge < each.end)) for edge in edges]

@@ -39,9 +39,9 @@ def trace_errors(path: Path, kind: str) -> Iterator[None]:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
     except KeyError as error:
-        raise TraceError(f"{path} is not a {kind} trace: it has no {error}") from error
+        raise TraceError(f"{path} is not a trace in {kind} format: it has no {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path} is not a {kind} trace: {error}") from error
+        raise TraceError(f"{path} is not a trace in {kind} format: {error}") from error
 
 
 def read_azure(path: Path) -> TraceDemand:

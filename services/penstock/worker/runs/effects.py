@@ -50,7 +50,7 @@ class RunEnded:
     outcome: RunOutcome
     at: float  # Unix s
     step: int  # the last engine step that may have worked on it
-    is_reported: bool  # whether its edge is told; False if its stream or its handle is gone
+    is_reported: bool  # whether its edge receives the outcome; False if its stream or its handle is gone
 
 
 @dataclass(frozen=True, slots=True)

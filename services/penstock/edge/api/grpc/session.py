@@ -13,7 +13,7 @@ from penstock.edge.api.grpc.messages import estimate_from_message, spec_of
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.sinks import SessionSink, failed_frame, step_frame
-from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult
+from penstock.edge.request.estimate import AdmissionResult
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.stream_pb2 import End, Heartbeat
@@ -35,7 +35,6 @@ class SessionHandler:
         self._traceparent = traceparent
         self._caller_classes = CallerClassCache()
         self._contexts: dict[int, RequestContext] = {}
-        self._probing: dict[int, asyncio.Task[None]] = {}  # by handle; no active request exists for them yet
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._pending_sinks: dict[int, SessionSink] = {}
         self._has_output = asyncio.Event()
@@ -57,7 +56,7 @@ class SessionHandler:
                 self._is_closed = True
                 for context in list(self._contexts.values()):
                     self._gateway.cancel(context)
-                for each in (*loops, *self._probing.values()):
+                for each in loops:
                     each.cancel()
 
     # Calls of sinks.
@@ -77,7 +76,7 @@ class SessionHandler:
         self._check_idle()
 
     def _check_idle(self) -> None:
-        if not (self._contexts or self._probing):
+        if not self._contexts:
             self._is_idle.set()
 
     # Frames of the client.
@@ -88,10 +87,6 @@ class SessionHandler:
             self._generate(frame.generate)
         elif kind == "cancel" and frame.cancel.handle in self._contexts:
             self._cancel(frame.cancel.handle)
-        elif kind == "cancel" and frame.cancel.handle in self._probing:
-            self._probing.pop(frame.cancel.handle).cancel()
-            self.send(pb.SessionResponse(cancelled=pb.SessionCancelled(handle=frame.cancel.handle)))
-            self._check_idle()
 
     def _cancel(self, handle: int) -> None:
         """Cancel a request, and the tokenization of its prompt, so that its memory is free at once."""
@@ -101,7 +96,7 @@ class SessionHandler:
             starting.cancel()
 
     def _generate(self, frame: pb.SessionGenerate) -> None:
-        if frame.handle in self._contexts or frame.handle in self._probing:
+        if frame.handle in self._contexts:
             text = f"handle {frame.handle} is in use by a running request; choose a handle that is free"
             raise InvalidArgument(text, field="handle", reason="HANDLE_IN_USE")
         traceparent = frame.request.traceparent or self._traceparent
@@ -113,29 +108,9 @@ class SessionHandler:
                 traceparent=traceparent,
                 caller_classes=self._caller_classes,
             )
-            if admission.probe:
-                self._is_idle.clear()
-                self._probing[frame.handle] = self._group.create_task(
-                    self._probe(frame, admission.probe, admission, traceparent)
-                )
-                return
             self._start(frame, admission, traceparent)
         except PenstockError as error:
             self.send(failed_frame(frame.handle, error))
-
-    async def _probe(
-        self, frame: pb.SessionGenerate, probe: AdmissionProbe, admission: AdmissionResult, traceparent: str
-    ) -> None:
-        """Probe the queue, then start the request. Until the result arrives only this task exists for it."""
-        try:
-            await self._gateway.probe(probe, frame.ByteSize())
-            del self._probing[frame.handle]
-            self._check_accepting()
-            self._start(frame, admission, traceparent)
-        except PenstockError as error:
-            self._probing.pop(frame.handle, None)
-            self.send(failed_frame(frame.handle, error))
-        self._check_idle()
 
     def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, traceparent: str) -> None:
         spec, sink = spec_of(frame.request), SessionSink(self, frame.handle)
@@ -180,7 +155,7 @@ class SessionHandler:
         A client that sent `end` sends no more frames, so its silence limit is disabled. Transport pings still detect
         a lost client.
         """
-        while self._contexts or self._probing:
+        while self._contexts:
             self._peer.on_frame(pb.SessionRequest(heartbeat=Heartbeat()))
             try:
                 async with asyncio.timeout(endpoint.TICK_S):

@@ -10,7 +10,7 @@ _MIN_CAPABILITY = (8, 0)  # Ampere, the first with bfloat16
 
 
 class CudaUnavailable(Exception):
-    """The CUDA forward pass cannot run on this GPU or image; the message says why. Plain torch computes the same."""
+    """The CUDA forward pass cannot run on this GPU or image, for the reason in the message; plain torch can."""
 
 
 def check_cuda(device: torch.device) -> None:

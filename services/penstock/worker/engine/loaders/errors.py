@@ -2,4 +2,4 @@
 
 
 class ModelUnsupported(ValueError):
-    """The engine cannot run the model in these files; the message says why."""
+    """The engine cannot run the model in these files; the message has the reason."""

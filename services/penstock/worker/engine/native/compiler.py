@@ -22,7 +22,7 @@ _COMPILE_TIMEOUT_S = 300.0  # a compilation takes about 5 s
 
 
 class NativeUnavailable(Exception):
-    """The native forward pass does not support this machine or model; the message says why. Torch computes the same."""
+    """The native forward pass does not support this machine or model, for the reason in the message; torch does."""
 
 
 class CpuTarget(NamedTuple):

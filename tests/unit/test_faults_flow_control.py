@@ -1,4 +1,4 @@
-"""What may wait for a reader in a broken world: a writer stops at its window, and goes on when it is read."""
+"""Flow control of the simulated network: a writer stops at its window, and continues after reads."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ def test_a_writer_waits_for_its_reader_once_its_window_is_full(world):
     assert window.full_since is None
 
 
-def test_since_when_a_window_is_full_is_not_forgotten_while_too_little_is_read(world):
+def test_the_start_of_a_full_window_is_kept_while_it_stays_full(world):
     window, _ = writing(world, [150])
     since = window.full_since
     world.run(lambda: False, limit=5.0)
@@ -57,7 +57,7 @@ def test_since_when_a_window_is_full_is_not_forgotten_while_too_little_is_read(w
     assert window.full_since == since
 
 
-def test_a_reader_tells_in_halves_of_the_window_and_nothing_is_lost_of_what_it_read(world):
+def test_a_reader_acknowledges_halves_of_the_window_without_losing_a_byte(world):
     window, _ = writing(world, [])
     told = [window.on_read(20) for _ in range(6)]
     assert told == [0, 0, 60, 0, 0, 60]

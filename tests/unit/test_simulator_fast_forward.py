@@ -1,4 +1,4 @@
-"""Steps that nobody hears of are gone through at once, and come to what they do one by one."""
+"""Fast forward gives the same results as single steps, with fewer events."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ def seen(run):
     loses=st.booleans(),
 )
 @example(seed=435, rate=2.0, workers=1, context=0.0, loses=False)  # nobody comes
-def test_leaping_over_steps_comes_to_what_they_do_one_by_one(seed, rate, workers, context, loses):
+def test_fast_forward_gives_the_results_of_single_steps(seed, rate, workers, context, loses):
     scenario = world(
         rate=rate,
         output=150,
@@ -61,7 +61,7 @@ def test_leaping_over_steps_comes_to_what_they_do_one_by_one(seed, rate, workers
     assert seen(Simulation(scenario).run()) == seen(Simulation(scenario, SteppedMesh).run())
 
 
-def test_workers_in_lockstep_are_heard_in_the_same_order():
+def test_fast_forward_keeps_the_order_of_workers_in_lockstep():
     """Their steps end at the very same moments, as all prompts and answers are alike."""
     like = {"arrivals": {"kind": "regular", "rate": 10.0}, "prompt": {"tokens": 64}, "output": {"tokens": 40}}
     tenants = [{"name": name, **like} for name in "abc"]
@@ -69,7 +69,7 @@ def test_workers_in_lockstep_are_heard_in_the_same_order():
     assert seen(Simulation(scenario).run()) == seen(Simulation(scenario, SteppedMesh).run())
 
 
-def test_a_lone_answer_costs_an_event_for_each_report_and_not_for_each_step():
+def test_a_single_answer_costs_an_event_per_report_instead_of_per_step():
     scenario = world(rate=1.0, output=2_000, seed=4, duration=1.0, workers=[{"slots": 4}])
     one_by_one, leaping = Simulation(scenario, SteppedMesh).run(), Simulation(scenario).run()
     steps = leaping.worker_lives[0].totals.steps
@@ -77,7 +77,7 @@ def test_a_lone_answer_costs_an_event_for_each_report_and_not_for_each_step():
     assert leaping.events.events_run < one_by_one.events.events_run - steps / 2
 
 
-def test_a_request_costs_few_events_however_many_come():
+def test_events_per_request_do_not_grow_with_the_load():
     """Its own frames, and its share of what is told at every tick and every few steps; less the more there are."""
 
     def each(rate):

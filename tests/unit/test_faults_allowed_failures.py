@@ -1,4 +1,4 @@
-"""Who is away for how long, as far as it excuses that requests fail: all of a tier, and beyond patience alone."""
+"""Failures are allowed while all processes of a tier are down, after their peers have waited."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -38,35 +38,35 @@ def found(harmed=None, **absences):
     ("tier", "reason"),
     [("queue", "QUEUE_LOST"), ("worker", "NO_WORKER"), ("scheduler", "NO_WORKER"), ("edge", "CONNECTION_LOST")],
 )
-def test_a_tier_that_is_away_excuses_its_own_reason_once_its_peers_have_waited(tier, reason):
+def test_a_tier_that_is_down_allows_its_own_reason_after_its_peers_have_waited(tier, reason):
     excused = found(**{tier: [[Interval(5.0, 5.0 + LONG)]]})
     assert excused[reason] == [Interval(5.0 + PATIENCE_S, 5.0 + LONG + RECOVERY_S)]
     assert not any(spans for other, spans in excused.items() if other != reason)
 
 
-def test_one_that_was_there_all_the_while_excuses_nothing():
+def test_a_process_that_stayed_up_allows_no_failure():
     assert found(queue=[[Interval(5.0, 5.0 + LONG)], []])["QUEUE_LOST"] == []
 
 
-def test_who_is_back_before_patience_is_over_excuses_nothing():
+def test_a_recovery_within_the_patience_allows_no_failure():
     assert found(queue=[[Interval(5.0, 5.0 + PATIENCE_S)]])["QUEUE_LOST"] == []
     assert found(queue=[[Interval(5.0, 5.1 + PATIENCE_S)]])["QUEUE_LOST"] == [Interval(15.0, 16.1)]
 
 
-def test_workers_and_schedulers_that_are_away_in_turn_are_so_for_the_sum():
+def test_downtimes_of_workers_and_schedulers_add_up():
     half = PATIENCE_S * 0.6
     excused = found(worker=[[Interval(0.0, half)]], scheduler=[[Interval(half, 2 * half)]])
     assert excused["NO_WORKER"] == [Interval(PATIENCE_S, 2 * half + RECOVERY_S)]
 
 
-def test_auth_and_the_disk_excuse_from_the_first_moment():
+def test_auth_and_the_disk_allow_failures_from_the_start():
     excused = found({"auth": [Interval(1.0, 2.0)], "disk": [Interval(3.0, 3.5)]})
     assert excused["AUTH_LOST"] == [Interval(1.0, 2.0 + RECOVERY_S)]
     assert excused["STORE_UNAVAILABLE"] == [Interval(3.0, 3.5 + RECOVERY_S)]
 
 
 @given(st.lists(SPANS, min_size=1, max_size=4), st.lists(MOMENTS, max_size=20))
-def test_all_are_away_when_each_of_them_is(absences, moments):
+def test_all_are_down_when_each_of_them_is(absences, moments):
     away = simultaneous(absences)
     for moment in moments:
         each = [any(span.since <= moment <= span.until + RECOVERY_S for span in spans) for spans in absences]
@@ -76,19 +76,19 @@ def test_all_are_away_when_each_of_them_is(absences, moments):
 
 
 @given(SPANS)
-def test_spans_that_were_merged_do_not_touch(spans):
+def test_merged_intervals_do_not_touch(spans):
     together = merge_overlapping(spans)
     assert all(one.until < other.since for one, other in pairwise(together))
     assert merge_overlapping([*together, *spans]) == together
 
 
-def test_worlds_wait_for_as_long_as_the_judge_believes():
+def test_the_patience_of_the_checks_is_that_of_the_tiers():
     planned = QueueConfig().unavailable_model_timeout, RetryPolicy().connect_timeout
     assert planned == (PATIENCE_S, PATIENCE_S)
     assert EdgeConfig().upstream_timeout >= PATIENCE_S
 
 
-def test_a_request_that_goes_on_after_a_standstill_is_waited_for_however_long_that_was():
+def test_a_world_waits_for_a_request_that_continues_after_a_long_freeze():
     ask = PlannedRequest(
         starts_at=0.1,
         prompt=(1, 2, 3),
@@ -112,7 +112,7 @@ def test_a_request_that_goes_on_after_a_standstill_is_waited_for_however_long_th
     assert outcome.violations == ()
 
 
-def test_what_strikes_after_all_answers_is_waited_for_as_well():
+def test_a_world_waits_for_a_fault_after_all_answers():
     calm = replace(plan_world(3), requests=(), token_counts=(), faults=())
     late = PlannedFault(kind=FaultKind.FREEZE, duration_s=35.0, victim_tier="queue", victim_pick=0.0, at=0.3)
     outcome = run_plan(replace(calm, faults=(late,)))

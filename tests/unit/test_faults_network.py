@@ -1,4 +1,4 @@
-"""The network of broken worlds: what is cut, held back or closed is heard of by both sides, and in order."""
+"""The simulated network: both sides are notified of resets, partitions and closes, in order."""
 
 import asyncio
 
@@ -62,7 +62,7 @@ def mesh():
     asyncio._set_running_loop(None)  # a world has set it
 
 
-def test_a_connection_that_is_reset_while_nothing_comes_through_is_lost_to_both_sides(mesh):
+def test_a_reset_during_a_partition_is_reported_to_both_sides(mesh):
     """Of such a connection, one side went on for ever with calls that never came to the other: seed 40082."""
     connection = mesh.connect()
     mesh.network.partition(mesh.names, 1.0)
@@ -74,7 +74,7 @@ def test_a_connection_that_is_reset_while_nothing_comes_through_is_lost_to_both_
     assert mesh.network.connections == []
 
 
-def test_a_server_that_stops_before_its_client_has_heard_of_the_connection_takes_no_call_on_it(mesh):
+def test_a_server_that_stops_before_its_client_is_connected_accepts_no_call(mesh):
     """The news went to nobody's side of the connection: seed 40168."""
     mesh.connect(until=lambda mesh: mesh.sides == 1)
     assert mesh.state is Connectivity.CONNECTING
@@ -85,7 +85,7 @@ def test_a_server_that_stops_before_its_client_has_heard_of_the_connection_takes
     assert mesh.failures == []
 
 
-def test_a_peer_that_closes_while_nothing_comes_through_is_heard_of_afterwards(mesh):
+def test_a_close_during_a_partition_is_reported_afterwards(mesh):
     mesh.connect()
     mesh.network.partition(mesh.names, 1.0)
     with mesh.world.running_as(mesh.host):
@@ -96,7 +96,7 @@ def test_a_peer_that_closes_while_nothing_comes_through_is_heard_of_afterwards(m
     assert mesh.state is Connectivity.IDLE
 
 
-def test_a_hole_that_outlasts_pings_is_noticed_before_it_closes(mesh):
+def test_a_partition_longer_than_the_ping_timeout_is_detected_before_it_heals(mesh):
     mesh.connect()
     mesh.network.partition(mesh.names, 4.0)
     mesh.pass_by(3.0)
@@ -106,7 +106,7 @@ def test_a_hole_that_outlasts_pings_is_noticed_before_it_closes(mesh):
     assert mesh.sides == 0
 
 
-def test_what_a_hole_held_back_arrives_in_the_order_in_which_it_was_said(mesh):
+def test_messages_that_a_partition_delayed_arrive_in_order(mesh):
     connection, heard = mesh.connect(), []
     line = MessageStream(connection)
     for number in range(3):
@@ -121,7 +121,7 @@ def test_what_a_hole_held_back_arrives_in_the_order_in_which_it_was_said(mesh):
     assert heard == list(range(6))
 
 
-def test_nothing_arrives_on_a_connection_that_was_cut(mesh):
+def test_nothing_arrives_on_a_connection_that_was_reset(mesh):
     connection, heard = mesh.connect(), []
     mesh.network.deliver(MessageStream(connection), TO_CLIENT, heard.append, 1)
     mesh.network.reset(connection)

@@ -1,4 +1,4 @@
-"""What simulated edges refuse by themselves: most of it where much is refused, and nothing that changes the rest."""
+"""Simulated edges decide most rejections themselves, without an effect on goodput."""
 
 from dataclasses import replace
 
@@ -29,15 +29,15 @@ def flooded():
     return run(8.0)
 
 
-def test_most_of_what_a_flood_is_refused_never_reaches_the_queue(flooded):
+def test_most_rejections_under_overload_never_reach_the_queue(flooded):
     assert flooded["rejected_by_edges_share"] > 0.7
 
 
-def test_edges_that_refuse_by_themselves_let_in_as_much(flooded):
+def test_rejections_by_edges_do_not_reduce_goodput(flooded):
     asked = run(8.0, door=False)
     assert asked["rejected_by_edges_share"] == 0
     assert flooded["goodput_weighted_tokens_per_s"] > 0.97 * asked["goodput_weighted_tokens_per_s"]
 
 
-def test_where_there_is_room_for_all_nobody_is_refused_at_the_door():
+def test_edges_reject_nothing_without_overload():
     assert run(0.3)["rejected_by_edges_share"] == 0

@@ -1,4 +1,4 @@
-"""The judge of broken worlds: it finds each way in which a promise can be broken, and nothing where none is."""
+"""The checker finds each kind of violation, and none in a correct world."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def kinds(found):
     return {each.kind for each in found}
 
 
-def test_a_whole_answer_breaks_no_promise():
+def test_a_correct_answer_has_no_violation():
     assert list(check_answers([whole()])) == []
     assert list(check_charges([whole()], [row()], {4: 6})) == []
 
@@ -85,11 +85,11 @@ def test_a_whole_answer_breaks_no_promise():
         ({"finish_reason": "", "failure_text": "UNAVAILABLE X: y", "failure_reason": "X"}, "failed"),
     ],
 )
-def test_what_a_client_should_not_see_is_found(changes, kind):
+def test_a_wrong_answer_is_found(changes, kind):
     assert kind in kinds(check_answers([whole(**changes)]))
 
 
-def test_a_client_that_left_is_owed_the_beginning_alone():
+def test_a_cancelled_answer_must_be_a_prefix():
     part = whole(
         token_ids=OWED.token_ids[:2], indexes=[0, 1], text="", finish_reason="", usage=None, has_cancelled=True
     )
@@ -98,7 +98,7 @@ def test_a_client_that_left_is_owed_the_beginning_alone():
     assert kinds(check_answers([part])) == {"changed"}
 
 
-def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_one():
+def test_a_failure_is_allowed_by_its_reason_within_its_intervals():
     lost = {"failure_text": "UNAVAILABLE AUTH_LOST: x", "failure_reason": "AUTH_LOST", "retry_after": 1.0}
     failed = whole(finish_reason="", usage=None, ended_at=2.0, **lost)
     assert list(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
@@ -106,7 +106,7 @@ def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_on
     assert kinds(check_answers([failed], {"OTHER": [Interval(0.0, 2.0)]})) == {"failed"}
 
 
-def test_a_failure_that_does_not_say_when_to_come_back_is_excused_by_nothing():
+def test_a_failure_without_a_retry_delay_is_not_allowed():
     lost = {"finish_reason": "", "usage": None, "ended_at": 2.0, "failure_text": "UNAVAILABLE x"}
     silent = whole(**lost, failure_reason="QUEUE_LOST")
     own = whole(**lost, failure_reason="CONNECTION_LOST")  # a client's own word
@@ -129,7 +129,7 @@ def test_a_failure_that_does_not_say_when_to_come_back_is_excused_by_nothing():
         [row(outcome="lost")],
     ],
 )
-def test_charges_other_than_for_what_came_are_found(rows):
+def test_wrong_charges_are_found(rows):
     assert kinds(check_charges([whole()], rows, {4: 6})) == {"charge"}
 
 
@@ -152,7 +152,7 @@ def counted(**changes):
         ({"token_ids": [], "failure_text": "INTERNAL", "failure_reason": "INTERNAL"}, "failed"),
     ],
 )
-def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
+def test_a_token_count_is_right_or_fails_for_an_allowed_reason(changes, kind):
     assert list(check_token_counts([counted()])) == []
     assert kinds(check_token_counts([counted(**changes)])) == {kind}
     failed = counted(token_ids=[], failure_text="UNAVAILABLE", failure_reason="AUTH_LOST", retry_after=1.0)
@@ -165,7 +165,7 @@ def poison(**changes):
     return whole(**{"request": replace(ASK, crash_token_index=0), **nothing, **told, **changes})
 
 
-def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_one_worker():
+def test_a_poison_request_may_end_after_two_crashes_on_one_worker():
     assert list(check_answers([poison()])) == []
     assert kinds(check_answers([poison(request=ASK)])) == {"failed"}
     assert list(check_poison([poison()], {4: ["w0", "w0"]})) == []
@@ -180,17 +180,17 @@ def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_o
         ({"finish_reason": "length", "failure_reason": ""}, []),
     ],
 )
-def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, workers):
+def test_a_poison_request_with_more_crashes_or_another_error_is_found(changes, workers):
     assert kinds(check_poison([poison(**changes)], {4: workers})) == {"poison"}
 
 
-def test_a_request_that_would_crash_engines_may_fail_before_it_comes_to_that():
+def test_a_poison_request_may_fail_before_it_crashes_an_engine():
     refused = poison(failure_reason="AUTH_LOST", ended_at=2.0, retry_after=1.0)
     assert list(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
     assert kinds(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 1.0)]})) == {"poison"}
 
 
-def test_each_worker_that_was_stopped_may_have_taken_along_what_it_found_out():
+def test_each_stop_of_a_worker_allows_further_crashes():
     assert list(check_poison([poison()], {4: ["w0", "w1", "w1"]}, worker_stops=1)) == []
     assert kinds(check_poison([poison()], {4: ["w0", "w1", "w2"]}, worker_stops=1)) == {"poison"}
 
@@ -198,17 +198,17 @@ def test_each_worker_that_was_stopped_may_have_taken_along_what_it_found_out():
 LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}
 
 
-def test_an_answer_whose_edge_died_before_it_told_auth_of_the_end_is_charged_nothing():
+def test_an_answer_whose_edge_died_before_the_settlement_is_charged_nothing():
     whole_and_lost = [whole()], [row(**LOST)], {4: 6}
     assert list(check_charges(*whole_and_lost, last_tickets={4: "t1"})) == []
     assert kinds(check_charges(*whole_and_lost)) == {"charge"}
 
 
-def test_a_request_that_was_refused_before_it_ran_is_forgiven_no_less():
+def test_a_retried_request_whose_edge_died_is_charged_nothing():
     assert list(check_charges([whole(attempts=2)], [row(**LOST)], {4: 6}, last_tickets={4: "t1"})) == []
 
 
-def test_an_answer_that_went_on_elsewhere_is_charged_there_unless_that_edge_died_as_well():
+def test_a_resumed_answer_is_charged_by_the_next_edge_unless_that_died_as_well():
     resumed = whole(attempts=2)
     went_on = row(reservation_id="r2", ticket_id="t2", answer_id="t1")
     without = [row(**LOST)]
@@ -217,7 +217,7 @@ def test_an_answer_that_went_on_elsewhere_is_charged_there_unless_that_edge_died
     assert list(check_charges([resumed], [*without, went_on._replace(**LOST)], {4: 6}, last_tickets={4: "t2"})) == []
 
 
-def test_the_last_ticket_of_a_request_is_the_one_that_was_first_asked_for_last():
+def test_the_last_ticket_of_a_request_is_its_last_new_one():
     monitor = FrameInvariants({4: ASK})
     for ticket_id in ("t1", "t2", "t1"):
         monitor.on_frame("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
@@ -225,24 +225,24 @@ def test_the_last_ticket_of_a_request_is_the_one_that_was_first_asked_for_last()
     assert monitor.violations == []
 
 
-def test_tokens_that_no_engine_made_are_not_to_be_charged():
+def test_charged_tokens_that_no_engine_generated_are_found():
     assert kinds(check_charges([whole()], [row()], {4: 5})) == {"charge"}
 
 
-def test_accounts_are_what_the_ledger_adds_up_to():
+def test_balances_must_equal_the_sums_of_the_ledger():
     assert list(check_totals([row(), row()], (8, 12, 2))) == []
     assert list(check_totals([], (None, None, None))) == []
     assert kinds(check_totals([row(), row()], (8, 18, 2))) == {"charge"}
 
 
-def test_work_for_a_client_that_left_is_waste_but_for_the_cancels_way():
+def test_work_after_a_cancel_is_waste_except_for_its_delay():
     left = whole(has_cancelled=True, ended_at=1.0)
     assert list(check_wasted_work([left], {4: 1.05}, 0.1)) == []
     assert list(check_wasted_work([whole(ended_at=1.0)], {4: 9.0}, 0.1)) == []
     assert kinds(check_wasted_work([left], {4: 1.2}, 0.1)) == {"waste"}
 
 
-def test_whatever_is_left_over_is_a_leak_and_so_is_a_figure_that_is_missing():
+def test_remaining_state_and_a_missing_figure_are_leaks():
     clean = {tier: (tier, dict.fromkeys(names, 0.0)) for tier, names in FIGURES_ZERO_AT_REST.items()}
     assert list(check_residue(clean)) == []
     for tier, names in FIGURES_ZERO_AT_REST.items():
@@ -269,7 +269,7 @@ def heard(kind, *frames):
     return monitor.violations
 
 
-def test_a_run_that_goes_on_where_the_last_one_stopped_is_right():
+def test_a_run_that_resumes_at_its_position_is_correct():
     assert heard("start", start(), resumed(2)) == []
 
 
@@ -283,11 +283,11 @@ def test_a_run_that_goes_on_where_the_last_one_stopped_is_right():
         start(ticket_id="t2"),
     ],
 )
-def test_a_run_that_goes_on_otherwise_is_found(second):
+def test_a_run_that_resumes_otherwise_is_found(second):
     assert kinds(heard("start", start(), second)) == {"frame"}
 
 
-def test_a_ticket_keeps_its_place_in_the_line_over_attempts():
+def test_a_ticket_keeps_its_place_in_the_queue_over_attempts():
     def enqueue(**fields):
         return SubmitRequest(enqueue=Enqueue(tickets=[Ticket(ticket_id="t1", **fields)]))
 
@@ -297,21 +297,21 @@ def test_a_ticket_keeps_its_place_in_the_line_over_attempts():
     assert kinds(heard("enqueue", enqueue(attempt=2, enqueue_unix_nano=5), first)) == {"frame"}
 
 
-def test_a_reservation_is_settled_alike_however_often():
+def test_repeated_settlements_of_a_reservation_must_be_equal():
     one, other = (AdmitRequest(settle=Settle(reservation_id="r1", output_tokens=count)) for count in (3, 4))
     assert heard("settle", one, one) == []
     assert kinds(heard("settle", one, other)) == {"frame"}
 
 
 @given(st.lists(st.integers(0, 25), min_size=1, max_size=20), st.integers(0, 2**64 - 1), st.integers(1, 24))
-def test_what_is_owed_to_a_shorter_request_begins_what_is_owed_to_a_longer(prompt, seed, tokens):
+def test_the_expected_answer_of_a_shorter_request_is_a_prefix(prompt, seed, tokens):
     longer = oracle.expected_answer(prompt, seed, 24, ignore_eos=True, stops=())
     shorter = oracle.expected_answer(prompt, seed, tokens, ignore_eos=True, stops=())
     assert longer.token_ids[:tokens] == shorter.token_ids
     assert shorter.finish_reason == "length"
 
 
-def test_a_stop_string_ends_what_is_owed_before_it():
+def test_a_stop_string_ends_the_expected_answer_before_it():
     stop = OWED.text[2:4]
     found = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=(stop,))
     assert found.finish_reason == "stop"
@@ -329,11 +329,11 @@ def test_requests_of_one_world_can_be_told_apart_by_their_prompts():
         assert len(set(lengths)) == len(lengths)
 
 
-def test_there_are_more_than_forty_places_at_which_a_world_can_break():
+def test_there_are_more_than_forty_failpoints():
     assert len(set(FAILPOINTS)) == len(FAILPOINTS) > 40
 
 
-def test_a_request_that_stays_is_told_from_one_that_leaves():
+def test_a_request_that_is_read_to_its_end_is_told_from_a_cancelled_one():
     assert ASK.is_read_to_end
     for leaving in ({"cancel_after_tokens": 0}, {"cancel_after_s": 0.1}, {"timeout_s": 0.1}):
         assert not replace(ASK, **leaving).is_read_to_end
