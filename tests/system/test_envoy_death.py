@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from envoy_proxy import ENVOY
-from mesh import caller, greedy, read_answer, running_mesh, wait_at_rest
+from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest
 from penstock.client import Client
 from penstock.v1.inference_pb2 import Sampling
 
@@ -44,8 +44,8 @@ async def test_the_death_of_an_envoy_interrupts_plain_calls_but_no_sdk_client(ti
     async with (
         running_mesh(engine="sim", model=tiny_model, envoy=True, envoys=2, settings=SLOW_STEPS) as mesh,
         Client(*mesh.plan.proxies, api_key=mesh.api_key) as sdk,
-        caller(mesh, mesh.plan.proxies[0]) as on_first,
-        caller(mesh, mesh.plan.proxies[1]) as on_second,
+        stub_client(mesh, mesh.plan.proxies[0]) as on_first,
+        stub_client(mesh, mesh.plan.proxies[1]) as on_second,
     ):
         expected = await read_answer(on_first.generate(**REQUEST))
         started = [asyncio.Event(), asyncio.Event()]
@@ -68,7 +68,7 @@ async def test_the_death_of_an_envoy_interrupts_plain_calls_but_no_sdk_client(ti
 async def test_the_death_of_routing_interrupts_no_call_and_an_envoy_gets_its_snapshot_from_the_next_one(tiny_model):
     async with (
         running_mesh(engine="sim", model=tiny_model, envoy=True, settings=SLOW_STEPS) as mesh,
-        caller(mesh, mesh.plan.proxy) as client,
+        stub_client(mesh, mesh.plan.proxy) as client,
     ):
         expected = await read_answer(client.generate(**REQUEST))
         active = client.generate(**REQUEST)
