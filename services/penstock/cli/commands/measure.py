@@ -55,7 +55,7 @@ def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
     from penstock.cli import bench as command
 
     run_bench = command.compare_batching if compare_batching else command.bench
-    run_async(run_bench(command.bench_options(**given, model=""), options))
+    run_async(run_bench(command.bench_options(**given), options))
 
 
 # Two replicas of each tier that supports it, so that any process may fail; three workers, so that two carry the load.
