@@ -17,6 +17,7 @@ from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBack
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.ttft_model import (
     INFLOW_PERSISTENCE_SHARE,
+    PlacementStats,
     TokenDemand,
     TtftModel,
     WorkAhead,
@@ -44,7 +45,7 @@ def model_of(stats, now=0.0, inflow=0.0, beside=()):
     backlog = PrefillBacklog()
     for each in beside:
         backlog.on_offered(PendingPrompt(each), now, max(1, stats.workers), step_costs_of(stats))
-    return TtftModel(stats, now, backlog, inflow)
+    return TtftModel(stats, now, backlog, PlacementStats(inflow))
 
 
 def first_token(stats, ahead, prompt, now=0.0, *, beside=(), inflow=0.0, shorter=0.5, tokens=0):
@@ -109,6 +110,18 @@ def test_later_prompts_overtake_a_long_prompt_and_not_a_short_one():
     assert first_token(roomy, WorkAhead(), 900, inflow=burst, shorter=0.0) == calm
     longest = first_token(roomy, WorkAhead(), 900, inflow=burst, shorter=1.0)
     assert longest == pytest.approx((1 + INFLOW_PERSISTENCE_SHARE) * calm)
+
+
+def test_one_long_prompt_ahead_is_not_taken_for_a_stream_of_long_prompts():
+    def ttft(longest):
+        model = TtftModel(FULL, 0.0, PrefillBacklog(), PlacementStats(mean_prompt_tokens=400.0))
+        ahead, demand = WorkAhead(1, prompt_tokens=longest), TokenDemand(600, 700, 0.5)
+        found = model.estimate(
+            ReleaseCurve([SlotRelease(0.1 + each / 100, each) for each in range(1, 33)], 0.0), ahead, demand
+        )
+        return found.ttft - found.undisturbed_ttft
+
+    assert 0 < ttft(2_000) == pytest.approx(ttft(100))
 
 
 def test_step_costs_are_known_from_the_first_step_on_and_unless_a_report_is_absurd():

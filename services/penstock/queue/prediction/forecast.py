@@ -21,7 +21,7 @@ from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBack
 from penstock.queue.prediction.prefill_sharing import StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.throughput import Throughput
-from penstock.queue.prediction.ttft_model import TokenDemand, TtftModel, WorkAhead, step_costs_of
+from penstock.queue.prediction.ttft_model import PlacementStats, TokenDemand, TtftModel, WorkAhead, step_costs_of
 from penstock.queue.ticket import QueuedTicket
 
 EWMA_GAIN = 1 / 64  # weight of the latest wait: about the latest 64 count
@@ -227,8 +227,8 @@ class Forecast:
         speed = combined(pool_stats)
         if speed.leases < speed.slots and self._is_saturated(now):
             speed = speed._replace(slots=speed.leases)
-        model = TtftModel(speed, now, self.prefill_backlog, self.prompt_inflow.tokens_per_second(now))
-        return PoolView(pool_stats, now, speed, model)
+        placements = PlacementStats(self.prompt_inflow.tokens_per_second(now), self.prompt_sizes.mean_tokens)
+        return PoolView(pool_stats, now, speed, TtftModel(speed, now, self.prefill_backlog, placements))
 
     def _curve_for(
         self, pool_stats: Sequence[PoolStats], combined_stats: PoolStats, mean_output_tokens: float

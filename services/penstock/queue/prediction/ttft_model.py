@@ -47,6 +47,16 @@ class TokenDemand(NamedTuple):
     is_express: bool = False
 
 
+class PlacementStats(NamedTuple):
+    """The tickets that were placed recently; 0: not known."""
+
+    prompt_tokens_per_second: float = 0.0  # over all workers
+    mean_prompt_tokens: float = 0.0
+
+
+NO_PLACEMENTS = PlacementStats()
+
+
 class TtftEstimate(NamedTuple):
     """In s from now, at least 0."""
 
@@ -77,8 +87,8 @@ class TtftModel:
     __slots__ = (
         "_fleet_tokens_per_second",
         "_now",
+        "_placements",
         "_prefill_backlog",
-        "_prompt_inflow",
         "_slot_estimates",
         "_stats",
         "_step_costs",
@@ -86,13 +96,12 @@ class TtftModel:
     )
 
     def __init__(
-        self, stats: PoolStats, now: float, prefill_backlog: PrefillBacklog, prompt_inflow: float = 0.0
+        self, stats: PoolStats, now: float, prefill_backlog: PrefillBacklog, placements: PlacementStats = NO_PLACEMENTS
     ) -> None:
-        """`prompt_inflow`: prompt tokens per second that were placed recently, on all workers."""
         self._stats = stats
         self._now = now
         self._prefill_backlog = prefill_backlog
-        self._prompt_inflow = prompt_inflow
+        self._placements = placements
         self._workers = max(1, stats.workers)
         self._step_costs = step_costs_of(stats)
         self._fleet_tokens_per_second = self._workers * self._step_costs.tokens_per_second
@@ -120,7 +129,7 @@ class TtftModel:
             workers=self._workers,
             steps=self._step_costs,
         )
-        inflow_share = min(1.0, self._prompt_inflow / self._fleet_tokens_per_second)
+        inflow_share = min(1.0, self._placements.prompt_tokens_per_second / self._fleet_tokens_per_second)
         overtaken = 1 + INFLOW_PERSISTENCE_SHARE * demand.share_of_shorter * inflow_share
         return TtftEstimate(
             0.0, overtaken * joined.ttft, False, joined.ttft, self._prefill_delay(demand), joined.delays
@@ -141,8 +150,21 @@ class TtftModel:
         if at < 0:
             left = max(0.0, left + at * steps.tokens_per_second)
         current_step = stats.step_time / 2 if count <= 0 and stats.leases else 0.0
-        inflow = _prefill_inflow(stats, steps, curve, ahead, count)
+        inflow = self._prefill_inflow(curve, ahead, count)
         return SlotEstimate(wait, max(0.0, at) + current_step, left, inflow)
+
+    def _prefill_inflow(self, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> float:
+        """Return the prompt tokens that come to a worker with each step while tickets wait.
+
+        They are those of tickets behind this one, so their mean is that of recent placements: the few that are ahead
+        tell little, and one long prompt among them would be taken for a stream of such prompts.
+        """
+        if count <= 0 or not ahead.tickets:
+            return 0.0
+        took = curve.time_of(count + RATE_WINDOW_SLOTS) - curve.time_of(count)
+        slots = RATE_WINDOW_SLOTS * self._step_costs.decode_step_time / took if took > 0 else 0.0
+        mean = self._placements.mean_prompt_tokens or ahead.prompt_tokens / ahead.tickets
+        return min(MAX_INFLOW_BUDGETS * self._step_costs.budget_tokens, slots * mean / self._workers)
 
 
 def step_costs_of(stats: PoolStats) -> StepCosts:
@@ -170,16 +192,6 @@ def _time_to_slot(
     prompts = (stats.pending_prefill_tokens + ahead.prompt_tokens) / max(1, stats.workers)
     done = min(prompts, steps.budget_tokens * decoding / steps.decode_step_time)
     return decoding + steps.seconds_per_prefill_token * done, prompts - done
-
-
-def _prefill_inflow(stats: PoolStats, steps: StepCosts, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> float:
-    """Return the prompt tokens that come to a worker with each step while tickets wait."""
-    if count <= 0 or not ahead.tickets:
-        return 0.0
-    took = curve.time_of(count + RATE_WINDOW_SLOTS) - curve.time_of(count)
-    slots = RATE_WINDOW_SLOTS * steps.decode_step_time / took if took > 0 else 0.0
-    tokens = slots * ahead.prompt_tokens / ahead.tickets / max(1, stats.workers)
-    return min(MAX_INFLOW_BUDGETS * steps.budget_tokens, tokens)
 
 
 def _prefill_time(steps: StepCosts, demand: TokenDemand, pending_tokens: float, inflow_tokens: float = 0.0) -> float:
