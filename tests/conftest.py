@@ -1,17 +1,22 @@
-"""What holds for every test."""
+"""Configuration of every test."""
 
 import os
 
 import pytest
+from hypothesis import settings
 
 from penstock.faults.run import collect_finished_worlds
 
-# Models here are tiny: torch's threads would only wait for one another. Read at its import, in child processes too.
+# The models of tests are tiny, so more threads of torch only wait for each other. Child processes read this, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A deadline per example measures the machine, not the code. Bounded numbers of examples bound the time instead.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 
 @pytest.fixture
 def _collect_finished_worlds():
-    """What is left of them would be told of as an error of some later test."""
+    """Collect finished worlds, so that errors of their garbage are not reported in a later test."""
     yield
     collect_finished_worlds()

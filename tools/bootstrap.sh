@@ -1,7 +1,7 @@
-# Sourced by tools/run, tools/test and .ci/run, from the root of the checkout: gives a .venv with the locked
-# dependencies and this checkout in it. The second time it is instant.
+# Sourced by tools/run, tools/test and .ci/run, from the root of the checkout. Creates a .venv with the locked
+# dependencies and this checkout; a second call returns at once.
 
-say() { printf 'penstock: %s\n' "$*" >&2; }
+log() { printf 'penstock: %s\n' "$*" >&2; }
 
 # bootstrap running|testing
 bootstrap() {
@@ -14,19 +14,19 @@ bootstrap() {
   if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then return; fi
   if [ ! -x .venv/bin/python ]; then
     python="$(find_python)"
-    say "making .venv with $("$python" --version)"
+    log "creating .venv with $("$python" --version)"
     "$python" -m venv .venv
   fi
   install_locked "$1"
-  say "installing penstock itself from this checkout"
+  log "installing penstock itself from this checkout"
   .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-  complete_torch
+  install_torch_libraries
   printf '%s\n' "$want" >"$stamp"
   if [ "$1" = testing ]; then printf '%s\n' "$want" >.venv/.penstock-running; fi
-  say "ready"
+  log "ready"
 }
 
-# The first Python of at least 3.11 on PATH; 3.11 is what the lock was written with.
+# Prints the first Python of at least 3.11 on PATH; the lock was written with 3.11.
 find_python() {
   local each
   for each in python3.11 python3.12 python3.13 python3.14 python3 python; do
@@ -35,19 +35,19 @@ find_python() {
       return
     fi
   done
-  say "needs Python 3.11 or newer on PATH"
+  log "needs Python 3.11 or newer on PATH"
   return 1
 }
 
-# Workers compile their forward for a CPU themselves. The one thing that tests need and no wheel brings.
+# Workers compile their forward for the CPU. A compiler is the one requirement of the tests that no wheel contains.
 find_compiler() {
   if command -v "${CXX:-g++}" clang++ >/dev/null; then return; fi
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    say "installing g++, which the tests need"
+    log "installing g++, which the tests need"
     apt-get -qq update
     DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends install g++ >/dev/null
   else
-    say "needs a C++ compiler: sudo apt-get install g++"
+    log "needs a C++ compiler: sudo apt-get install g++"
     return 1
   fi
 }
@@ -58,25 +58,25 @@ install_node_example() {
   if ! command -v npm >/dev/null || [ "$folder/node_modules/.package-lock.json" -nt "$folder/package-lock.json" ]; then
     return
   fi
-  say "installing the packages of examples/node"
+  log "installing the packages of examples/node"
   npm ci --prefix "$folder" --no-audit --no-fund --ignore-scripts --silent ||
-    say "npm cannot install them; the test of examples/node will skip"
+    log "npm cannot install them; the test of examples/node will skip"
 }
 
 install_locked() {
-  local wanted=.venv/wanted.txt count
+  local requirements=.venv/requirements.txt count
   if [ "$1" = running ]; then
     sed '/^# Beside that/,$d' tools/requirements.lock
   else
     cat tools/requirements.lock
-  fi | grep '==' >"$wanted"
-  count="$(grep -c == "$wanted")"
-  say "installing $count locked packages (several hundred MB the first time, most of it torch)"
-  PYTHONUNBUFFERED=1 .venv/bin/python -m pip install --no-deps --progress-bar off --requirement "$wanted" 2>&1 |
+  fi | grep '==' >"$requirements"
+  count="$(grep -c == "$requirements")"
+  log "installing $count locked packages (several hundred MB the first time, most of it torch)"
+  PYTHONUNBUFFERED=1 .venv/bin/python -m pip install --no-deps --progress-bar off --requirement "$requirements" 2>&1 |
     show_progress "$count"
 }
 
-# pip's own output, thinned out to one line for every tenth package and the last steps.
+# Reduces the output of pip to one line for every tenth package and the last steps.
 show_progress() {
   awk -v count="$1" '
     /^(Collecting|Requirement already satisfied:)/ {
@@ -89,9 +89,9 @@ show_progress() {
   ' >&2
 }
 
-# Where the index has no CPU wheel, torch is the CUDA build, whose libraries the lock does not name.
-complete_torch() {
+# If the index has no CPU wheel, torch is the CUDA build, whose libraries the lock does not name.
+install_torch_libraries() {
   if .venv/bin/python -c 'import torch' 2>/dev/null; then return; fi
-  say "installing the libraries that this build of torch needs"
+  log "installing the libraries that this build of torch needs"
   .venv/bin/python -m pip install --quiet --progress-bar off "$(grep '^torch==' tools/requirements.lock)"
 }

@@ -70,7 +70,7 @@ class AuthLife:
     now: float = START_UNIX_S
     port: int = 0
     service: PausableAdmission | None = None
-    desk: object = None
+    authorizer: object = None
     _running: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -80,11 +80,11 @@ class AuthLife:
     async def start(self, *, without_key=""):
         config = AuthConfig(listen="127.0.0.1:0", store=str(self.path), **SECRETS, **self.settings)
         store, kept = await self._running.enter_async_context(opened_store(config.store))
-        self.desk = recover(config, kept, self.now)
+        self.authorizer = recover(config, kept, self.now)
         if without_key:
-            self.desk.keys.remove(without_key)
-        edges = edges_to_expect(config, self.desk, self.now)
-        self.service = PausableAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
+            self.authorizer.keys.remove(without_key)
+        edges = edges_to_expect(config, self.authorizer, self.now)
+        self.service = PausableAdmission(self.authorizer, edges, store, hello("auth", "auth-1"), lambda: self.now)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_AdmissionServiceServicer_to_server(self.service, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
@@ -115,7 +115,7 @@ class EdgeAuthMesh:
     @property
     def holding_edge(self) -> int:
         """Number of the one edge that holds a reservation."""
-        [name] = self.auth.desk.reservations.edges_with_reservations
+        [name] = self.auth.authorizer.reservations.edges_with_reservations
         return int(name.removeprefix("edge-")) - 1
 
     async def figures(self, number=0) -> dict[str, float]:
@@ -132,7 +132,7 @@ class EdgeAuthMesh:
     async def wait_settled(self) -> list[tuple]:
         """Wait until no reservation is left, stop auth, and return its ledger."""
         async with asyncio.timeout(20):
-            while self.auth.desk.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
+            while self.auth.authorizer.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
                 await asyncio.sleep(0)
         await self.auth.stop()
         return self.auth.ledger_rows()

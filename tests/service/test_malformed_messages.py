@@ -104,7 +104,7 @@ async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called
 async def test_a_malformed_frame_ends_the_session_it_came_on_and_no_other():
     async with edge_mesh() as mesh, channel(mesh.address) as to_edge, session(mesh) as client:
         mesh.workers[0].pause_at_index = 3
-        client.generate(1, min_output_tokens=5)
+        client.generate(1, max_output_tokens=5)
         handle = await mesh.workers[0].paused.get()
         greeting = SessionRequest(hello=Hello(protocol=1, instance_id="c2", tier="client")).SerializeToString()
         with capture_logs() as logs:
@@ -128,4 +128,4 @@ async def test_a_malformed_frame_on_a_stream_between_tiers_ends_that_stream_alon
 def test_every_port_is_served_through_the_chassis():
     """Malformed messages become statuses there. The floor of the proofs measures bare gRPC."""
     found = [path for path in (REPO / "services" / "penstock").rglob("*.py") if "aio.server(" in path.read_text()]
-    assert sorted(path.name for path in found) == ["floor.py", "server.py"]
+    assert sorted(path.name for path in found) == ["rejection_floor.py", "server.py"]

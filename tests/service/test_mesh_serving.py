@@ -1,4 +1,4 @@
-"""A mesh waits for its processes by their health, whatever becomes of the stream that it is asked on."""
+"""A mesh waits for the health of its processes, even if a health stream ends."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.chassis.channels import channel
-from penstock.local_mesh.mesh import _is_serving, _wait_serving
+from penstock.local_mesh.readiness import _is_serving, wait_serving
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -44,19 +44,19 @@ class Health(health_pb2_grpc.HealthServicer):
             self.left.set()
 
 
-async def test_a_stream_that_is_cut_is_asked_for_again_and_the_last_is_not_left_behind():
+async def test_a_health_stream_that_ends_is_reopened_and_the_last_one_is_closed():
     health, server = Health(), grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with asyncio.timeout(20):
-        await _wait_serving(f"127.0.0.1:{port}")
+        await wait_serving(f"127.0.0.1:{port}")
         await health.left.wait()
         await server.stop(None)
     assert health.watches == 2
 
 
-async def test_a_stream_that_nobody_waits_for_any_more_is_not_left_behind():
+async def test_a_cancelled_wait_closes_its_health_stream():
     health, server = Silent(), grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""The `penstock` command as a person at a terminal and a program in a pipe use it."""
+"""The `penstock` command at a terminal and in a pipe."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def family(note):
     return [each.pid for parent in own for each in (parent, *parent.children(recursive=True))]
 
 
-async def test_ctrl_c_drains_the_mesh_and_leaves_no_process_behind(tiny_model):
+async def test_ctrl_c_drains_the_mesh_and_every_process_ends(tiny_model):
     async with up("--engine", "sim", "--model", tiny_model) as (process, note):
         pids = family(note)
         assert {each["tier"] for each in note["processes"]} == {
@@ -58,7 +58,7 @@ async def test_ctrl_c_drains_the_mesh_and_leaves_no_process_behind(tiny_model):
         assert alive(pids) == []
 
 
-async def test_a_killed_command_takes_its_mesh_along(tiny_model):
+async def test_the_mesh_of_a_killed_command_ends(tiny_model):
     async with up("--engine", "sim", "--model", tiny_model, "--no-envoy") as (process, note):
         pids = family(note)
         process.kill()
@@ -69,7 +69,7 @@ async def test_a_killed_command_takes_its_mesh_along(tiny_model):
         assert not left, gone
 
 
-async def test_a_death_while_it_is_up_is_shown_at_once_with_its_log(tiny_model):
+async def test_the_death_of_a_process_is_shown_at_once_with_its_log(tiny_model):
     async with up("--engine", "sim", "--model", tiny_model, "--no-envoy") as (process, note):
         os.kill(next(each["pid"] for each in note["processes"] if each["name"] == "scheduler-1"), signal.SIGKILL)
         seen = b""
@@ -78,7 +78,7 @@ async def test_a_death_while_it_is_up_is_shown_at_once_with_its_log(tiny_model):
                 seen += await process.stderr.readline()
 
 
-async def test_a_child_that_cannot_start_is_shown_with_its_log_and_nothing_is_left(tiny_model):
+async def test_a_process_that_cannot_start_is_shown_with_its_log_and_every_process_ends(tiny_model):
     own = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", "0")
     code, _, err = await run_penstock("up", *own, "--set", "PENSTOCK_QUEUE_MAX_DEPTH=many")
     assert code == 1
@@ -86,7 +86,7 @@ async def test_a_child_that_cannot_start_is_shown_with_its_log_and_nothing_is_le
     assert "PENSTOCK_QUEUE_MAX_DEPTH" in err
 
 
-async def test_a_port_that_is_taken_is_named_before_anything_starts_or_is_deleted(tiny_model, monkeypatch, tmp_path):
+async def test_a_port_in_use_is_named_before_a_process_starts_or_a_file_is_deleted(tiny_model, monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_STATE", str(tmp_path))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -98,7 +98,7 @@ async def test_a_port_that_is_taken_is_named_before_anything_starts_or_is_delete
         own = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", str(base))
         code, _, err = await run_penstock("up", *own)
     assert code == 1
-    assert f"port {base + 3}, meant for queue-1, is taken" in err
+    assert f"port {base + 3} of queue-1 is in use" in err
     assert "--base-port" in err
     assert "Traceback" not in err
     assert kept.exists()
@@ -121,7 +121,7 @@ async def test_one_request_is_answered_and_explained_tier_by_tier(tiny_model):
         assert inside <= answer["latency_s"]
 
 
-async def test_keys_and_tenants_are_made_used_listed_and_revoked(tiny_model):
+async def test_keys_and_tenants_are_created_used_listed_and_revoked(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model) as mesh:
         auth = ("--target", mesh.plan.processes_of("auth")[0].address)
         assert (await run_penstock("tenants", "put", "acme", "--requests-per-minute", "2", *auth))[0] == 0
@@ -144,7 +144,7 @@ async def test_keys_and_tenants_are_made_used_listed_and_revoked(tiny_model):
 
 
 @pytest.mark.parametrize("tier", ["edge", "auth", "queue", "scheduler", "worker", "routing"])
-async def test_a_tier_s_settings_are_shown_and_unknown_ones_refused(tier):
+async def test_settings_of_a_tier_are_shown_and_unknown_ones_rejected(tier):
     code, out, _ = await run_penstock("config", tier)
     assert code == 0
     assert f"PENSTOCK_{tier.upper()}_LISTEN=" in out
@@ -153,7 +153,7 @@ async def test_a_tier_s_settings_are_shown_and_unknown_ones_refused(tier):
     assert f"did you mean PENSTOCK_{tier.upper()}_LISTEN" in err
 
 
-async def test_a_command_without_a_mesh_says_how_to_get_one(tmp_path):
+async def test_a_command_without_a_mesh_names_penstock_up(tmp_path):
     code, _, err = await run_penstock("generate", "hello", PENSTOCK_STATE=str(tmp_path))
     assert code == 2
     assert "penstock up" in err
@@ -171,7 +171,7 @@ async def test_a_bench_reports_every_request_and_no_token_out_of_order(tiny_mode
     assert set(figures["cpu_s_by_tier"]) == {"edge", "auth", "queue", "scheduler", "worker"}
 
 
-async def test_a_comparison_of_batching_draws_a_picture(tiny_model, tmp_path):
+async def test_a_comparison_of_batching_writes_a_plot(tiny_model, tmp_path):
     picture = tmp_path / "batching.png"
     load = ("--requests", "16", "--concurrency", "16", "--prompt-tokens", "8", "--output-tokens", "2:40")
     settings = ("--set", "PENSTOCK_WORKER_SLOTS=4", "--engine", "sim", "--model", tiny_model, "--no-envoy")

@@ -1,4 +1,4 @@
-"""`penstock drain` ends one process of a tier while answers run, and nobody notices but who drains it."""
+"""`penstock drain` ends one process of a tier without an effect on active answers."""
 
 import asyncio
 
@@ -18,33 +18,33 @@ def seeded(tokens=TOKENS):
 
 
 @pytest.mark.parametrize("tier", ["worker", "queue", "scheduler"])
-async def test_who_is_asked_to_drain_ends_well_while_answers_go_on(tiny_model, tier):
+async def test_a_drained_process_exits_with_0_while_answers_continue(tiny_model, tier):
     mesh_of_two = {"queues": 2, "schedulers": 2, "workers": 2, "engine": "sim", "model": tiny_model, "settings": SLOW}
     async with running_mesh(**mesh_of_two) as mesh, stub_client(mesh) as client:
         edge = mesh.plan.processes_of("edge")[0].address
-        calm = await read_answer(client.generate(**seeded()))
+        expected = await read_answer(client.generate(**seeded()))
         answers = [asyncio.create_task(read_answer(client.generate(**seeded()))) for _ in range(8)]
         await wait_for_figures(edge, lambda figures: figures["active_requests"] == len(answers))
         victim = mesh.processes.named(f"{tier}-2")
-        code, told, _ = await run_penstock("drain", tier, "--target", victim.spec.address)
-        assert (code, told.split(";")[0]) == (0, f"{victim.spec.address} drains")
+        code, output, _ = await run_penstock("drain", tier, "--target", victim.spec.address)
+        assert (code, output.split(";")[0]) == (0, f"{victim.spec.address} is draining")
         async with asyncio.timeout(TIMEOUT_S):
             assert await victim.process.wait() == 0
-        assert [each.token_ids for each in await asyncio.gather(*answers)] == [calm.token_ids] * len(answers)
-        again = await read_answer(client.generate(**seeded(4)))
-        assert again.token_ids == calm.token_ids[:4]
+        assert [each.token_ids for each in await asyncio.gather(*answers)] == [expected.token_ids] * len(answers)
+        after = await read_answer(client.generate(**seeded(4)))
+        assert after.token_ids == expected.token_ids[:4]
         await wait_at_rest(mesh)
 
 
-async def test_an_edge_that_is_asked_to_drain_ends_its_answers_first(tiny_model):
+async def test_a_drained_edge_finishes_its_answers_first(tiny_model):
     async with running_mesh(edges=2, engine="sim", model=tiny_model, settings=SLOW) as mesh:
         victim = mesh.processes.named("edge-2")
         async with stub_client(mesh, victim.spec.address) as client:
             answer = asyncio.create_task(read_answer(client.generate(**seeded())))
             await wait_for_figures(victim.spec.address, lambda figures: figures["active_requests"] == 1)
-            code, told, _ = await run_penstock("drain", "edge", "--target", victim.spec.address)
+            code, output, _ = await run_penstock("drain", "edge", "--target", victim.spec.address)
             assert code == 0
-            assert told == f"{victim.spec.address} drains; calls and streams under way: 1\n"
+            assert output == f"{victim.spec.address} is draining; active calls and streams: 1\n"
             assert (await answer).indexes == list(range(TOKENS))
             async with asyncio.timeout(TIMEOUT_S):
                 assert await victim.process.wait() == 0

@@ -76,7 +76,7 @@ async def test_a_client_that_cancels_is_noticed_by_the_backend(up):
     call = stream(front)
     await call.read()
     call.cancel()
-    await a.left.wait()
+    await a.client_disconnected.wait()
 
 
 async def test_a_client_that_hangs_up_http_is_noticed_by_the_backend(up):
@@ -84,7 +84,7 @@ async def test_a_client_that_hangs_up_http_is_noticed_by_the_backend(up):
     reader, writer = await http(front, "/stream")
     await reader.readuntil(b"data: a first\n\n")
     writer.close()
-    await a.left.wait()
+    await a.client_disconnected.wait()
 
 
 async def test_trace_and_request_ids_pass_through_and_the_deadline_is_left_to_the_edge(up):
@@ -112,7 +112,7 @@ async def test_six_hundred_early_cancels_cost_the_other_streams_nothing(up):
     await steady.read()
     for _ in range(600):
         early = front.calls.unary_stream(f"{ECHO}Silent")(b"")
-        await a.arrived.acquire()  # there, and without a word of answer yet
+        await a.silent_calls.acquire()  # accepted, and without a response so far
         early.cancel()
     await unary(front)  # on the same connection, after all of them
     a.may_continue.set()
@@ -121,17 +121,17 @@ async def test_six_hundred_early_cancels_cost_the_other_streams_nothing(up):
 
 async def test_an_edge_that_joins_is_used_and_one_that_is_taken_out_ends_its_streams_itself(up):
     front, a, b = await up("a", "b")
-    front.edges(a.edge)
-    await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_ack"', "ENDPOINT")
+    front.write_edges(a.edge)
+    await front.plane.wait_for_line('"edges_changed"')
+    await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     running = stream(front)
     assert await running.read() == b"a first"
-    front.edges(a.edge, b.edge)
-    await front.plane.line('"edges_changed"')
+    front.write_edges(a.edge, b.edge)
+    await front.plane.wait_for_line('"edges_changed"')
     await answers_come_from(front, b"b")
-    front.edges(b.edge)
-    await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_ack"', "ENDPOINT")
+    front.write_edges(b.edge)
+    await front.plane.wait_for_line('"edges_changed"')
+    await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
     a.may_continue.set()
     assert await running.read() == b"a second"
@@ -147,9 +147,9 @@ async def test_a_draining_edge_gets_no_new_call_and_keeps_its_streams(up):
     front, a, b = await up("a", "b")
     running = [stream(front) for _ in range(8)]
     assert {await call.read() for call in running} == {b"a first", b"b first"}
-    front.edges(f"{a.edge};draining", b.edge)
-    await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_ack"', "ENDPOINT")
+    front.write_edges(f"{a.edge};draining", b.edge)
+    await front.plane.wait_for_line('"edges_changed"')
+    await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
     a.may_continue.set(), b.may_continue.set()
     assert {await call.read() for call in running} == {b"a second", b"b second"}
@@ -157,9 +157,9 @@ async def test_a_draining_edge_gets_no_new_call_and_keeps_its_streams(up):
 
 async def test_the_next_region_serves_only_if_the_first_is_gone(up):
     front, a, b = await up("a", "b")
-    front.edges(f"{a.edge}@eu", f"{b.edge}@us;1")
-    await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_ack"', "ENDPOINT")
+    front.write_edges(f"{a.edge}@eu", f"{b.edge}@us;1")
+    await front.plane.wait_for_line('"edges_changed"')
+    await front.plane.wait_for_line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"a"}
     await a.stop()
     assert {await unary(front) for _ in range(20)} == {b"b"}
@@ -173,10 +173,10 @@ async def test_the_death_of_the_control_plane_disturbs_nothing(up):
     await front.plane.child.wait()
     assert await unary(front) == b"a"
     async with front.control_plane() as plane:
-        await plane.line('"listening"')
-        front.edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
-        await plane.line('"edges_changed"')
-        await plane.line('"xds_ack"', "ENDPOINT")  # it came back and took the news
+        await plane.wait_for_line('"listening"')
+        front.write_edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
+        await plane.wait_for_line('"edges_changed"')
+        await plane.wait_for_line('"xds_ack"', "ENDPOINT")  # it came back and took the news
         a.may_continue.set()
         assert await running.read() == b"a second"
 

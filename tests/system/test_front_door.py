@@ -34,7 +34,7 @@ async def leave_after_one_token_http(mesh):
     body = {"prompt": "long", "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "temperature": 0}
     headers = {"authorization": f"Bearer {mesh.api_key}"}
     async with (
-        httpx.AsyncClient(base_url=f"http://{mesh.plan.front}/v1", headers=headers, timeout=30.0) as http,
+        httpx.AsyncClient(base_url=f"http://{mesh.plan.proxy}/v1", headers=headers, timeout=30.0) as http,
         http.stream("POST", "/completions", json=body) as response,
     ):
         assert response.status_code == httpx.codes.OK, await response.aread()

@@ -16,7 +16,7 @@ GREEDY = {"temperature": 0.0, "extra_body": {"ignore_eos": True, "a_field_nobody
 
 @asynccontextmanager
 async def client(mesh, key=""):
-    base_url = f"http://{mesh.plan.front or mesh.plan.http}/v1"
+    base_url = f"http://{mesh.plan.proxy or mesh.plan.http}/v1"
     async with openai.AsyncOpenAI(base_url=base_url, api_key=key or mesh.api_key, max_retries=0) as api:
         yield api
 

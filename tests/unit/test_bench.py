@@ -1,4 +1,4 @@
-"""What `penstock bench` offers and how it counts."""
+"""The load that `penstock bench` offers, and its figures."""
 
 import itertools
 
@@ -6,12 +6,15 @@ import click
 import pytest
 
 from penstock.bench.load import BenchLoad, LengthRange
-from penstock.bench.report import Slo, quantile, report_of
+from penstock.bench.report import Slo, report_of
+from penstock.bench.statistics import quantile
 from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.cli.bench import parse_lengths
 
 
-def history(number, *, outcome=OK, code="OK", pieces=((0.5, 0, 1), (0.6, 1, 1), (0.7, 2, 1)), usage=None, retry=None):
+def transcript(
+    number, *, outcome=OK, code="OK", pieces=((0.5, 0, 1), (0.6, 1, 1), (0.7, 2, 1)), usage=None, retry=None
+):
     made = Transcript(number, started_at=0.0)
     for now, first_index, count in pieces:
         made.record(now, first_index, count)
@@ -30,7 +33,7 @@ def test_the_same_seed_offers_the_same_load_and_another_seed_another():
 
 def test_lengths_stay_inside_their_range_and_reach_both_ends():
     drawn = {
-        item.output_tokens
+        item.options["max_output_tokens"]
         for item in BenchLoad(requests=500, output_lengths=LengthRange(low=3, high=6)).planned_requests()
     }
     assert drawn == {3, 4, 5, 6}
@@ -57,22 +60,22 @@ def test_no_two_prompts_begin_alike():
     ],
 )
 def test_missing_and_doubled_tokens_are_counted(pieces, errors):
-    assert history(0, pieces=pieces).index_errors == errors
+    assert transcript(0, pieces=pieces).index_errors == errors
 
 
-def test_tokens_that_usage_knows_of_and_the_client_does_not_are_an_error():
-    assert history(0, usage=3).index_errors == 0
-    assert history(0, usage=4).index_errors == 1
+def test_a_difference_between_usage_and_received_tokens_is_an_error():
+    assert transcript(0, usage=3).index_errors == 0
+    assert transcript(0, usage=4).index_errors == 1
 
 
-def test_sheds_cancels_and_failures_are_told_apart():
+def test_sheds_cancels_and_failures_are_counted_separately():
     figures = report_of(
         [
-            history(0),
-            history(1, outcome=CANCELLED),
-            history(2, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=(), retry=1.5),
-            history(3, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=()),
-            history(4, outcome="CONNECTION_LOST", code="UNAVAILABLE", pieces=()),
+            transcript(0),
+            transcript(1, outcome=CANCELLED),
+            transcript(2, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=(), retry=1.5),
+            transcript(3, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=()),
+            transcript(4, outcome="CONNECTION_LOST", code="UNAVAILABLE", pieces=()),
         ],
         wall_s=2.0,
         cpu_s={"edge": 0.5},
@@ -86,10 +89,10 @@ def test_sheds_cancels_and_failures_are_told_apart():
     assert figures["cpu_us_per_token_by_tier"] == {"edge": pytest.approx(0.5 / 6 * 1e6)}
 
 
-def test_goodput_counts_only_requests_inside_both_limits():
+def test_goodput_counts_only_requests_within_both_limits():
     slow_first, slow_rest = ((1.5, 0, 1), (1.6, 1, 1)), ((0.1, 0, 1), (0.5, 1, 1))
-    histories = [history(0), history(1, pieces=slow_first), history(2, pieces=slow_rest)]
-    assert report_of(histories, wall_s=1.0, cpu_s={}, slo=Slo(ttft=1.0, tpot=0.2))["goodput_requests_per_s"] == 1.0
+    transcripts = [transcript(0), transcript(1, pieces=slow_first), transcript(2, pieces=slow_rest)]
+    assert report_of(transcripts, wall_s=1.0, cpu_s={}, slo=Slo(ttft=1.0, tpot=0.2))["goodput_requests_per_s"] == 1.0
 
 
 def test_quantiles_interpolate():
@@ -98,6 +101,6 @@ def test_quantiles_interpolate():
 
 
 @pytest.mark.parametrize("text", ["", "0", "a", "5:4", "1:b", "-3"])
-def test_a_length_that_is_none_is_refused_with_an_example(text):
+def test_an_invalid_length_is_rejected_with_an_example(text):
     with pytest.raises(click.BadParameter, match=r"64 or 16:128|two numbers"):
         parse_lengths(text)

@@ -12,17 +12,19 @@ from rich.console import Console
 from engine_bench.cells import BenchCell, CellFigures, CellTrace, decode_gaps, figures_of
 from engine_bench.checkpoints import RANDOM_MODELS, TIED_MODELS, gguf_path, tensor_shapes, write_random
 from engine_bench.comparison import ComparisonRound, Series
+from engine_bench.disturbance import least_disturbed
 from engine_bench.drivers.protocol import DriverSetup, MachineCeilings
 from engine_bench.engines import DriverProcess, driver_environment
 from engine_bench.environments import PeerUnavailable, install_environment
 from engine_bench.gguf_files import write_gguf
-from engine_bench.neighbours import CpuTimes, least_disturbed
 from engine_bench.peers import OURS, PEERS
 from engine_bench.profile_step import is_kernel, outside_share
 from engine_bench.report import plot, print_tables
-from engine_bench.roofline import StepWork, read_config, roofline_ms, step_work
+from engine_bench.roofline import cell_work, read_shape
 from engine_bench.summary import ratios, summarise, to_json
 from naive_loop import naive_logits
+from penstock.bench.cpu_wait import CpuUse
+from penstock.proofs.engine.roofline import StepWork, roofline_s
 from penstock.worker.engine.loaders import load
 
 TINY = replace(
@@ -50,7 +52,7 @@ def steps(*figures_of_peers):
     return [
         ComparisonRound(
             CEILINGS,
-            {name: CellFigures(1000 / ms, 1000 / ms, ms, ms, others_cpu_share=0.37) for name, ms in each.items()},
+            {name: CellFigures(1000 / ms, 1000 / ms, ms, ms, cpu_wait_share=0.37) for name, ms in each.items()},
         )
         for each in figures_of_peers
     ]
@@ -58,19 +60,19 @@ def steps(*figures_of_peers):
 
 def test_figures_count_every_token_and_the_time_of_the_last():
     trace = CellTrace(token_times=[[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], cpu_s=3.0, first_tokens=[7, 8])
-    found = figures_of(BenchCell(2, prompt_tokens=10, output_tokens=3), trace, others_cpu_share=0.1)
+    found = figures_of(BenchCell(2, prompt_tokens=10, output_tokens=3), trace, cpu_wait_share=0.1)
     assert found == CellFigures(
-        throughput=6 / 4.0, prefill=20 / 2.0, step_ms=1000.0, cpu_ms_per_token=500.0, others_cpu_share=0.1
+        throughput=6 / 4.0, prefill=20 / 2.0, step_ms=1000.0, cpu_ms_per_token=500.0, cpu_wait_share=0.1
     )
 
 
 @pytest.mark.parametrize("times", [[[1.0, 2.0]], [[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0, 2.0, 3.0]]])
-def test_a_trace_with_other_numbers_of_tokens_is_no_measurement(times):
-    with pytest.raises(ValueError, match="asked for 2 x 2 tokens"):
+def test_a_trace_with_other_numbers_of_tokens_is_rejected(times):
+    with pytest.raises(ValueError, match="requested 2 x 2 tokens"):
         figures_of(
             BenchCell(2, prompt_tokens=10, output_tokens=2),
             CellTrace(times, cpu_s=1.0, first_tokens=[0]),
-            others_cpu_share=0.0,
+            cpu_wait_share=0.0,
         )
 
 
@@ -98,22 +100,22 @@ def test_prompts_are_the_same_for_all_engines_no_two_alike_and_free_of_special_i
     assert all(len(prompt) == 128 and min(prompt) >= 300 and max(prompt) < 32_000 for prompt in prompts)
 
 
-def test_a_disturbed_turn_is_taken_again_and_the_least_disturbed_counts():
-    # Turns of a second on two cores; the engine uses half of one, others 40 %, 20 %, 60 % of both.
-    marks = (CpuTimes(float(at), busy, own_s=0.5 * at) for at, busy in enumerate((0.0, 1.3, 2.2, 3.9)))
+def test_a_disturbed_measurement_is_repeated_and_the_least_disturbed_counts():
+    # Three measurements of a second of CPU time, with CPU waits of 0.4, 0.2 and 0.6 s.
+    marks = [CpuUse(float(at), waited) for at, waited in enumerate((0.0, 0.4, 0.6, 1.2))]
     readings = [mark for before, after in pairwise(marks) for mark in (before, after)]
-    turns = iter("abc")
-    result, share = least_disturbed(lambda: next(turns), iter(readings).__next__, cores=2)
-    assert (result, share) == ("b", pytest.approx(0.2))
+    results = iter("abc")
+    result, share = least_disturbed(lambda: next(results), iter(readings).__next__)
+    assert (result, share) == ("b", pytest.approx(0.2 / 1.2))
 
 
-def test_a_quiet_turn_is_taken_once():
-    readings = iter([CpuTimes(0.0, 0.0, 0.0), CpuTimes(1.0, 2.0, 1.95)])
-    assert least_disturbed(iter("ab").__next__, readings.__next__, cores=2) == ("a", pytest.approx(0.025))
+def test_an_undisturbed_measurement_is_taken_once():
+    readings = iter([CpuUse(0.0, 0.0), CpuUse(1.95, 0.05)])
+    assert least_disturbed(iter("ab").__next__, readings.__next__) == ("a", pytest.approx(0.025))
 
 
 def test_ratios_compare_with_the_best_peer_of_the_same_round():
-    # The machine is twice as slow in the second round and again in the third: no ratio hears of it.
+    # The machine is twice as slow in the second round and again in the third: no ratio depends on it.
     rounds = steps({"ours": 2, "a": 4, "b": 6}, {"ours": 4, "a": 16, "b": 8}, {"ours": 8, "a": 16, "b": 30})
     found = ratios(rounds)
     assert found.step == found.throughput == found.prefill == found.cpu == pytest.approx(2.0)
@@ -141,15 +143,15 @@ def test_a_step_reads_every_matrix_once_and_the_kv_of_every_position(tmp_path, t
         del matrices["model.embed_tokens.weight"]
     weights = sum(torch.Size(size).numel() for size in matrices.values())
     cell = BenchCell(3, prompt_tokens=20, output_tokens=8)
-    work = step_work(read_config(tmp_path), "bfloat16", cell)
+    work = cell_work(read_shape(tmp_path), "bfloat16", cell)
     assert work.bytes_read == 2 * weights + 3 * 24 * TINY.kv_bytes_per_token(torch.bfloat16)
     assert work.flops == 2 * 3 * weights
 
 
 def test_the_roofline_is_whichever_takes_longer_reading_or_multiplying():
     work = StepWork(bytes_read=2_000_000, flops=3_000_000)
-    assert roofline_ms(work, bytes_per_s=1e9, flops_per_s=1e10) == pytest.approx(2.0)
-    assert roofline_ms(work, bytes_per_s=1e10, flops_per_s=1e9) == pytest.approx(3.0)
+    assert roofline_s(work, bytes_per_s=1e9, flops_per_s=1e10) == pytest.approx(0.002)
+    assert roofline_s(work, bytes_per_s=1e10, flops_per_s=1e9) == pytest.approx(0.003)
 
 
 def test_the_same_seed_writes_the_same_bytes(folder, tmp_path):
@@ -171,7 +173,7 @@ def test_folder_and_gguf_file_are_the_same_model(folder, dtype):
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
 
 
-def test_our_driver_answers_with_the_tokens_asked_for(folder, tmp_path):
+def test_our_driver_returns_the_requested_tokens(folder, tmp_path):
     setup = DriverSetup(str(folder), "float32", threads=1, max_concurrency=2, max_context=24)
     engine = DriverProcess(OURS, install_environment(OURS, tmp_path, print), setup, tmp_path / "log")
     try:
@@ -183,7 +185,7 @@ def test_our_driver_answers_with_the_tokens_asked_for(folder, tmp_path):
     assert len(trace.first_tokens) == 2
 
 
-def test_a_driver_that_cannot_load_says_why(tmp_path):
+def test_a_driver_that_cannot_load_reports_the_reason(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Mamba"]}), encoding="utf-8")
     setup = DriverSetup(str(tmp_path), "float32", threads=1, max_concurrency=1, max_context=16)
     with pytest.raises(PeerUnavailable, match=r"ModelUnsupported.*Mamba"):
@@ -209,7 +211,7 @@ def test_our_own_environment_is_the_one_that_runs(tmp_path):
     assert str(install_environment(OURS, tmp_path, print)) == sys.prefix
 
 
-def test_the_profile_counts_what_computes_and_not_what_only_finds_it():
+def test_the_profile_counts_kernels_and_not_dispatch():
     assert [is_kernel(name) for name in ("aten::mm", "native::forward", "aten::view", "cudaLaunch")] == [
         *(True, True),
         *(False, False),
@@ -217,7 +219,7 @@ def test_the_profile_counts_what_computes_and_not_what_only_finds_it():
     assert outside_share({"aten::mm": 60.0, "native::forward": 30.0, "aten::view": 5.0}, 100.0) == pytest.approx(0.1)
 
 
-def test_tables_show_a_dash_for_who_could_not_and_bars_for_who_could(folder, tmp_path, capsys):
+def test_tables_show_a_dash_for_a_failed_engine_and_plots_show_the_others(folder, tmp_path, capsys):
     cell = BenchCell(2, prompt_tokens=8, output_tokens=4)
     series = Series("tiny", "bfloat16", folder, {cell: steps({"ours": 2, "llama-cpp": 4})})
     series.first_tokens |= {(cell, "ours"): [1, 2], (cell, "llama-cpp"): [1, 3]}

@@ -1,4 +1,4 @@
-"""Options are checked before a process is started: what cannot be is told in one line."""
+"""Options are checked before a process starts; an invalid one is reported in one line."""
 
 import click
 import pytest
@@ -16,40 +16,40 @@ def show(*, options):
     click.echo(options.model)
 
 
-def test_a_model_that_is_not_there_is_refused_before_anything_starts():
-    told = CliRunner().invoke(show, ["--model", "no-such-model"])
-    assert told.exit_code == 2
-    assert "no-such-model is no folder, .gguf or .bin file" in told.output
-    assert "SmolLM2-135M-Instruct" in told.output
+def test_a_missing_model_is_rejected_before_a_process_starts():
+    result = CliRunner().invoke(show, ["--model", "no-such-model"])
+    assert result.exit_code == 2
+    assert "no-such-model is no folder, .gguf or .bin file" in result.output
+    assert "SmolLM2-135M-Instruct" in result.output
 
 
 @pytest.mark.parametrize("name", ["model.bin", "model.gguf", "folder"])
-def test_files_that_are_there_are_taken_as_they_were_given(tmp_path, name):
+def test_existing_model_files_are_accepted_as_given(tmp_path, name):
     path = tmp_path / name
     path.touch() if path.suffix else path.mkdir()
     assert ModelFile().convert(str(path), None, None) == str(path)
 
 
-def test_the_default_model_comes_with_the_product():
+def test_the_default_model_is_installed():
     assert CliRunner().invoke(show, []).output == "SmolLM2-135M-Instruct\n"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--base-port", "99999"], "is not in the range 0<=x<=64000"),
         (["--base-port", "-5"], "is not in the range"),
         (["--set", "BOGUS=1"], "'BOGUS=1' is not PENSTOCK_<TIER>_<NAME>=VALUE"),
-        (["--set", "PENSTOCK_LOG_LEVEL=debug"], "goes into the environment"),
+        (["--set", "PENSTOCK_LOG_LEVEL=debug"], "into the environment"),
         (["--set", "PENSTOCK_QUEUE_MAX_DEPTH"], "=VALUE"),
-        (["--engine", "vllm"], "vLLM runs Hugging Face folders and SmolLM2-135M-Instruct is none"),
+        (["--engine", "vllm"], "vLLM runs Hugging Face folders, and SmolLM2-135M-Instruct is not one"),
         (["--workers", "0"], "is not in the range 1<=x<=4"),
     ],
 )
-def test_what_no_mesh_can_be_is_refused_before_anything_starts(options, told):
+def test_invalid_mesh_options_are_rejected_before_a_process_starts(options, message):
     answered = CliRunner().invoke(show, options)
     assert answered.exit_code == 2
-    assert told in " ".join(answered.output.split())
+    assert message in " ".join(answered.output.split())
 
 
 def test_the_last_base_port_leaves_room_for_the_largest_mesh(tmp_path):
@@ -74,7 +74,7 @@ def test_the_last_base_port_leaves_room_for_the_largest_mesh(tmp_path):
         ["bench", "--rate", "inf"],
     ],
 )
-def test_a_number_that_no_field_holds_is_refused_with_its_option(asked):
+def test_a_number_out_of_range_is_rejected_with_its_option(asked):
     answered = CliRunner().invoke(cli, asked)
     assert answered.exit_code == 2
     assert f"Invalid value for '{asked[-2]}'" in answered.output

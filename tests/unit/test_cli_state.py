@@ -1,4 +1,4 @@
-"""How commands find the mesh that runs on this machine."""
+"""Commands find the mesh that runs on this machine by its state file."""
 
 import os
 
@@ -40,13 +40,13 @@ def test_the_only_running_mesh_is_found_whatever_its_ports():
     assert find_tier("worker-2", "") == find_tier("worker", "") == "127.0.0.1:39605"
 
 
-def test_of_several_the_one_at_the_usual_ports_is_meant():
+def test_of_several_meshes_the_one_at_the_default_ports_is_used():
     for base_port in (39_600, BASE_PORT):
         write_state(note(base_port))
     assert find_target("", "")[1] == f"pk_dev_{BASE_PORT}"
 
 
-def test_among_several_others_the_caller_has_to_choose():
+def test_of_several_meshes_at_other_ports_the_caller_has_to_choose():
     for base_port in (39_600, 41_000):
         write_state(note(base_port))
     with pytest.raises(click.UsageError, match=r"--target 127\.0\.0\.1:39601 or 127\.0\.0\.1:41001"):
@@ -56,7 +56,7 @@ def test_among_several_others_the_caller_has_to_choose():
     assert find_target("127.0.0.1:41001", "") == ("127.0.0.1:41001", "pk_dev_41000")
 
 
-def test_a_meshs_key_is_shown_to_that_mesh_alone(monkeypatch):
+def test_the_key_of_a_mesh_is_sent_only_to_that_mesh(monkeypatch):
     write_state(note(BASE_PORT))
     assert find_target("elsewhere:7001", "") == ("elsewhere:7001", "")
     monkeypatch.setenv("PENSTOCK_API_KEY", "pk_mine")
@@ -65,7 +65,7 @@ def test_a_meshs_key_is_shown_to_that_mesh_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("failure", [ProcessLookupError, PermissionError])
-def test_a_note_that_outlived_its_command_counts_for_nothing(monkeypatch, failure):
+def test_the_state_file_of_a_command_that_has_ended_is_ignored(monkeypatch, failure):
     def kill(*_):
         raise failure
 

@@ -1,4 +1,4 @@
-"""Which processes `penstock up` would start."""
+"""The plan of the processes that `penstock up` starts."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ def planned(**asked):
     return plan_mesh(MeshOptions(**asked), Path("/state"), "the-key", envoy="/bin/envoy", cores=4)
 
 
-def test_every_process_has_a_name_and_a_port_of_its_own():
+def test_every_process_has_its_own_name_and_ports():
     plan = planned(edges=3, queues=2, schedulers=2, workers=4)
     names = [each.name for each in plan.processes]
     addresses = [at for each in plan.processes for at in (each.address, each.http, each.admin) if at]
@@ -31,19 +31,19 @@ def test_the_base_port_shifts_every_port_alike():
         assert int(after.address.rpartition(":")[2]) - int(before.address.rpartition(":")[2]) == 2000
 
 
-def test_without_envoy_there_is_no_routing_either():
+def test_without_envoy_there_is_no_routing():
     tiers = {each.tier for each in planned(envoy=False).processes}
     assert tiers == {"auth", "queue", "scheduler", "worker", "edge"}
 
 
-def test_every_edge_knows_every_queue_and_every_scheduler_too():
+def test_edges_and_schedulers_have_the_addresses_of_every_queue():
     plan = planned(edges=2, queues=3, schedulers=2)
     queues = ",".join(each.address for each in plan.processes_of("queue"))
     assert {each.environment["PENSTOCK_EDGE_QUEUES"] for each in plan.processes_of("edge")} == {queues}
     assert {each.environment["PENSTOCK_SCHEDULER_QUEUES"] for each in plan.processes_of("scheduler")} == {queues}
 
 
-def test_workers_are_spread_over_the_schedulers_and_know_the_others():
+def test_workers_are_spread_over_the_schedulers_and_have_the_addresses_of_all():
     plan = planned(schedulers=2, workers=4)
     first = [each.environment["PENSTOCK_WORKER_SCHEDULERS"].split(",")[0] for each in plan.processes_of("worker")]
     assert sorted(first) == sorted([each.address for each in plan.processes_of("scheduler")] * 2)
@@ -60,3 +60,10 @@ def test_the_workers_share_the_machine_s_cores():
     threads = {each.environment["PENSTOCK_WORKER_THREADS"] for each in planned(workers=2).processes_of("worker")}
     assert threads == {"2"}
     assert planned(workers=1).processes_of("worker")[0].environment["PENSTOCK_WORKER_THREADS"] == "4"
+
+
+def test_each_of_several_envoys_has_its_own_name_port_and_routing():
+    plan = planned(envoys=2)
+    assert [each.name for each in plan.processes_of("envoy")] == ["envoy-1", "envoy-2"]
+    assert plan.proxies == ["127.0.0.1:8080", "127.0.0.1:8090"]
+    assert [each.environment["PENSTOCK_ROUTING_ENVOY_LISTEN"] for each in plan.processes_of("routing")] == plan.proxies

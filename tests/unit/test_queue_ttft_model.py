@@ -155,7 +155,7 @@ INFLOWS = st.floats(0, 1e7)
 
 
 @given(SPEEDS, LINES, ASKS, st.tuples(st.floats(0, 5), INFLOWS, BESIDE))
-def test_ttft_is_never_less_than_the_wait_and_half_a_step(stats, ahead, demand, moment):
+def test_ttft_is_never_less_than_wait_and_half_a_step(stats, ahead, demand, moment):
     found = model_of(stats, *moment).estimate(ReleaseCurve(stats.releases, 1.0), ahead, demand)
     assert 0 <= found.wait <= found.ttft < float("inf")
     assert found.ttft >= stats.decode_step_time / 2

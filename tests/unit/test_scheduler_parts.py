@@ -132,7 +132,7 @@ def test_a_prompt_counts_as_backlog_from_its_lease_to_the_report_that_includes_i
     worker = Worker("w", "w", "w:1", profile_of(), look_ahead=0)
     worker.add_unstarted_tokens(500)
     worker.on_lease_started(500)
-    assert worker.prefill_backlog_tokens == 500, "its latest report was sent before that prompt arrived"
+    assert worker.prefill_backlog_tokens == 500, "its last report was sent before that prompt arrived"
     worker.on_load_report(LoadReport(prefill_backlog_tokens=450))
     assert worker.prefill_backlog_tokens == 450
 

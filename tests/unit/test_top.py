@@ -1,4 +1,4 @@
-"""What `penstock top` makes of what processes say: sums over shards, rates between two looks, and a screen of it."""
+"""Frames of `penstock top`: sums over shards, rates between two samples, and their rendering."""
 
 import io
 import os
@@ -52,7 +52,7 @@ def text_of(frame):
     return page.getvalue()
 
 
-def test_a_tenant_is_added_up_over_all_shards():
+def test_a_tenant_is_summed_up_over_all_shards():
     frame = frame_of([shard("queue-1", waiting=2), shard("queue-2", waiting=3)])
     row = {"model": "m", "class": "batch", "tenant_id": "acme", "waiting": 5, "waiting_tokens": 20, "running": 0}
     assert frame["tenants"] == [row]
@@ -62,7 +62,7 @@ def test_a_tenant_is_added_up_over_all_shards():
     ]
 
 
-def test_rates_are_over_the_time_between_two_looks():
+def test_rates_are_over_the_time_between_two_samples():
     before = [shard("queue-1", leased=100, shed=10, cpu=2.0, uptime=20.0)]
     frame = frame_of([shard("queue-1", leased=110, shed=14, cpu=2.5, uptime=22.0)], before)
     assert frame["shards"][0]["leased_per_second"] == 5.0
@@ -70,7 +70,7 @@ def test_rates_are_over_the_time_between_two_looks():
     assert frame["processes"][0]["cpu_share"] == 0.25
 
 
-def test_what_edges_refuse_alone_stands_beside_what_shards_shed():
+def test_rejections_by_edges_are_listed_with_those_by_shards():
     row = {"class": "batch", "reason": "DEADLINE", "by": "edge", "tickets": 3}
     edges = [sighting(f"edge-{number}", "edge", sheds=[row]) for number in (1, 2)]
     frame = frame_of([shard("queue-1", shed=10), *edges])
@@ -78,7 +78,7 @@ def test_what_edges_refuse_alone_stands_beside_what_shards_shed():
     assert "edge" in text_of(frame)
 
 
-def test_a_process_that_started_again_has_no_rates_below_zero():
+def test_a_restarted_process_has_no_negative_rates():
     former = shard("queue-1", leased=100, shed=10, cpu=9.0, uptime=900.0)
     former.snapshot.instance_id = "its former life"
     frame = frame_of([shard("queue-1", leased=4, shed=2, uptime=2.0)], [former])
@@ -87,7 +87,7 @@ def test_a_process_that_started_again_has_no_rates_below_zero():
     assert frame["processes"][0]["cpu_share"] == 0.5
 
 
-def test_workers_go_by_the_names_of_their_processes_where_these_are_known():
+def test_workers_have_the_names_of_their_processes_if_these_are_known():
     frame = frame_of([sighting("worker-1", "worker"), scheduler(worker("worker-1"), worker("elsewhere"))])
     first, second = frame["workers"]
     assert (first["worker"], second["worker"]) == ("worker-1", "elsewhere-id")
@@ -101,7 +101,7 @@ def test_a_process_that_does_not_answer_is_shown_with_the_reason():
     assert "CONNECTION_LOST" in text_of(frame)
 
 
-def test_the_screen_shows_the_fullest_of_very_many_workers_and_says_so():
+def test_the_view_shows_the_fullest_of_many_workers_with_a_caption():
     crowd = [worker(f"w{number}", running=number % 5) for number in range(4 * MAX_ROWS)]
     text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*crowd)]))
     assert text.count("██████████") == 9  # those with a full batch
@@ -110,21 +110,21 @@ def test_the_screen_shows_the_fullest_of_very_many_workers_and_says_so():
         assert shown in text
 
 
-def test_names_in_brackets_are_text_and_no_markup():
+def test_names_in_brackets_are_text_not_markup():
     frame = frame_of([shard("[red]"), scheduler(worker(model="[/bold]"))])
     assert "[red]" in text_of(frame)
     assert "[/bold]" in text_of(frame)
 
 
-def test_waits_are_shown_in_milliseconds_beside_how_late_they_were():
+def test_waits_are_shown_in_milliseconds_with_their_lateness():
     cells = next(line for line in text_of(frame_of([shard("queue-1")])).splitlines() if "queue-1" in line).split()
     assert "1,250" in cells
     assert "-250" in cells
 
 
-def test_a_pipe_is_told_every_figure_whole():
+def test_tables_in_a_pipe_are_not_truncated():
     """Without a terminal there is no width that a table would have to be cut to."""
-    frame = "from penstock.cli.tables import answers; answers.print(answers.width)"
+    frame = "from penstock.cli.tables import stdout_console; stdout_console.print(stdout_console.width)"
     away = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     piped = subprocess.run([sys.executable, "-c", frame], env=away, capture_output=True, text=True, check=True)
     assert int(piped.stdout) >= 140

@@ -1,7 +1,7 @@
-"""The checkpoints that engines are compared on: each a Hugging Face folder in bfloat16, and the same weights as GGUF.
+"""The checkpoints of the comparison: each a Hugging Face folder in bfloat16, and the same weights as GGUF.
 
-Two have random weights, since speed does not depend on them; the same seed writes the same bytes. The third is the
-mesh's default model, dequantised, so that every engine computes with the same numbers.
+Two have random weights, because speed does not depend on them; equal seeds write equal bytes. The third is the mesh's
+default model, dequantised, so that every engine computes with the same numbers.
 """
 
 import json
@@ -43,13 +43,12 @@ RANDOM_MODELS: Mapping[str, ModelShape] = {
     "15M": _model_shape(dim=288, layers=6, heads=6, kv_heads=6, hidden=768),
     "125M": _model_shape(dim=768, layers=12, heads=12, kv_heads=4, hidden=2048),
 }
-TIED_MODELS = frozenset(
-    {"15M"}
-)  # the head is the embedding, as in a model of that size; its matrix would be a third more
+# Models whose head is the embedding, as usual for a model of that size; a separate head would add a third.
+TIED_MODELS = frozenset({"15M"})
 
 
 def write_checkpoint(name: str, folder: Path) -> Path:
-    """The folder of a model by name, written on first use: `config.json` and companions, and a GGUF per dtype."""
+    """Return the folder of a model, written on first use: the Hugging Face files, and a GGUF file per dtype."""
     target = folder / name
     if not (target / "done").is_file():
         if name == SMOLLM2:
@@ -67,7 +66,7 @@ def gguf_path(folder: Path, dtype: torch.dtype) -> Path:
 
 
 def write_random(folder: Path, shape: ModelShape, *, tied: bool, seed: int = 0) -> None:
-    """Matrices of deviation 0.02 and norms about 1, whatever the model: no logit is infinite, no row all zeros."""
+    """Write matrices with a standard deviation of 0.02 and norms about 1, for finite logits and non-zero rows."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*size: int) -> Tensor:
@@ -79,9 +78,9 @@ def write_random(folder: Path, shape: ModelShape, *, tied: bool, seed: int = 0) 
 
 
 def write_packaged(folder: Path) -> None:
-    """The default model as its Python package carries it, dequantised and its q and k reordered as transformers does.
+    """Write the default model from its Python package, dequantised, with q and k reordered as in transformers.
 
-    Raises ModelUnsupported where the package is not installed.
+    Raises ModelUnsupported if the package is not installed.
     """
     source = read_gguf(*locate_model(SMOLLM2))
     heads = {"q_proj": source.shape.heads, "k_proj": source.shape.kv_heads}
@@ -99,7 +98,7 @@ def write_packaged(folder: Path) -> None:
 
 
 def tensor_shapes(shape: ModelShape, *, tied: bool) -> dict[str, tuple[int, ...]]:
-    """Size of every tensor by its Hugging Face name."""
+    """Return the size of every tensor by its Hugging Face name."""
     dim, q, kv = shape.dim, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     sizes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (shape.vocab_size, dim),
@@ -163,11 +162,11 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _filler_tokenizer(size: int) -> Tokenizer:
-    """Every byte as a token and the rest never met in text: prompts go in as ids, but engines want a tokenizer."""
+    """Return a tokenizer of single bytes and fillers: prompts are ids, but engines require a tokenizer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*_SPECIAL, *alphabet, alphabet[0] * 2]
     tokens += [f"filler{index}" for index in range(len(tokens), size)]
-    merges = [(alphabet[0], alphabet[0])]  # llama.cpp wants one at least
+    merges = [(alphabet[0], alphabet[0])]  # llama.cpp requires at least one
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

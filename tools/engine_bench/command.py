@@ -1,7 +1,7 @@
 """Compare our engine with others on this machine, on the same checkpoints, in one run.
 
-Every engine runs in a process of its own with the same number of threads, one at a time, in turns, several rounds
-over. Peers are installed on first use below --cache, each in an environment of its own.
+Every engine runs in its own process with the same number of threads. The engines run one at a time, in turn, for
+several rounds. Peers are installed on first use below --cache, each in its own environment.
 """
 
 import argparse
@@ -23,22 +23,22 @@ from engine_bench.comparison import ComparisonPlan, compare
 from engine_bench.engines import driver_environment
 from engine_bench.peers import PEERS
 from engine_bench.report import plot, print_tables
-from engine_bench.roofline import DTYPE_BYTES
+from engine_bench.roofline import DTYPES
 from engine_bench.summary import summarise, to_json
 
 _MODELS = (*RANDOM_MODELS, SMOLLM2)
 _CELL_SETS = {"generate": generation_cells, "context": context_cells}
-_WIDTH = 100  # columns at least: a table broken into narrow ones cannot be read
+_MIN_WIDTH = 100  # columns, so that no cell of a table wraps
 
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # by an exception, so that no engine computes on alone
-    asked = _parser().parse_args()
-    if asked.profile:
-        _profile_step(asked)
+        signal.signal(number, lambda *_: sys.exit(1))  # by an exception, so that every engine process is stopped
+    parsed = _parser().parse_args()
+    if parsed.profile:
+        _profile_step(parsed)
     else:
-        _compare(asked)
+        _compare(parsed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add("--peers", f"of {','.join(PEERS)} (all)", type=_comma_list(PEERS), default=list(PEERS))
     add("--models", f"of {','.join(_MODELS)} (15M,125M)", type=_comma_list(_MODELS), default=list(RANDOM_MODELS))
-    add("--dtype", "bfloat16, float32 or both, joined by a comma", type=_comma_list(DTYPE_BYTES), default=["bfloat16"])
+    add("--dtype", "bfloat16, float32 or both, joined by a comma", type=_comma_list(DTYPES), default=["bfloat16"])
     add(
         "--cells",
         "generate: 128 + 128 tokens; context: steps at 1,024",
@@ -58,12 +58,12 @@ def _parser() -> argparse.ArgumentParser:
         default=list(_CELL_SETS),
     )
     add("--concurrent", "requests at once (1,8,32)", type=_integer_list, default=[1, 8, 32])
-    add("--rounds", "turns of every engine at every cell (%(default)s)", type=int, default=3)
+    add("--rounds", "runs of every engine at every cell (%(default)s)", type=int, default=3)
     add("--threads", "of every engine (%(default)s)", type=int, default=len(os.sched_getaffinity(0)))
     add("--cache", "environments, checkpoints and logs (%(default)s)", type=Path, default=Path(cache).expanduser())
-    add("--json", "all figures, round by round", type=Path, metavar="FILE")
-    add("--plot", "bars, as .png or .svg", type=Path, metavar="FILE")
-    add("--profile", "instead: where a decode step of ours spends its time", type=int, metavar="BATCH")
+    add("--json", "all figures of every round", type=Path, metavar="FILE")
+    add("--plot", "bar charts, as .png or .svg", type=Path, metavar="FILE")
+    add("--profile", "profile a decode step of our engine at this batch size instead", type=int, metavar="BATCH")
     return parser
 
 
@@ -73,7 +73,7 @@ def _comma_list(known: Iterable[str]) -> Callable[[str], list[str]]:
     def chosen(text: str) -> list[str]:
         unknown = [name for name in text.split(",") if name not in names]
         if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not known; choose of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is unknown; choose from {', '.join(names)}")
         return text.split(",")
 
     return chosen
@@ -96,7 +96,7 @@ def _compare(parsed: argparse.Namespace) -> None:
     with _machine_lock(parsed.cache):
         series = compare(plan, print_progress)
     rows = summarise(series)
-    print_tables(rows, plan.peers, Console(width=max(Console().width, _WIDTH)))
+    print_tables(rows, plan.peers, Console(width=max(Console().width, _MIN_WIDTH)))
     if parsed.json:
         parsed.json.write_text(json.dumps(to_json(rows, series), indent=1), encoding="utf-8")
     if parsed.plot:
@@ -105,19 +105,19 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 @contextmanager
 def _machine_lock(cache: Path) -> Iterator[None]:
-    """Wait until no other comparison runs on this machine: two would measure each other."""
+    """Wait until no other comparison runs on this machine, because two would disturb each other."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print_progress("another comparison runs on this machine; waiting for its end")
+            print_progress("another comparison runs on this machine; waiting until it ends")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _profile_step(parsed: argparse.Namespace) -> None:
-    """In a process of its own, with the variables that our engine has in a comparison."""
+    """Profile in a separate process, with the environment variables of a comparison."""
     for model in parsed.models:
         folder = write_checkpoint(model, parsed.cache / "models")
         for dtype in parsed.dtype:

@@ -1,4 +1,4 @@
-"""Engines as processes: one per peer, spoken to line by line. Who is not asked anything waits and uses no CPU."""
+"""Driver processes: one per engine, which uses CPU time only while it runs a cell."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from engine_bench.environments import PeerUnavailable
 from engine_bench.peers import EnginePeer
 
 TOOLS = Path(__file__).resolve().parents[1]
-_LOAD_TIMEOUT_S = 600.0  # s, compiling included
+_LOAD_TIMEOUT_S = 600.0  # s, including compilation
 _CELL_TIMEOUT_S = 300.0  # s
-# Of whoever starts the comparison: these would set one engine's threads or libraries and not another's.
+# Variables of the caller that would change the threads or libraries of one engine and not of another.
 _DROPPED_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "LD_PRELOAD", "PYTHON", "VLLM_")
 
 
 class DriverProcess:
-    """A driver's process. Raises PeerUnavailable when it cannot load or run what is asked of it."""
+    """A driver in its own process. Raises PeerUnavailable if it cannot load the model or run a cell."""
 
     def __init__(self, peer: EnginePeer, environment: Path, setup: DriverSetup, log: Path) -> None:
         self._log = log
@@ -59,16 +59,16 @@ class DriverProcess:
     def _request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._process.stdin
         assert self._process.stdout
-        late = Timer(timeout_s, self._process.kill)
-        late.start()
+        timer = Timer(timeout_s, self._process.kill)
+        timer.start()
         try:
             print(json.dumps(message), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
         finally:
-            late.cancel()
-        answer = dict(json.loads(line)) if line else {"error": f"ended, or took more than {timeout_s:.0f} s"}
+            timer.cancel()
+        answer = dict(json.loads(line)) if line else {"error": f"exited, or took more than {timeout_s:.0f} s"}
         if "error" in answer:
             self.close()
             raise PeerUnavailable(f"{answer['error']} (log: {self._log})")
@@ -78,7 +78,7 @@ class DriverProcess:
 def driver_environment(
     inherited: Mapping[str, str], environment: Path, settings: Mapping[str, str], threads: int
 ) -> dict[str, str]:
-    """Environment variables of a driver: the same number of threads for all, nothing fetched, its settings on top."""
+    """Return the variables of a driver: an equal number of threads, no downloads, and its own settings."""
     kept = {name: value for name, value in inherited.items() if not name.startswith(_DROPPED_PREFIXES)}
     return {
         **kept,

@@ -1,4 +1,4 @@
-"""An environment of its own for every peer: theirs and our requirements need not agree."""
+"""Installs each peer into its own environment, because the requirements of peers conflict."""
 
 import os
 import subprocess
@@ -8,24 +8,24 @@ from pathlib import Path
 
 from engine_bench.peers import EnginePeer
 
-_INSTALL_TIMEOUT_S = 3600.0  # s for an installation, compiling included
+_INSTALL_TIMEOUT_S = 3600.0  # s, including compilation
 
 
 class PeerUnavailable(Exception):
-    """A peer cannot be run here; the comparison goes on without it. The message says why."""
+    """A peer cannot run here, and the comparison omits it. The message gives the reason."""
 
 
 def install_environment(peer: EnginePeer, cache: Path, report_progress: Callable[[str], None]) -> Path:
-    """Folder of the peer's environment, made on first use and after a change of its versions."""
+    """Return the folder of the peer's environment, created on first use and after a change of its versions."""
     if not peer.requirements:
         return Path(sys.prefix)
     folder = cache / peer.name
     stamp = folder / "installed.txt"
-    wanted = "\n".join([*peer.requirements, *(f"without {name}" for name in peer.excluded), ""])
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+    requirements = "\n".join([*peer.requirements, *(f"without {name}" for name in peer.excluded), ""])
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != requirements:
         report_progress(f"{peer.name}: installing {', '.join(peer.requirements)} into {folder} ({peer.note})")
         _install(peer, folder)
-        stamp.write_text(wanted, encoding="utf-8")
+        stamp.write_text(requirements, encoding="utf-8")
     return folder
 
 
@@ -51,10 +51,10 @@ def _run(command: list[str], variables: dict[str, str], folder: Path) -> None:
             timeout=_INSTALL_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
         )
-    except subprocess.TimeoutExpired as late:
+    except subprocess.TimeoutExpired as timeout:
         raise PeerUnavailable(
             f"installing into {folder} took more than {_INSTALL_TIMEOUT_S:.0f} s; try again"
-        ) from late
+        ) from timeout
     except subprocess.CalledProcessError as failure:
-        said = [line for line in (failure.stderr + failure.stdout).splitlines() if "error" in line.lower()]
-        raise PeerUnavailable(f"installing into {folder} failed: {said[0] if said else failure}") from failure
+        errors = [line for line in (failure.stderr + failure.stdout).splitlines() if "error" in line.lower()]
+        raise PeerUnavailable(f"installing into {folder} failed: {errors[0] if errors else failure}") from failure

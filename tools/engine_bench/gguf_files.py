@@ -1,4 +1,4 @@
-"""A Hugging Face folder of the Llama family as a GGUF file, without quantising."""
+"""Converts a Hugging Face folder of the Llama family to a GGUF file without quantising."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ _KINDS = {torch.bfloat16: GGMLQuantizationType.BF16, torch.float32: GGMLQuantiza
 
 
 def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
-    """Matrices in `dtype`, norms in float32, which is all that llama.cpp takes there."""
+    """Write matrices in `dtype` and norms in float32, which llama.cpp requires."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     writer = GGUFWriter(path, "llama")
     _add_shape(writer, config)
@@ -23,9 +23,9 @@ def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
     for name, weight in load_file(folder / "model.safetensors").items():
         kind = _KINDS[dtype if weight.ndim == 2 else torch.float32]
         values = interleaved(name, weight.float(), config).contiguous().numpy()
-        theirs = names.get_name(name, try_suffixes=(".weight",))
-        assert theirs, f"llama.cpp has no name for {name}"
-        writer.add_tensor(theirs, quantize(values, kind), raw_dtype=kind)
+        gguf_name = names.get_name(name, try_suffixes=(".weight",))
+        assert gguf_name, f"llama.cpp has no name for {name}"
+        writer.add_tensor(gguf_name, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -33,7 +33,7 @@ def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
 
 
 def interleaved(name: str, weight: Tensor, config: dict[str, Any]) -> Tensor:
-    """Rows of q and k from RoPE pairs (i, i + head_size / 2) to llama.cpp's (2i, 2i + 1); the rest as it is."""
+    """Reorder rows of q and k from RoPE pairs (i, i + head_size / 2) to llama.cpp's (2i, 2i + 1); keep the rest."""
     for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
         if part in name:
             return weight.reshape(config[key], 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)

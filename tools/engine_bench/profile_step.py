@@ -1,4 +1,4 @@
-"""Where a decode step of our engine spends its time: a table of tensor kernels, and the share outside them.
+"""Profiles a decode step of our engine: a table of tensor kernels, and the share of time outside them.
 
 Run as a process: FOLDER DTYPE BATCH THREADS.
 """
@@ -17,9 +17,9 @@ from engine_bench.drivers.protocol import DriverSetup
 from penstock.worker.engine.interface import Engine, SequenceSpec
 
 _PROMPT_TOKENS = 128
-_STEPS = 40  # measured without a profiler, then as many with it
+_STEPS = 40  # without a profiler, then as many with it
 _WARM_UP = 8
-# Operators of torch that compute nothing themselves: their time is spent on finding memory, a view or another operator.
+# Operators of torch that do not compute; they allocate memory, create a view or dispatch to another operator.
 _DISPATCH_OPERATORS = frozenset(
     f"aten::{name}"
     for name in (
@@ -47,12 +47,12 @@ def is_kernel(name: str) -> bool:
 
 
 def outside_share(self_us: Mapping[str, float], wall_us: float) -> float:
-    """Share of the wall time that is in no tensor kernel. self_us: time of each operator less that of its callees."""
+    """Return the share of wall time outside tensor kernels. self_us: time of each operator without its callees."""
     return max(0.0, 1 - sum(each for name, each in self_us.items() if is_kernel(name)) / wall_us)
 
 
 def profile_native_calls() -> None:
-    """Have calls into shared libraries by ctypes stand in the profile as `native::NAME`; torch sees only its own."""
+    """Record ctypes calls into shared libraries in the profile as `native::NAME`; torch records only its own."""
     plain = ctypes.CDLL.__getitem__
 
     def shown(library: ctypes.CDLL, name: str) -> Any:
@@ -62,7 +62,7 @@ def profile_native_calls() -> None:
 
 
 class _ProfiledFunction:
-    """A function of a shared library; its `argtypes` and `restype` are set through this."""
+    """A profiled function of a shared library, through which its `argtypes` and `restype` are set."""
 
     _function: Any
     _name: str
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _start_decoding(engine: Engine, cell: BenchCell, vocab_size: int) -> None:
-    """Bring every sequence to where it decodes."""
+    """Run until every sequence decodes."""
     for seq_id, prompt in enumerate(cell.prompts(vocab_size)):
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output_tokens, ignore_eos=True))
     while engine.step().decode_seqs < cell.concurrency:
@@ -111,7 +111,7 @@ def _start_decoding(engine: Engine, cell: BenchCell, vocab_size: int) -> None:
 
 
 def _run_steps(engine: Engine, steps: int) -> float:
-    """Microseconds per step."""
+    """Return the us per step."""
     start = time.perf_counter()
     for _ in range(steps):
         engine.step()

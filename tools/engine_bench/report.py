@@ -1,4 +1,4 @@
-"""The comparison for a reader: a table per checkpoint and dtype, and the same as bars."""
+"""Tables and bar charts of a comparison, one per checkpoint and dtype."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -9,8 +9,9 @@ from rich.table import Table
 
 from engine_bench.peers import PEERS
 from engine_bench.summary import SummaryRow
+from penstock.bench.plot import new_figure
 
-_COLUMNS = ("tok/s", "prefill tok/s", "step ms", "CPU ms/token", "agrees", "others")
+_COLUMNS = ("tok/s", "prefill tok/s", "step ms", "CPU ms/token", "agrees", "CPU wait")
 
 
 def print_tables(rows: Sequence[SummaryRow], peers: Sequence[str], console: Console) -> None:
@@ -46,7 +47,7 @@ def _cells(row: SummaryRow, name: str) -> list[str]:
         f"{found.step_ms:.1f}",
         f"{found.cpu_ms_per_token:.1f}",
         agreeing,
-        f"{found.others_cpu_share:.0%}",
+        f"{found.cpu_wait_share:.0%}",
     ]
 
 
@@ -55,22 +56,17 @@ def _ratio_text(value: float | None) -> str:
 
 
 def plot(rows: Sequence[SummaryRow], peers: Sequence[str], path: Path) -> None:
-    """A line of pictures per checkpoint and dtype: throughput, then milliseconds of a decode step."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import, and wanted by few runs
-
+    """Plot throughput and the duration of a decode step, one row of charts per checkpoint and dtype."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.model, row.dtype))]
-    figure = Figure(figsize=(12, 3.6 * len(groups)), layout="constrained")
-    axes = figure.subplots(len(groups), 2, squeeze=False)
-    for group, (throughput, step) in zip(groups, axes, strict=True):
-        title = f"{group[0].model}, {group[0].dtype}"
-        _bars(throughput, group, peers, "throughput")
-        throughput.set(title=f"{title}: output tokens/s, prefill included")
-        _bars(step, group, peers, "step_ms")
-        for at, row in enumerate(group):
-            step.hlines(row.roofline_ms, at - 0.45, at + 0.45, colors="black", linestyles="dotted")
-        step.set(title=f"{title}: decode step, ms (dotted: roofline)")
-    axes[0][0].legend()
-    figure.savefig(path)
+    with new_figure(path, len(groups), 2, width=12.0, height=3.6 * len(groups)) as axes:
+        for group, throughput, step in zip(groups, axes[::2], axes[1::2], strict=True):
+            title = f"{group[0].model}, {group[0].dtype}"
+            _bars(throughput, group, peers, "throughput")
+            throughput.set(title=f"{title}: output tokens/s, prefill included")
+            _bars(step, group, peers, "step_ms")
+            for at, row in enumerate(group):
+                step.hlines(row.roofline_ms, at - 0.45, at + 0.45, colors="black", linestyles="dotted")
+            step.set(title=f"{title}: decode step, ms (dotted: roofline)")
 
 
 def _bars(axes: object, group: Sequence[SummaryRow], peers: Sequence[str], value: str) -> None:
@@ -78,6 +74,6 @@ def _bars(axes: object, group: Sequence[SummaryRow], peers: Sequence[str], value
     for index, name in enumerate(peers):
         heights = [getattr(row.engines[name], value) if name in row.engines else 0.0 for row in group]
         places = [at + (index - (len(peers) - 1) / 2) * width for at in range(len(group))]
-        colour = f"C{list(PEERS).index(name)}"  # an engine keeps its colour whichever are compared
+        colour = f"C{list(PEERS).index(name)}"  # an engine has the same colour in every comparison
         axes.bar(places, heights, width, label=name, color=colour)  # type: ignore[attr-defined]
     axes.set_xticks(range(len(group)), [str(row.cell) for row in group], fontsize=8)  # type: ignore[attr-defined]

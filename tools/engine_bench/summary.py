@@ -1,4 +1,4 @@
-"""What a comparison says: medians over its rounds, and ratios that are taken within each round before that."""
+"""The result of a comparison: medians over its rounds, and medians of the ratios within each round."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -8,12 +8,13 @@ from typing import Any
 from engine_bench.cells import BenchCell, CellFigures
 from engine_bench.comparison import ComparisonRound, Series
 from engine_bench.peers import OURS
-from engine_bench.roofline import StepWork, read_config, roofline_ms, step_work
+from engine_bench.roofline import cell_work, read_shape
+from penstock.proofs.engine.roofline import StepWork, roofline_s
 
 
 @dataclass(frozen=True, slots=True)
 class BestPeerRatios:
-    """Ours against the best peer of each round; above 1 ours is ahead. None: no peer, or not ours, in any round."""
+    """Our engine over the best peer of each round; above 1, ours is faster. None if no round has both."""
 
     throughput: float | None
     prefill: float | None
@@ -30,8 +31,8 @@ class SummaryRow:
     cell: BenchCell
     engines: dict[str, CellFigures]  # by peer; medians
     ratios: BestPeerRatios
-    roofline_ms: float  # least time of a decode step, by the machine's best of all rounds
-    roofline_share: float | None  # of our step that is the roofline
+    roofline_ms: float  # by the highest ceilings of all rounds
+    roofline_share: float | None  # the roofline over our step
     first_token_agreement: dict[str, float]  # by peer: share of sequences whose first token is ours
 
 
@@ -41,7 +42,7 @@ def summarise(series: Sequence[Series]) -> list[SummaryRow]:
 
 def _summary_row(series: Series, cell: BenchCell, rounds: Sequence[ComparisonRound]) -> SummaryRow:
     engines = {name: _medians(rounds, name) for name in dict.fromkeys(name for each in rounds for name in each.figures)}
-    roofline = _roofline(step_work(read_config(series.folder), series.dtype, cell), rounds)
+    roofline = _roofline_ms(cell_work(read_shape(series.folder), series.dtype, cell), rounds)
     ours = engines.get(OURS.name)
     return SummaryRow(
         model=series.model,
@@ -56,12 +57,12 @@ def _summary_row(series: Series, cell: BenchCell, rounds: Sequence[ComparisonRou
 
 
 def _medians(rounds: Sequence[ComparisonRound], name: str) -> CellFigures:
-    played = [asdict(each.figures[name]) for each in rounds if name in each.figures]
-    return CellFigures(**{key: median(each[key] for each in played) for key in played[0]})
+    figures = [asdict(each.figures[name]) for each in rounds if name in each.figures]
+    return CellFigures(**{key: median(each[key] for each in figures) for key in figures[0]})
 
 
-def _roofline(work: StepWork, rounds: Sequence[ComparisonRound]) -> float:
-    return roofline_ms(
+def _roofline_ms(work: StepWork, rounds: Sequence[ComparisonRound]) -> float:
+    return 1000 * roofline_s(
         work,
         bytes_per_s=max(each.ceilings.bytes_per_s for each in rounds),
         flops_per_s=max(each.ceilings.flops_per_s for each in rounds),
@@ -94,13 +95,13 @@ def _first_token_agreement(series: Series, cell: BenchCell) -> Iterator[tuple[st
 
 
 def to_json(rows: Sequence[SummaryRow], series: Sequence[Series]) -> dict[str, Any]:
-    """Every row, and the rounds that it is the median of."""
+    """Return every row, and the rounds of which it is the median."""
     raw = [
         {
             "model": each.model,
             "dtype": each.dtype,
             "cell": asdict(cell),
-            "rounds": [asdict(turn) for turn in rounds],
+            "rounds": [asdict(each_round) for each_round in rounds],
         }
         for each in series
         for cell, rounds in each.rounds.items()

@@ -1,4 +1,4 @@
-"""One line that says what a proof is at."""
+"""Progress of a command that runs for minutes: one line that is overwritten on a terminal."""
 
 import math
 import time
@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-MIN_PRINT_INTERVAL_S = 15.0  # s; between two lines where the last cannot be written over
+MIN_PRINT_INTERVAL_S = 15.0  # s; between two lines where the last one cannot be overwritten
 
 ProgressFn = Callable[[str], None]
 
 
 @contextmanager
 def progress_reporter(console: Console) -> Iterator[ProgressFn]:
-    """On a terminal each line takes the place of the last; in a file or a pipe there is one now and then."""
+    """On a terminal each line replaces the last one; a file or a pipe gets a line every 15 s."""
     if not console.is_terminal:
         yield rate_limited(lambda text: console.print(escape(text)), time.monotonic)
         return
@@ -25,12 +25,12 @@ def progress_reporter(console: Console) -> Iterator[ProgressFn]:
 
 
 def rate_limited(report_progress: ProgressFn, clock: Callable[[], float]) -> ProgressFn:
-    said_at = -math.inf
+    printed_at = -math.inf
 
-    def perhaps(text: str) -> None:
-        nonlocal said_at
-        if clock() - said_at >= MIN_PRINT_INTERVAL_S:
-            said_at = clock()
+    def report_if_due(text: str) -> None:
+        nonlocal printed_at
+        if clock() - printed_at >= MIN_PRINT_INTERVAL_S:
+            printed_at = clock()
             report_progress(text)
 
-    return perhaps
+    return report_if_due

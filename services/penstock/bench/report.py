@@ -1,4 +1,4 @@
-"""Histories in, figures out. Pure."""
+"""Figures of a run, computed from its transcripts. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,16 @@ from typing import Any
 
 from rich.table import Table
 
+from penstock.bench.statistics import distribution
+from penstock.bench.tables import new_table
 from penstock.bench.transcript import CANCELLED, OK, Transcript
 
-SHED_CODES = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")  # refusals by policy; anything else is a failure
-QUANTILES = (0.5, 0.9, 0.99)
+SHED_CODES = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")  # rejections by policy; any other error is a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What counts as good: both must hold (goodput as in DistServe, Zhong et al. 2024)."""
+    """Limits that a request must both meet to count as goodput (as in DistServe, Zhong et al. 2024)."""
 
     ttft: float = 1.0  # s
     tpot: float = 0.1  # s
@@ -26,24 +27,8 @@ class Slo:
         )
 
 
-def quantile(values: Sequence[float], rank: float) -> float:
-    """Return the linearly interpolated quantile of `values`, which need not be sorted and must not be empty."""
-    ordered = sorted(values)
-    place = rank * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    if not values:
-        return None
-    named = {f"p{round(share * 100)}": quantile(values, share) for share in QUANTILES}
-    return {"mean": sum(values) / len(values), **named, "max": max(values)}
-
-
 def report_of(transcripts: Sequence[Transcript], wall_s: float, cpu_s: Mapping[str, float], slo: Slo) -> dict[str, Any]:
-    """Return the figures of a run as plain JSON. `wall` and the values of `cpu` (by tier) are in s."""
+    """Return the figures of a run as plain JSON. `cpu_s` is by tier."""
     done = [each for each in transcripts if each.outcome == OK]
     shed = [each for each in transcripts if each.code in SHED_CODES]
     failed = [each for each in transcripts if each.outcome not in (OK, CANCELLED) and each.code not in SHED_CODES]
@@ -55,7 +40,7 @@ def report_of(transcripts: Sequence[Transcript], wall_s: float, cpu_s: Mapping[s
         "cancelled": sum(each.outcome == CANCELLED for each in transcripts),
         "shed": len(shed),
         "shed_by_reason": dict(Counter(each.outcome for each in shed)),
-        "shed_answer_s": distribution([each.ended_at - each.started_at for each in shed]),
+        "shed_latency_s": distribution([each.ended_at - each.started_at for each in shed]),
         "shed_without_retry_after": sum(each.retry_after is None for each in shed if each.code == SHED_CODES[0]),
         "failures": len(failed),
         "failures_by_reason": dict(Counter(each.outcome for each in failed)),
@@ -77,13 +62,16 @@ def report_of(transcripts: Sequence[Transcript], wall_s: float, cpu_s: Mapping[s
 
 
 def figures_table(figures: Mapping[str, Any]) -> Table:
-    """Latencies in ms, one row each."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("ms")
+    """Return a table of latencies in ms."""
     columns = ("mean", "p50", "p90", "p99", "max")
-    for column in columns:
-        table.add_column(column, justify="right")
-    rows = {"TTFT": "ttft_s", "TPOT": "tpot_s", "ITL": "itl_s", "latency": "latency_s", "shed answer": "shed_answer_s"}
+    table = new_table("ms", numbers=columns)
+    rows = {
+        "TTFT": "ttft_s",
+        "TPOT": "tpot_s",
+        "ITL": "itl_s",
+        "latency": "latency_s",
+        "shed latency": "shed_latency_s",
+    }
     for label, key in rows.items():
         if figures[key]:
             table.add_row(label, *(f"{figures[key][column] * 1e3:,.1f}" for column in columns))
@@ -102,10 +90,10 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
         f"TTFT {figures['slo']['ttft_s'] * 1e3:.0f} ms and TPOT {figures['slo']['tpot_s'] * 1e3:.0f} ms"
     )
     lines = [counts, rates]
-    for what in ("shed_by_reason", "failures_by_reason"):
-        if figures[what]:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(figures[what].items()))
-            lines.append(f"{what.replace('_', ' ')}: {reasons}")
+    for key in ("shed_by_reason", "failures_by_reason"):
+        if figures[key]:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(figures[key].items()))
+            lines.append(f"{key.replace('_', ' ')}: {reasons}")
     if figures["cpu_us_per_token_by_tier"]:
         spent = ", ".join(f"{tier} {us:,.0f}" for tier, us in figures["cpu_us_per_token_by_tier"].items())
         lines.append(f"CPU us per token: {spent}")

@@ -1,104 +1,79 @@
-"""Offers a load through an API, in a closed loop or at a rate, and gathers the histories."""
+"""Offers a load through a driver, in a closed loop or at a rate, and collects the transcripts."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
-import httpx
 import psutil
 
-from penstock.bench.apis import REQUEST_TIMEOUT_S, GrpcDriver, LoadDriver, SessionDriver
+from penstock.bench.drivers.driver import Driver
 from penstock.bench.load import BenchLoad, BenchRequest
-from penstock.bench.sse import SseDriver
 from penstock.bench.transcript import Transcript
-from penstock.chassis.channels import channel
 from penstock.local_mesh.state import MeshState
-from penstock.v1.inference_pb2_grpc import InferenceStub
 
 OnTranscript = Callable[[Transcript], None]
+Request = TypeVar("Request")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadTarget:
-    """Where the load goes."""
+async def offer_load(load: BenchLoad, driver: Driver, on_transcript: OnTranscript) -> list[Transcript]:
+    """Send every request of `load` once; return the transcripts by number."""
+    transcripts: list[Transcript] = []
 
-    api: str  # grpc, session, responses or chat
-    address: str  # host:port, of gRPC or of HTTP as the API needs
-    key: str
-    model: str
+    async def send(request: BenchRequest) -> None:
+        transcript = Transcript(request.number, time.perf_counter())
+        await driver.send(request, transcript)
+        transcripts.append(transcript)
+        on_transcript(transcript)
 
-
-@asynccontextmanager
-async def open_driver(target: LoadTarget) -> AsyncIterator[LoadDriver]:
-    metadata = (("authorization", f"Bearer {target.key}"),)
-    if target.api in ("responses", "chat"):
-        headers, limits = dict(metadata), httpx.Limits(max_connections=None)
-        base = f"http://{target.address}/v1"
-        async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=REQUEST_TIMEOUT_S) as http:
-            yield SseDriver(http, target.api, target.model)
-        return
-    async with channel(target.address) as open_channel:
-        stub = InferenceStub(open_channel)
-        if target.api == "grpc":
-            yield GrpcDriver(stub, target.model, metadata)
-            return
-        session = SessionDriver(target.model)
-        running = asyncio.create_task(session.run(stub, metadata))
-        try:
-            await session.wait_connected()
-            yield session
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+    if load.rate:
+        await send_at_times(load.planned_requests(), lambda request: request.send_at, send)
+    else:
+        await run_closed_loop(min(load.concurrency, load.requests), load.planned_requests(), send)
+    return sorted(transcripts, key=lambda transcript: transcript.number)
 
 
-async def offer_load(load: BenchLoad, driver: LoadDriver, on_transcript: OnTranscript) -> list[Transcript]:
-    """Send every item of `load` once; returns the histories in order of number."""
-    histories: list[Transcript] = []
+async def run_closed_loop(
+    clients: int, requests: Iterator[Request], send: Callable[[Request], Awaitable[object]]
+) -> None:
+    """Run `clients` that each send the next of `requests` when their last one has ended, until there are no more."""
 
-    async def send(item: BenchRequest) -> None:
-        history = await driver.send(item)
-        histories.append(history)
-        on_transcript(history)
+    async def run_client() -> None:
+        for request in requests:
+            await send(request)
 
     async with asyncio.TaskGroup() as group:
-        if load.rate:
-            await _send_at_rate(load, group, send)
-        else:
-            items = load.planned_requests()
-            for _ in range(min(load.concurrency, load.requests)):
-                group.create_task(_send_in_turn(items, send))
-    return sorted(histories, key=lambda history: history.number)
+        for _ in range(clients):
+            group.create_task(run_client())
 
 
-async def _send_in_turn(
-    items: Iterator[BenchRequest], send: Callable[[BenchRequest], Coroutine[Any, Any, None]]
+async def send_at_times(
+    requests: Iterable[Request], time_of: Callable[[Request], float], send: Callable[[Request], Awaitable[object]]
 ) -> None:
-    for item in items:
-        await send(item)
+    """Send each request `time_of(request)` s after the start of the run, whether or not others have ended."""
 
+    async def send_one(request: Request) -> None:
+        await send(request)
 
-async def _send_at_rate(
-    load: BenchLoad, group: asyncio.TaskGroup, send: Callable[[BenchRequest], Coroutine[Any, Any, None]]
-) -> None:
-    started = time.perf_counter()
-    for item in load.planned_requests():
-        await asyncio.sleep(max(0.0, started + item.send_at - time.perf_counter()))
-        group.create_task(send(item))
+    started_at = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            await asyncio.sleep(max(0.0, started_at + time_of(request) - time.monotonic()))
+            group.create_task(send_one(request))
 
 
 def cpu_by_tier(state: MeshState | None) -> Mapping[str, float]:
-    """Return the CPU time used so far by each tier of a local mesh, in s, children included."""
-    spent: dict[str, float] = {}
-    for each in state.processes if state else ():
+    """Return the CPU time in s that the processes of each tier of a local mesh have used."""
+    used: dict[str, float] = {}
+    for process in state.processes if state else ():
         try:
-            process = psutil.Process(each.pid)
-            family = [process, *process.children(recursive=True)]
-            used = sum(sum(one.cpu_times()[:2]) for one in family)
+            used[process.tier] = used.get(process.tier, 0.0) + process_cpu_s(process.pid)
         except psutil.NoSuchProcess:
             continue
-        spent[each.tier] = spent.get(each.tier, 0.0) + used
-    return spent
+    return used
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the CPU time in s of a process and its children; raises psutil.NoSuchProcess."""
+    process = psutil.Process(pid)
+    return float(sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True))))

@@ -4,7 +4,6 @@ Knows gRPC statuses and google.rpc details, but no tier: tiers raise these error
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import ClassVar
 
 import grpc
@@ -13,7 +12,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 
-from penstock.chassis.durations import seconds_of
+from penstock.chassis.durations import seconds_of, set_seconds
 from penstock.v1.failure_pb2 import Failure, FieldViolation, QuotaViolation
 
 log = structlog.get_logger()
@@ -52,7 +51,7 @@ class PenstockError(Exception):
         found: list[Message] = [ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata)]
         if self.retry_after is not None:
             retry = RetryInfo()
-            retry.retry_delay.FromTimedelta(timedelta(seconds=self.retry_after))
+            set_seconds(retry.retry_delay, self.retry_after)
             found.append(retry)
         if self.field_violations:
             bad = [

@@ -1,4 +1,4 @@
-"""The `penstock` command: what a person types and what a person sees. Nothing imports it.
+"""The `penstock` command: options, output and exit codes. No other package imports it.
 
-It decides nothing about a request. It speaks to the tiers through the public API alone.
+It makes no decision about a request, and uses only the public API of the tiers.
 """

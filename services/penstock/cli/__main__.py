@@ -1,4 +1,4 @@
-"""The `penstock` command line: arguments in, one coroutine run, errors as one line and an exit code."""
+"""The `penstock` command line: parses arguments, runs one command and reports errors as one line with an exit code."""
 
 import sys
 
@@ -21,19 +21,19 @@ for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS):
 
 
 def main() -> None:
-    """Entry point: a failure is one line that says what to do, and exit code 1 (2 for wrong usage)."""
+    """Entry point. A failure prints one line that says what to do, with exit code 1 (2 for wrong usage)."""
     from penstock.chassis.config import ConfigError
     from penstock.chassis.observability.logs import configure_logs
     from penstock.local_mesh.processes import ChildFailedError
 
-    configure_logs("error")  # a person reads what commands print; the tiers' logs are files
+    configure_logs("error")  # the tiers log to files
     try:
         cli()
     except PenstockError as error:
-        is_told = error.retry_after is None or "retry in" in str(error)
-        retry = "" if is_told else f" (retry in {error.retry_after:.1f} s)"
-        elsewhere = " A process of another tier answers at that address." if error.reason == "UNIMPLEMENTED" else ""
-        sys.exit(f"penstock: {error.code.name} / {error.reason}: {error}{retry}{elsewhere}")
+        names_retry = error.retry_after is None or "retry in" in str(error)
+        retry = "" if names_retry else f" (retry in {error.retry_after:.1f} s)"
+        hint = " The process at that address is of another tier." if error.reason == "UNIMPLEMENTED" else ""
+        sys.exit(f"penstock: {error.code.name} / {error.reason}: {error}{retry}{hint}")
     except (ConfigError, ChildFailedError, TimeoutError, OSError) as error:
         sys.exit(f"penstock: {error or type(error).__name__}")
     except ModuleNotFoundError as error:

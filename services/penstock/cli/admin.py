@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
+from penstock.bench.tables import new_table
 from penstock.chassis.channels import channel
 from penstock.chassis.config import describe, load, settings
+from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import error_from_rpc
 from penstock.cli.tables import stdout_console
 from penstock.v1 import admin_pb2
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminTarget:
-    """Where an Admin service is and with what right it is called (PENSTOCK_ADMIN_TOKEN; none needed on loopback)."""
+    """An Admin service. Calls carry PENSTOCK_ADMIN_TOKEN if it is set; on loopback none is needed."""
 
     target: str
     as_json: bool
 
     @asynccontextmanager
     async def stub(self) -> AsyncIterator["AdminAsyncStub"]:
-        """Raises PenstockError for what the server refuses."""
+        """Raises PenstockError if the server rejects a call."""
         async with channel(self.target) as open_channel:
             try:
                 yield AdminStub(open_channel)
@@ -49,25 +50,25 @@ class AdminTarget:
 async def create_key(target: AdminTarget, tenant: str, name: str, ttl: float | None) -> None:
     request = admin_pb2.CreateKeyRequest(tenant_id=tenant, display_name=name)
     if ttl is not None:
-        request.ttl.CopyFrom(Duration(seconds=int(ttl), nanos=int(ttl % 1 * 1e9)))
+        set_seconds(request.ttl, ttl)
     async with target.stub() as admin:
-        made = await admin.CreateKey(request, metadata=target.metadata)
+        created = await admin.CreateKey(request, metadata=target.metadata)
     if target.as_json:
         stdout_console.print_json(
-            data={"key_id": made.key.key_id, "tenant_id": made.key.tenant_id, "secret": made.secret}
+            data={"key_id": created.key.key_id, "tenant_id": created.key.tenant_id, "secret": created.secret}
         )
         return
-    stdout_console.print(f"{made.secret}\n\nThis is the only time the key is shown; it is stored as an HMAC alone.")
+    stdout_console.print(f"{created.secret}\n\nThe key is shown only now; auth stores its HMAC.")
 
 
 async def list_keys(target: AdminTarget, tenant: str) -> None:
     async with target.stub() as admin:
-        listed = await admin.ListKeys(admin_pb2.ListKeysRequest(tenant_id=tenant), metadata=target.metadata)
+        response = await admin.ListKeys(admin_pb2.ListKeysRequest(tenant_id=tenant), metadata=target.metadata)
     if target.as_json:
-        stdout_console.print_json(data=[MessageToDict(key) for key in listed.keys])
+        stdout_console.print_json(data=[MessageToDict(key) for key in response.keys])
         return
-    table = _table("key", "tenant", "name", "made", "state")
-    for key in listed.keys:
+    table = new_table("key", "tenant", "name", "created", "state")
+    for key in response.keys:
         state = "revoked" if key.HasField("revoke_time") else "loopback only" if key.loopback_only else "works"
         table.add_row(key.key_id, key.tenant_id, key.display_name, key.create_time.ToJsonString(), state)
     stdout_console.print(table)
@@ -75,11 +76,11 @@ async def list_keys(target: AdminTarget, tenant: str) -> None:
 
 async def revoke_key(target: AdminTarget, key_id: str) -> None:
     async with target.stub() as admin:
-        ended = await admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=key_id), metadata=target.metadata)
+        response = await admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=key_id), metadata=target.metadata)
     if target.as_json:
-        stdout_console.print_json(data=MessageToDict(ended.key))
+        stdout_console.print_json(data=MessageToDict(response.key))
         return
-    stdout_console.print(f"{ended.key.key_id} of {ended.key.tenant_id} is revoked")
+    stdout_console.print(f"{response.key.key_id} of {response.key.tenant_id} is revoked")
 
 
 async def put_tenant(target: AdminTarget, tenant: admin_pb2.Tenant) -> None:
@@ -93,21 +94,21 @@ async def put_tenant(target: AdminTarget, tenant: admin_pb2.Tenant) -> None:
 
 async def list_tenants(target: AdminTarget) -> None:
     async with target.stub() as admin:
-        listed = await admin.ListTenants(admin_pb2.ListTenantsRequest(), metadata=target.metadata)
+        response = await admin.ListTenants(admin_pb2.ListTenantsRequest(), metadata=target.metadata)
     if target.as_json:
-        rows = zip(listed.tenants, listed.uses, strict=True)
+        rows = zip(response.tenants, response.uses, strict=True)
         stdout_console.print_json(data=[{**MessageToDict(tenant), "use": MessageToDict(use)} for tenant, use in rows])
         return
-    stdout_console.print(_tenant_table(list(listed.tenants), list(listed.uses)))
+    stdout_console.print(_tenant_table(list(response.tenants), list(response.uses)))
 
 
 async def drain(target: AdminTarget, grace: float | None) -> None:
     request = admin_pb2.DrainRequest()
     if grace is not None:
-        request.grace.CopyFrom(Duration(seconds=int(grace), nanos=int(grace % 1 * 1e9)))
+        set_seconds(request.grace, grace)
     async with target.stub() as admin:
-        begun = await admin.Drain(request, metadata=target.metadata)
-    stdout_console.print(f"{target.target} drains; calls and streams under way: {begun.running}")
+        response = await admin.Drain(request, metadata=target.metadata)
+    stdout_console.print(f"{target.target} is draining; active calls and streams: {response.running}")
 
 
 async def snapshot(target: AdminTarget) -> None:
@@ -116,14 +117,14 @@ async def snapshot(target: AdminTarget) -> None:
     if target.as_json:
         stdout_console.print_json(data=MessageToDict(taken))
         return
-    table = _table(f"{taken.tier} {taken.instance_id}", "figure")
+    table = new_table(f"{taken.tier} {taken.instance_id}", "figure")
     for name in sorted(taken.figures):
         table.add_row(name, f"{taken.figures[name]:,.10g}")
     stdout_console.print(table)
 
 
 def show_config(tier: str, *, as_json: bool) -> None:
-    """Print the configuration that `tier` would start with here; raises ConfigError for what it would refuse."""
+    """Print the configuration that `tier` would start with here; raises ConfigError for unknown or invalid settings."""
     module = importlib.import_module(f"penstock.{tier}.config")
     config = load(getattr(module, f"{tier.capitalize()}Config"), tier)
     if as_json:
@@ -132,15 +133,8 @@ def show_config(tier: str, *, as_json: bool) -> None:
     stdout_console.print(describe(config, tier), markup=False)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column)
-    return table
-
-
 def _tenant_table(tenants: list[admin_pb2.Tenant], usages: list[admin_pb2.TenantUse]) -> Table:
-    table = _table("tenant", "class", "weight", "req/min", "tokens/min", "at once", "running", "prompt", "output")
+    table = new_table("tenant", "class", "weight", "req/min", "tokens/min", "at once", "running", "prompt", "output")
     for tenant, use in zip(tenants, usages, strict=True):
         limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
         table.add_row(

@@ -1,4 +1,4 @@
-"""`penstock bench`: against a running mesh, or a mesh of its own for the length of the run."""
+"""`penstock bench`: offers load to a running mesh, or to a mesh that is started for the run."""
 
 import time
 from contextlib import AsyncExitStack
@@ -9,10 +9,11 @@ from typing import Any
 import click
 from rich.live import Live
 
+from penstock.bench.drivers.driver import HTTP_APIS, open_driver
 from penstock.bench.load import BenchLoad, LengthRange
 from penstock.bench.plot import plot_runs
 from penstock.bench.report import Slo, figures_table, report_of, summary_lines
-from penstock.bench.run import LoadTarget, cpu_by_tier, offer_load, open_driver
+from penstock.bench.run import cpu_by_tier, offer_load
 from penstock.bench.transcript import OK, Transcript
 from penstock.cli.options import find_key, find_target
 from penstock.cli.tables import stderr_console, stdout_console
@@ -20,18 +21,16 @@ from penstock.cli.up import mesh_with_status
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.state import MeshState, read_state
 
-HTTP_APIS = ("responses", "chat")
 DEFAULT_REQUESTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What `penstock bench` was asked for."""
+    """The options of `penstock bench`."""
 
     api: str
     target: str
     key: str
-    model: str
     load: BenchLoad
     slo: Slo
     plot: Path | None
@@ -52,7 +51,7 @@ def bench_options(
     slo_tpot: float,
     **given: Any,
 ) -> BenchOptions:
-    """Return the options as the command line gives them; raises BadParameter."""
+    """Convert the options of the command line; raises BadParameter."""
     load = BenchLoad(
         requests=requests or (max(1, round(rate * seconds)) if rate else DEFAULT_REQUESTS),
         concurrency=concurrency,
@@ -66,7 +65,7 @@ def bench_options(
 
 
 class ProgressLine:
-    """One line that lives while the load runs."""
+    """One progress line, updated while the load runs."""
 
     def __init__(self, requests: int, name: str) -> None:
         self._requests = requests
@@ -79,37 +78,37 @@ class ProgressLine:
         self._done += 1
         self._ok += transcript.outcome == OK
         self._tokens += transcript.tokens
-        spent = time.perf_counter() - self._started
+        elapsed_s = time.perf_counter() - self._started
         self.live.update(
             f"{self._name}: {self._done}/{self._requests} requests, {self._done - self._ok} not completed, "
-            f"{self._tokens / spent:,.0f} tokens/s, {spent:.0f} s"
+            f"{self._tokens / elapsed_s:,.0f} tokens/s, {elapsed_s:.0f} s"
         )
 
 
 async def bench(options: BenchOptions, mesh: MeshOptions) -> None:
-    """One run against a mesh that is given, running here, or started for it."""
-    note = read_state(mesh.base_port) if mesh.base_port else None
+    """Run the load once: against the target, the mesh that runs here, or a mesh started for the run."""
+    state = read_state(mesh.base_port) if mesh.base_port else None
     async with AsyncExitStack() as stack:
-        if not options.target and note is None:
-            note = (await stack.enter_async_context(mesh_with_status(mesh))).state()
-        figures, histories = await _measure(options, note, options.api)
+        if not options.target and state is None:
+            state = (await stack.enter_async_context(mesh_with_status(mesh))).state()
+        figures, transcripts = await _measure(options, state, options.api)
     _show(figures, as_json=options.as_json)
     if options.plot:
-        plot_runs({options.api: histories}, options.plot)
+        plot_runs({options.api: transcripts}, options.plot)
         stderr_console.print(f"plot: {options.plot}")
     if figures["failures"] or figures["index_errors"]:
         raise click.exceptions.Exit(1)
 
 
 async def compare_batching(options: BenchOptions, mesh: MeshOptions) -> None:
-    """The same load against continuous and static batching, each in a mesh of its own."""
+    """Run the same load with continuous and with static batching, each in its own mesh."""
     figures: dict[str, dict[str, Any]] = {}
-    histories: dict[str, list[Transcript]] = {}
+    transcripts: dict[str, list[Transcript]] = {}
     for batching in ("continuous", "static"):
         async with mesh_with_status(replace(mesh, batching=batching, base_port=0)) as running:
-            figures[batching], histories[batching] = await _measure(options, running.state(), batching)
+            figures[batching], transcripts[batching] = await _measure(options, running.state(), batching)
     if options.plot:
-        plot_runs(histories, options.plot)
+        plot_runs(transcripts, options.plot)
     ratios = {
         "tokens_per_s": figures["continuous"]["output_tokens_per_s"] / figures["static"]["output_tokens_per_s"],
         "ttft_p50": figures["static"]["ttft_s"]["p50"] / figures["continuous"]["ttft_s"]["p50"],
@@ -134,15 +133,14 @@ async def _measure(
 ) -> tuple[dict[str, Any], list[Transcript]]:
     local = (state.http if options.api in HTTP_APIS else state.grpc) if state else ""
     address, key = find_target(options.target, options.key) if options.target else (local, find_key(options.key, state))
-    target = LoadTarget(api=options.api, address=address, key=key, model=options.model)
     line = ProgressLine(options.load.requests, label)
-    async with open_driver(target) as api:
+    async with open_driver(options.api, [address], key) as driver:
         before, started = cpu_by_tier(state), time.perf_counter()
         with line.live:
-            histories = await offer_load(options.load, api, line.record)
+            transcripts = await offer_load(options.load, driver, line.record)
         wall = time.perf_counter() - started
-    cpu = {tier: spent - before.get(tier, 0.0) for tier, spent in cpu_by_tier(state).items()}
-    return report_of(histories, wall, cpu, options.slo), histories
+    cpu = {tier: used - before.get(tier, 0.0) for tier, used in cpu_by_tier(state).items()}
+    return report_of(transcripts, wall, cpu, options.slo), transcripts
 
 
 def _show(figures: dict[str, Any], *, as_json: bool) -> None:
@@ -158,11 +156,11 @@ def parse_lengths(text: str) -> LengthRange:
     """Parse "64" or "16:128"; raises BadParameter for anything else."""
     low, _, high = text.partition(":")
     try:
-        found = LengthRange(low=int(low), high=int(high or low))
+        lengths = LengthRange(low=int(low), high=int(high or low))
     except ValueError as error:
-        message = f"{text!r} is no length: give tokens as 64 or 16:128"
+        message = f"{text!r} is not a length: give tokens as 64 or 16:128"
         raise click.BadParameter(message) from error
-    if not 1 <= found.low <= found.high:
-        message = f"{text!r} is no range: give two numbers from 1 up, the lower one first"
+    if not 1 <= lengths.low <= lengths.high:
+        message = f"{text!r} is not a range: give two numbers from 1 up, the lower one first"
         raise click.BadParameter(message)
-    return found
+    return lengths

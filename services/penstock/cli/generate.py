@@ -1,10 +1,11 @@
-"""`penstock generate` and `penstock run`: one request, streamed, and where its time went."""
+"""`penstock generate` and `penstock run`: one streamed request, and the time of each tier."""
 
 import time
 from dataclasses import dataclass
 
 from rich.markup import escape
 
+from penstock.chassis.durations import seconds_of
 from penstock.cli.tables import stderr_console, stdout_console, timeline_table
 from penstock.cli.up import mesh_with_status
 from penstock.client import Client
@@ -13,7 +14,7 @@ from penstock.local_mesh.plan import MeshOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """One request as the command line gives it."""
+    """The options of one request."""
 
     prompt: str
     model: str = ""
@@ -21,11 +22,11 @@ class GenerateOptions:
     temperature: float = 0.0
     seed: int | None = None
     explain: bool = False
-    raw: bool = False  # the prompt as it stands, without the chat template
+    raw: bool = False  # without the chat template
 
 
 async def generate(target: str, api_key: str, options: GenerateOptions, *, as_json: bool) -> None:
-    """Stream the answer to stdout; errors of the mesh are raised as PenstockError."""
+    """Stream the answer to stdout; raises PenstockError if the mesh rejects it."""
     async with Client(target, api_key=api_key) as client:
         started = time.perf_counter()
         async with client.generate(
@@ -36,13 +37,13 @@ async def generate(target: str, api_key: str, options: GenerateOptions, *, as_js
             seed=options.seed,
             explain=options.explain,
         ) as answer:
-            text, first = "", 0.0
+            text, ttft_s = "", 0.0
             async for token in answer:
-                first = first or time.perf_counter() - started
+                ttft_s = ttft_s or time.perf_counter() - started
                 text += token.text
                 if not as_json:
                     stdout_console.print(token.text, end="", markup=False)
-        seen = time.perf_counter() - started
+        latency_s = time.perf_counter() - started
     finished = answer.finished
     if as_json:
         usage = finished.usage
@@ -52,10 +53,10 @@ async def generate(target: str, api_key: str, options: GenerateOptions, *, as_js
                 "text": text,
                 "prompt_tokens": usage.prompt_tokens,
                 "output_tokens": usage.output_tokens,
-                "ttft_s": first,
-                "latency_s": seen,
+                "ttft_s": ttft_s,
+                "latency_s": latency_s,
                 "stages": [
-                    {"tier": stage.tier, "name": stage.name, "seconds": stage.length.ToTimedelta().total_seconds()}
+                    {"tier": stage.tier, "name": stage.name, "seconds": seconds_of(stage.length)}
                     for stage in finished.timeline.stages
                 ],
                 "trace_id": finished.timeline.trace_id,
@@ -65,16 +66,16 @@ async def generate(target: str, api_key: str, options: GenerateOptions, *, as_js
     stdout_console.print()
     if options.explain:
         stderr_console.print()
-        stderr_console.print(timeline_table(finished.timeline, seen))
+        stderr_console.print(timeline_table(finished.timeline, latency_s))
         stderr_console.print(f"trace {finished.timeline.trace_id}  request {escape(answer.accepted.request_id)}")
 
 
 async def run(options: MeshOptions, prompt: str) -> None:
-    """Start a mesh, answer one prompt, show where the time went, drain."""
+    """Start a mesh, answer one prompt, show the time of each tier, drain."""
     async with mesh_with_status(options) as mesh:
         stderr_console.print(
-            f"[dim]{len(mesh.processes.children)} processes up; asking {escape(options.model)}[/dim]\n"
+            f"[dim]{len(mesh.processes.children)} processes are ready; model {escape(options.model)}[/dim]\n"
         )
         target = mesh.plan.proxy or mesh.plan.grpc
         await generate(target, mesh.api_key, GenerateOptions(prompt=prompt, explain=True), as_json=False)
-    stderr_console.print("[dim]drained; no process is left[/dim]")
+    stderr_console.print("[dim]drained; every process has ended[/dim]")

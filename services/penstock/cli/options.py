@@ -1,4 +1,4 @@
-"""Options that several commands share, and how the command line finds the mesh it talks to."""
+"""Options that several commands share, and the search for the local mesh."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
 from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
 
 REPLICAS = click.IntRange(1, 4)
-LAST_BASE_PORT = 64_000  # with the largest port of a mesh still below 65,536
+LAST_BASE_PORT = 64_000  # keeps the largest port of a mesh below 65,536
 
 MESH_OPTIONS = (
     click.option("--edges", type=REPLICAS, default=1, show_default=True),
@@ -35,7 +35,7 @@ MESH_OPTIONS = (
         show_default=True,
         help="name, Hugging Face folder, .gguf or llama2.c .bin",
     ),
-    click.option("--no-envoy", is_flag=True, help="no Envoy and no routing in front"),
+    click.option("--no-envoy", is_flag=True, help="start neither Envoy nor routing"),
     click.option("--otlp", default="", metavar="URL", help="OTLP/gRPC receiver for traces and metrics"),
     click.option(
         "--base-port",
@@ -63,7 +63,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="print JSON f
 
 
 def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `command` the options of a local mesh as one argument, `options`."""
+    """Give `command` the options of a local mesh as one argument `options`."""
 
     @functools.wraps(command)
     def with_options(*args: Any, no_envoy: bool, **given: Any) -> Any:
@@ -76,7 +76,7 @@ def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_vllm(given: Mapping[str, Any]) -> None:
     if given["engine"] == "vllm" and not Path(given["model"]).is_dir():
-        message = f"vLLM runs Hugging Face folders and {given['model']} is none: name one with --model"
+        message = f"vLLM runs Hugging Face folders, and {given['model']} is not one: name a folder with --model"
         raise click.UsageError(message)
 
 
@@ -92,18 +92,18 @@ def _apply_options(options: tuple[Callable[..., Any], ...], command: Callable[..
 
 
 def find_target(target: str, key: str) -> tuple[str, str]:
-    """Return address and key; raises UsageError that says what to do when neither is given nor running here.
+    """Return address and key; raises UsageError if there is neither a target nor a local mesh.
 
-    A mesh's own key is shown to that mesh alone.
+    The key of a local mesh is sent only to that mesh.
     """
     if target:
-        owner = next((note for note in running_meshes() if target in (note.grpc, note.http, note.proxy)), None)
+        owner = next((state for state in running_meshes() if target in (state.grpc, state.http, state.proxy)), None)
         return target, find_key(key, owner)
-    note = _running_mesh(lambda each: each.grpc)
-    if note is None:
+    state = _running_mesh(lambda each: each.grpc)
+    if state is None:
         message = "no mesh runs here: start one with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
-    return note.grpc, find_key(key, note)
+    return state.grpc, find_key(key, state)
 
 
 def find_key(key: str, state: MeshState | None) -> str:
@@ -111,7 +111,7 @@ def find_key(key: str, state: MeshState | None) -> str:
 
 
 def find_tier(tier: str, target: str) -> str:
-    """Return the address of a process of `tier`, given or of the local mesh."""
+    """Return the address of a process of `tier`: the target, or one of the local mesh."""
     found = target or _address_of(_running_mesh(lambda each: _address_of(each, tier)), tier)
     if not found:
         message = f"no {tier} runs here: start a mesh with `penstock up`, or name one with --target HOST:PORT"
@@ -120,9 +120,9 @@ def find_tier(tier: str, target: str) -> str:
 
 
 def find_processes() -> dict[str, str]:
-    """Return the names of the local mesh's own processes by address."""
-    note = _running_mesh(lambda each: each.grpc)
-    found = {each.address: each.name for each in note.processes if each.tier != "envoy"} if note else {}
+    """Return the names of the processes of the local mesh by address, without Envoys."""
+    state = _running_mesh(lambda each: each.grpc)
+    found = {each.address: each.name for each in state.processes if each.tier != "envoy"} if state else {}
     if not found:
         message = "no mesh runs here: start one with `penstock up`, or name its processes with --target HOST:PORT"
         raise click.UsageError(message)
@@ -130,13 +130,13 @@ def find_processes() -> dict[str, str]:
 
 
 def _running_mesh(address_of: Callable[[MeshState], str]) -> MeshState | None:
-    """Return the mesh that is meant; raises UsageError among several, with what to choose from."""
-    notes = default_meshes()
-    if len(notes) > 1:
-        choice = " or ".join(filter(None, map(address_of, notes)))
+    """Return the only local mesh; raises UsageError with the addresses if there are several."""
+    states = default_meshes()
+    if len(states) > 1:
+        choice = " or ".join(filter(None, map(address_of, states)))
         message = f"several meshes run here: name one with --target {choice}"
         raise click.UsageError(message)
-    return notes[0] if notes else None
+    return states[0] if states else None
 
 
 def _address_of(state: MeshState | None, tier: str) -> str:

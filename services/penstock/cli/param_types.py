@@ -1,4 +1,4 @@
-"""What options take beyond click's own types: what cannot be is refused before anything starts or is measured."""
+"""Parameter types that reject invalid values before a process starts or a measurement begins."""
 
 import math
 from pathlib import Path
@@ -15,9 +15,9 @@ EXAMPLES_FOLDER = Path(__file__).parents[1] / "simulator" / "scenarios"
 
 
 class ModelFile(click.ParamType[str]):
-    """A known name or files that exist, checked before a worker is started.
+    """The name of an installed model, or its files.
 
-    The default is not checked here, as commands that start no engine run where it is not installed.
+    The default is not checked here, because commands that start no engine do not need it.
     """
 
     name = "model"
@@ -32,7 +32,7 @@ class ModelFile(click.ParamType[str]):
 
 
 class ScenarioFile(click.Path):
-    """A file, or one of the examples by its name."""
+    """A scenario file, or the name of an example."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, dir_okay=False, path_type=Path)
@@ -43,12 +43,12 @@ class ScenarioFile(click.Path):
             return super().convert(value, param, ctx)
         if not example.exists():
             names = ", ".join(sorted(path.stem for path in EXAMPLES_FOLDER.glob("*.toml")))
-            self.fail(f"{value} is no file here and no example; examples are {names}", param, ctx)
+            self.fail(f"{value} is neither a file nor an example; the examples are {names}", param, ctx)
         return example
 
 
 class OutputFile(click.Path):
-    """A file to write at the end, in a folder that is there; with `suffixes`, of one of these."""
+    """A file to write, in an existing folder; with one of `suffixes`, if there are any."""
 
     def __init__(self, *suffixes: str) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -59,12 +59,12 @@ class OutputFile(click.Path):
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{path} must end in {' or '.join(self.suffixes)}", param, ctx)
         if not path.absolute().parent.is_dir():
-            self.fail(f"there is no folder {path.parent} to write it to", param, ctx)
+            self.fail(f"the folder {path.parent} does not exist", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class FiniteFloat(click.FloatRange):
-    """click's own range lets NaN pass, which is neither below nor above anything."""
+    """A range that rejects NaN, which `click.FloatRange` accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -74,7 +74,7 @@ class FiniteFloat(click.FloatRange):
 
 
 class Setting(click.ParamType[str]):
-    """A setting of one tier; what it may be is for that tier to say."""
+    """A setting of one tier; the tier checks its value."""
 
     name = "setting"
 
@@ -83,8 +83,8 @@ class Setting(click.ParamType[str]):
         tiers = tuple(f"PENSTOCK_{tier.upper()}_" for tier in TIERS)
         if not equals or not name.startswith(tiers):
             self.fail(
-                f"{value!r} is not PENSTOCK_<TIER>_<NAME>=VALUE with a tier of {', '.join(TIERS)}; what is for all of "
-                "them, as PENSTOCK_LOG_LEVEL, goes into the environment",
+                f"{value!r} is not PENSTOCK_<TIER>_<NAME>=VALUE with a tier of {', '.join(TIERS)}; put settings of "
+                "all tiers, such as PENSTOCK_LOG_LEVEL, into the environment",
                 param,
                 ctx,
             )

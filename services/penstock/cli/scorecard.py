@@ -1,4 +1,4 @@
-"""`penstock scorecard`: run the named proofs one after the other, show each, end with the worst verdict."""
+"""`penstock scorecard`: runs proofs one after the other, shows their cards and exits with the worst verdict."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from penstock.bench.tables import new_table
 from penstock.chassis.lifecycle import freeze_gc
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.local_mesh.plan import MeshOptions
@@ -36,7 +36,7 @@ VERDICT_COLORS = {"pass": "green", "miss": "red", "void": "yellow"}
 
 async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, **given: Any) -> None:
     """Raises Exit with 1 for a miss, 3 for a void run."""
-    freeze_gc()  # or what a proof measures has pauses of its own
+    freeze_gc()  # so that garbage collection does not disturb measurements
     cards = []
     for proof in proofs:
         card = await _run_proof(proof, mesh, given)
@@ -54,11 +54,11 @@ async def _run_proof(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> Pr
     return await run(_options_for(options, given), mesh, stderr_console)
 
 
-async def _engine(asked: EngineProofOptions, mesh: MeshOptions, console: Console) -> ProofCard:
-    """Of `mesh` the model counts alone. Off the event loop, which stays free to be interrupted."""
+async def _engine(options: EngineProofOptions, mesh: MeshOptions, console: Console) -> ProofCard:
+    """Run in a thread, so that Ctrl-C can interrupt it; only the model of `mesh` applies."""
     from penstock.proofs.engine.proof import prove  # loads torch
 
-    return await asyncio.to_thread(prove, asked, mesh.model, console)
+    return await asyncio.to_thread(prove, options, mesh.model, console)
 
 
 PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
@@ -80,7 +80,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
 
 
 def _options_for(kind: type[Options], given: dict[str, Any]) -> Options:
-    """Those of `given` that this proof knows; the others are for other proofs, and None stands for its own default."""
+    """Return the options of one proof: those of `given` that it has; None means the proof's default."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # each is a dataclass
     return kind(**{name: value for name, value in given.items() if name in known and value is not None})
 
@@ -88,9 +88,8 @@ def _options_for(kind: type[Options], given: dict[str, Any]) -> Options:
 def _show_card(card: ProofCard) -> None:
     color = VERDICT_COLORS[card.verdict]
     stdout_console.print(f"\n[bold]{card.proof}[/bold]  [{color}]{card.verdict}[/{color}] {escape(card.void_reason)}")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, side in (("figure", "left"), ("measured", "right"), ("goal", "right"), ("", "left")):
-        table.add_column(column, justify=side)  # type: ignore[arg-type]  # rich names its own literals
+    table = new_table("figure", numbers=("measured", "goal"))
+    table.add_column("")
     for line in card.lines:
         mark = "" if not line.goal else "[green]met[/green]" if line.is_met else "[red]missed[/red]"
         table.add_row(line.figure, f"{line.measured:,.5g} {line.unit}".strip(), line.goal, mark)

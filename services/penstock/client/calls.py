@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import PenstockError, error_from_rpc
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.progress import Event
@@ -26,9 +27,7 @@ class CallTransport:
 
     async def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
         endpoint = await self._endpoints.next_connected(connect_timeout)
-        timeout = (
-            request.timeout.ToTimedelta().total_seconds() + DEADLINE_MARGIN_S if request.HasField("timeout") else None
-        )
+        timeout = seconds_of(request.timeout) + DEADLINE_MARGIN_S if request.HasField("timeout") else None
         call: Any = endpoint.stub.Generate(request, metadata=self._metadata, timeout=timeout)
         try:
             async for frame in call:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol, Self
 
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
 from penstock.client.progress import Event, Progress, TokenChunk
 from penstock.client.request import set_timeout
@@ -35,7 +36,7 @@ class Generation:
     def __init__(self, transport: Transport, request: GenerateRequest, budget: RetryBudget) -> None:
         self._transport = transport
         self._budget = budget
-        self._timeout = request.timeout.ToTimedelta().total_seconds() if request.HasField("timeout") else None
+        self._timeout = seconds_of(request.timeout) if request.HasField("timeout") else None
         self._progress = Progress(request)
         self._chunks = self._read_chunks()
         self.attempts = 0

@@ -1,5 +1,5 @@
-"""A mesh of local processes: which ones, how they start, where they listen, and how they end.
+"""A mesh of local processes: its plan, its start, its drain, and the state file that other commands read.
 
-Owns the plan of processes and ports, the child processes and the note that a running mesh leaves for other commands.
-It knows the tiers only as programs with an environment.
+Owns the plan of processes and ports, the child processes and the state file of a running mesh. The tiers are programs
+with an environment to it.
 """

@@ -1,4 +1,4 @@
-"""A mesh of local processes, from the first start to the last exit."""
+"""Starts a mesh of local processes, waits until it serves, and drains it."""
 
 import asyncio
 import json
@@ -7,41 +7,42 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-
-import grpc
-import httpx
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, check_model, plan_mesh
 from penstock.local_mesh.processes import ChildFailedError, ChildProcess, ChildProcesses
+from penstock.local_mesh.readiness import (
+    POLL_INTERVAL_S,
+    wait_grpc_through_proxy,
+    wait_http_through_proxy,
+    wait_listening,
+    wait_serving,
+)
 from penstock.local_mesh.state import MeshState, ProcessState, state_folder, state_path, write_state
 from penstock.routing.bootstrap import bootstrap
 from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
-START_TIMEOUT_S = 120.0  # s; a cold disk and a model of some gigabytes
-POLL_INTERVAL_S = 0.1  # s
-PORT_SPAN = 1_200  # ports from 7000 up to Envoy's 8081, and some replicas
+START_TIMEOUT_S = 120.0  # s; enough for a cold disk and a model of some gigabytes
+PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
 PORT_ATTEMPTS = 50
 
-# The front first, so that nothing new comes in; the book-keeper last, so that it hears of everything.
+# Envoy first, so that no new request enters; auth last, so that it receives every settlement.
 DRAIN_ORDER = (("envoy",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
 
-ProcessStatusFn = Callable[[str, str], None]  # process name, what happened to it
+ProcessStatusFn = Callable[[str, str], None]  # process name and its new status
 TransformPlan = Callable[[MeshPlan], Awaitable[MeshPlan]]
 
 
 class LocalMesh:
-    """The processes of one mesh and what callers need to reach it."""
+    """The processes of one mesh, and the addresses and key that callers need."""
 
     def __init__(self, options: MeshOptions, plan: MeshPlan, folder: Path, api_key: str) -> None:
         self.options = options
@@ -65,9 +66,9 @@ class LocalMesh:
         )
 
     async def start(self, on_status: ProcessStatusFn) -> None:
-        """Start all, then wait until each is healthy, the edge lists a model, and a proxy passes calls on.
+        """Start all processes; wait until each is healthy, the edge lists a model, and every proxy forwards calls.
 
-        Raises ChildFailedError as soon as one ends, TimeoutError when something does not get ready.
+        Raises ChildFailedError as soon as a process exits, TimeoutError if the mesh is not ready in time.
         """
         for spec in self.plan.processes:
             if spec.tier == "envoy":
@@ -80,65 +81,75 @@ class LocalMesh:
     async def _wait_all_ready(self, on_status: ProcessStatusFn) -> None:
         await asyncio.gather(*(self._wait_healthy(child.spec, on_status) for child in self.processes.children))
         async with channel(self.plan.grpc) as to_edge:
-            stub, metadata = InferenceStub(to_edge), (("authorization", f"Bearer {self.api_key}"),)
+            stub, metadata = InferenceStub(to_edge), self._metadata
             while True:
-                listed = await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
-                if listed.models:
+                response = await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
+                if response.models:
                     break
                 await asyncio.sleep(POLL_INTERVAL_S)
-        if self.plan.proxy:
-            await asyncio.gather(
-                _wait_grpc_through_proxy(self.plan.proxy, metadata), _wait_http_through_proxy(self.plan.proxy)
-            )
+        await asyncio.gather(*map(self._wait_forwarding, self.plan.proxies))
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.api_key}"),)
+
+    async def _wait_forwarding(self, proxy: str) -> None:
+        """Wait until the Envoy at `proxy` has its configuration and a healthy edge."""
+        await asyncio.gather(wait_grpc_through_proxy(proxy, self._metadata), wait_http_through_proxy(proxy))
 
     async def _wait_healthy(self, spec: ProcessSpec, on_status: ProcessStatusFn) -> None:
         if spec.tier == "envoy":
-            await _wait_listening(spec.address)
+            await wait_listening(spec.address)
         else:
-            await _wait_serving(spec.address)
+            await wait_serving(spec.address)
         on_status(spec.name, "healthy")
 
     async def _fail_on_exit(self, work: Coroutine[Any, Any, None]) -> None:
-        watching = asyncio.ensure_future(self.processes.watch_exits())
-        death, ready = asyncio.ensure_future(self.exits.get()), asyncio.ensure_future(work)
+        watch_task = asyncio.ensure_future(self.processes.watch_exits())
+        exited, ready = asyncio.ensure_future(self.exits.get()), asyncio.ensure_future(work)
         try:
-            await asyncio.wait({death, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if death.done():
-                raise ChildFailedError(death.result().exit_report())
+            await asyncio.wait({exited, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                raise ChildFailedError(exited.result().exit_report())
             ready.result()
         finally:
-            for each in (watching, death, ready):
+            for each in (watch_task, exited, ready):
                 each.cancel()
-            await asyncio.gather(watching, death, ready, return_exceptions=True)
+            await asyncio.gather(watch_task, exited, ready, return_exceptions=True)
 
     async def restart(self, name: str, on_status: ProcessStatusFn = lambda _name, _what: None) -> ChildProcess:
-        """Start a process that has ended once more and wait until it serves.
+        """Restart a process that has exited; wait until it serves, or for an Envoy, until it forwards calls.
 
-        Raises ChildFailedError when it ends again, TimeoutError when it does not get ready.
+        Raises ChildFailedError if it exits again, TimeoutError if it is not ready in time.
         """
         child = await self.processes.restart(name)
-        on_status(name, "starting again")
-        ended = asyncio.ensure_future(child.process.wait())
-        ready = asyncio.ensure_future(self._wait_healthy(child.spec, on_status))
+        on_status(name, "restarting")
+        exited = asyncio.ensure_future(child.process.wait())
+        ready = asyncio.ensure_future(self._wait_restarted(child.spec, on_status))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({exited, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 raise ChildFailedError(child.exit_report())
             ready.result()
         finally:
-            for each in (ended, ready):
+            for each in (exited, ready):
                 each.cancel()
-            await asyncio.gather(ended, ready, return_exceptions=True)
+            await asyncio.gather(exited, ready, return_exceptions=True)
         return child
 
+    async def _wait_restarted(self, spec: ProcessSpec, on_status: ProcessStatusFn) -> None:
+        await self._wait_healthy(spec, on_status)
+        if spec.tier == "envoy":
+            await self._wait_forwarding(spec.address)
+
     def _write_bootstrap(self, spec: ProcessSpec) -> None:
-        routing = self.plan.processes_of("routing")[0]
-        text = json.dumps(bootstrap(routing.address, spec.admin, "envoy-local"), indent=1)
-        (self.folder / "envoy.json").write_text(text)
+        routing = self.plan.processes_of("routing")[self.plan.processes_of("envoy").index(spec)]
+        text = json.dumps(bootstrap(routing.address, spec.admin, f"{spec.name}-local"), indent=1)
+        (self.folder / f"{spec.name}.json").write_text(text)
 
     async def drain(self, on_status: ProcessStatusFn) -> list[ChildProcess]:
-        """Stop tier by tier, each with its drain grace; returns those that had to be killed."""
+        """Stop tier by tier, each with its drain grace; return the processes that had to be killed."""
         killed: list[ChildProcess] = []
         for tiers in DRAIN_ORDER:
             killed += await self.processes.stop(tiers)
@@ -153,82 +164,28 @@ def _process_state(child: ChildProcess) -> ProcessState:
     return ProcessState(name=spec.name, tier=spec.tier, pid=child.process.pid, address=spec.address, http=spec.http)
 
 
-async def _wait_serving(address: str) -> None:
-    """Wait until the process at `address` says SERVING. One that ends meanwhile is noticed by who watches it."""
-    async with channel(address) as open_channel:
-        stub = health_pb2_grpc.HealthStub(open_channel)
-        while not await _is_serving(stub):  # noqa: ASYNC110  # what is waited for happens in another process
-            await asyncio.sleep(POLL_INTERVAL_S)
-
-
-async def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
-    """Tell whether health says SERVING before its stream is lost."""
-    watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-    with suppress(grpc.aio.AioRpcError):
-        async for answer in watch:
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                watch.cancel()
-                return True
-    return False
-
-
-async def _wait_listening(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    while True:
-        try:
-            _, writer = await asyncio.open_connection(host, int(port))
-        except ConnectionRefusedError:
-            await asyncio.sleep(POLL_INTERVAL_S)
-        else:
-            writer.close()
-            return
-
-
-async def _wait_grpc_through_proxy(proxy: str, metadata: Sequence[tuple[str, str]]) -> None:
-    """Wait until the proxy at `front` has found an edge healthy, and passes gRPC on."""
-    async with channel(proxy) as through_front:
-        stub = InferenceStub(through_front)
-        while True:
-            try:
-                await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-                await asyncio.sleep(POLL_INTERVAL_S)
-            else:
-                return
-
-
-async def _wait_http_through_proxy(proxy: str) -> None:
-    """As `_passes_grpc`: to Envoy the edges' other port is another cluster."""
-    async with httpx.AsyncClient(base_url=f"http://{proxy}") as client:
-        while True:
-            answer = await client.get("/health")
-            if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
-                return
-            await asyncio.sleep(POLL_INTERVAL_S)
-
-
 def free_base_port() -> int:
-    """Return a base port whose whole span is free now; raises OSError when none is found."""
+    """Return a base port whose whole span is free; raises OSError if there is none."""
     for _ in range(PORT_ATTEMPTS):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             base = int(probe.getsockname()[1]) // PORT_SPAN * PORT_SPAN
         if base + PORT_SPAN < 2**16 and all(_is_free(base + port - BASE_PORT) for port in _planned_ports()):
             return base
-    message = "no free range of ports on loopback; give one with --base-port"
+    message = "there is no free range of ports on loopback; name one with --base-port"
     raise OSError(message)
 
 
 def _planned_ports() -> list[int]:
-    first = (7001, 7002, 7003, 7004, 7005, 7006, 7080)
-    return [*(port + 10 * replica for port in first for replica in range(4)), 8080, 8081]
+    first = (7001, 7002, 7003, 7004, 7005, 7006, 7080, 8080, 8081)
+    return [port + 10 * replica for port in first for replica in range(4)]
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a mesh that ended leaves behind is no matter
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # ignores the closed connections of a mesh that has ended
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -237,12 +194,10 @@ def _is_free(port: int) -> bool:
 
 
 def _api_key() -> str:
-    """Return the key that callers are to have; raises ConfigError where the one that is given is none."""
+    """Return PENSTOCK_API_KEY or a new key; raises ConfigError if the given key is invalid."""
     given = os.environ.get("PENSTOCK_API_KEY", "")
     if given and not key_id_of(given):
-        message = (
-            "PENSTOCK_API_KEY must look like pk_ID_SECRET with a secret of 22 letters and digits or more; or unset it"
-        )
+        message = "PENSTOCK_API_KEY must have the form pk_ID_SECRET with at least 22 letters and digits; or unset it"
         raise ConfigError(message)
     return given or f"pk_dev_{secrets.token_hex(16)}"
 
@@ -252,14 +207,14 @@ def _check_ports(plan: MeshPlan) -> None:
         for address in filter(None, (spec.address, spec.http, spec.admin)):
             port = int(address.rpartition(":")[2])
             if not _is_free(port):
-                text = f"port {port}, meant for {spec.name}, is taken, perhaps by another mesh"
-                raise OSError(f"{text}; end that, or choose others with --base-port (0: free ones)")
+                text = f"port {port} of {spec.name} is in use, perhaps by another mesh"
+                raise OSError(f"{text}; stop it, or choose other ports with --base-port (0: free ones)")
 
 
 def envoy_program() -> str | None:
-    """The `envoy` beside this Python (from its wheel) or on PATH; None where there is none."""
-    beside = Path(sys.executable).with_name("envoy")
-    return str(beside) if beside.exists() else shutil.which("envoy")
+    """Return the path of `envoy` beside this Python (from its wheel) or on PATH; None if it is not installed."""
+    candidate = Path(sys.executable).with_name("envoy")
+    return str(candidate) if candidate.exists() else shutil.which("envoy")
 
 
 def _ignore_status(_name: str, _what: str) -> None: ...
@@ -269,10 +224,10 @@ def _ignore_status(_name: str, _what: str) -> None: ...
 async def local_mesh(
     options: MeshOptions, on_status: ProcessStatusFn = _ignore_status, *, transform_plan: TransformPlan | None = None
 ) -> AsyncIterator[LocalMesh]:
-    """Run a mesh for as long as the block lasts. `base_port` 0 chooses free ports; `rewire` changes the plan.
+    """Run a mesh for the duration of the block. `base_port` 0 chooses free ports; `transform_plan` changes the plan.
 
-    Raises ConfigError where the model is not installed, OSError where a port is taken, and ChildFailedError or
-    TimeoutError when it does not come up; no process is left behind on any path.
+    Raises ConfigError if the model is not installed, OSError if a port is in use, and ChildFailedError or TimeoutError
+    if the mesh does not start. Every process has ended after the block, on every path.
     """
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
@@ -281,7 +236,7 @@ async def local_mesh(
     plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
     check_model(options.model)
     _check_ports(plan)
-    shutil.rmtree(folder, ignore_errors=True)  # of a mesh that ended; one that runs has these ports
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier mesh; a running one would use these ports
     folder.mkdir(mode=0o700)
     plan = await transform_plan(plan) if transform_plan else plan
     mesh = LocalMesh(options, plan, folder, api_key)

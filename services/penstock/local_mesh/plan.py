@@ -1,4 +1,4 @@
-"""Which processes make a mesh on this machine, with which ports and settings. Pure: starts nothing."""
+"""The processes of a local mesh, with their ports and settings. Pure: it starts no process."""
 
 import sys
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-REPLICA_PORT_STEP = 10  # ports of replicas count upward by this
+REPLICA_PORT_STEP = 10  # between the ports of two replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOptions:
-    """What `penstock up` was asked for."""
+    """The options of `penstock up`."""
 
     edges: int = 1
     queues: int = 1
@@ -25,39 +25,46 @@ class MeshOptions:
     batching: str = "continuous"
     model: str = DEFAULT_MODEL
     envoy: bool = True
+    # If `envoy`: the number of Envoys. Each has its own routing process, because each has its own port on this host.
+    envoys: int = 1
     otlp: str = ""  # URL of an OTLP/gRPC receiver; empty: no export
-    base_port: int = BASE_PORT  # shifts every port by its distance from 7000
-    settings: tuple[str, ...] = ()  # further PENSTOCK_*=value for the tiers
+    base_port: int = BASE_PORT  # the difference to 7000 shifts every port
+    settings: tuple[str, ...] = ()  # PENSTOCK_<TIER>_<NAME>=VALUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process: how to start it and where it answers."""
+    """One process: how to start it, and its addresses."""
 
     name: str
     tier: str
     argv: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     address: str = ""  # host:port of its gRPC server, or of Envoy's listener
-    http: str = ""  # host:port of its HTTP server, if it has one
-    admin: str = ""  # host:port of Envoy's admin interface, if it is one
+    http: str = ""  # host:port of its HTTP server; empty: none
+    admin: str = ""  # host:port of Envoy's admin interface; empty: not an Envoy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """The processes in the order in which they are started, and the addresses callers use."""
+    """The processes in the order of their start, and the addresses for callers."""
 
     processes: tuple[ProcessSpec, ...]
     grpc: str
     http: str
-    proxy: str = ""  # Envoy, gRPC and HTTP on one port; empty: none
+    proxy: str = ""  # host:port of the first Envoy, gRPC and HTTP on one port; empty: none
+
+    @property
+    def proxies(self) -> list[str]:
+        """Addresses of all Envoys."""
+        return [each.address for each in self.processes_of("envoy")]
 
     def processes_of(self, tier: str) -> list[ProcessSpec]:
         return [each for each in self.processes if each.tier == tier]
 
 
 def check_model(model: str) -> None:
-    """Raises ConfigError where no files of `model` are installed here."""
+    """Raises ConfigError if no files of `model` are installed."""
     try:
         locate_model(model)
     except ModelUnsupported as error:
@@ -67,15 +74,15 @@ def check_model(model: str) -> None:
 def plan_mesh(
     options: MeshOptions, folder: Path, api_key: str, *, envoy: str | None = None, cores: int = 1
 ) -> MeshPlan:
-    """Lay out a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None for none.
+    """Plan a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None to run without.
 
-    The workers share `cores`: engines that each take all of them spend their steps waiting for one another.
+    The workers divide `cores` among them, because engines that each use all cores wait for one another.
     """
     planner = _Planner(options, folder, api_key, cores)
     processes = tuple(planner.processes(envoy if options.envoy else None))
     edge = next(each for each in processes if each.tier == "edge")
-    front = next((each.address for each in processes if each.tier == "envoy"), "")
-    return MeshPlan(processes=processes, grpc=edge.address, http=edge.http, proxy=front)
+    proxy = next((each.address for each in processes if each.tier == "envoy"), "")
+    return MeshPlan(processes=processes, grpc=edge.address, http=edge.http, proxy=proxy)
 
 
 class _Planner:
@@ -92,33 +99,34 @@ class _Planner:
         return ",".join(self.address(port, replica) for replica in range(count))
 
     def processes(self, envoy: str | None) -> Iterator[ProcessSpec]:
-        asked = self.options
+        options = self.options
         yield self.tier_process("auth", 0, 7002, STORE=str(self.folder / "auth.sqlite"), DEV_KEY=self.api_key)
-        for replica in range(asked.queues):
+        for replica in range(options.queues):
             yield self.tier_process("queue", replica, 7003)
-        for replica in range(asked.schedulers):
-            yield self.tier_process("scheduler", replica, 7004, QUEUES=self.addresses(7003, asked.queues))
-        for replica in range(asked.workers):
+        for replica in range(options.schedulers):
+            yield self.tier_process("scheduler", replica, 7004, QUEUES=self.addresses(7003, options.queues))
+        for replica in range(options.workers):
             yield self.worker(replica)
-        for replica in range(asked.edges):
+        for replica in range(options.edges):
             yield self.edge(replica)
         if envoy:
-            yield self.routing()
-            yield self.envoy(envoy)
+            for replica in range(options.envoys):
+                yield self.routing(replica)
+                yield self.envoy(envoy, replica)
 
     def worker(self, replica: int) -> ProcessSpec:
-        asked = self.options
-        schedulers = [self.address(7004, each) for each in range(asked.schedulers)]
-        own = replica % len(schedulers)  # spread the workers; the others are where it goes when its own dies
+        options = self.options
+        schedulers = [self.address(7004, each) for each in range(options.schedulers)]
+        own = replica % len(schedulers)  # spreads the workers; the other schedulers are for failover
         return self.tier_process(
             "worker",
             replica,
             7005,
             SCHEDULERS=",".join(schedulers[own:] + schedulers[:own]),
-            MODEL=asked.model,
-            ENGINE=asked.engine,
-            BATCHING=asked.batching,
-            THREADS=str(max(1, self.cores // asked.workers)),
+            MODEL=options.model,
+            ENGINE=options.engine,
+            BATCHING=options.batching,
+            THREADS=str(max(1, self.cores // options.workers)),
         )
 
     def edge(self, replica: int) -> ProcessSpec:
@@ -126,19 +134,20 @@ class _Planner:
         queues, auths = self.addresses(7003, self.options.queues), self.address(7002)
         return self.tier_process("edge", replica, 7001, http=http, HTTP_LISTEN=http, QUEUES=queues, AUTHS=auths)
 
-    def routing(self) -> ProcessSpec:
+    def routing(self, replica: int) -> ProcessSpec:
         edges = ",".join(f"{self.address(7001, each)}/{self.address(7080, each)}" for each in range(self.options.edges))
-        return self.tier_process("routing", 0, 7006, EDGES=edges, ENVOY_LISTEN=self.address(8080))
+        return self.tier_process("routing", replica, 7006, EDGES=edges, ENVOY_LISTEN=self.address(8080, replica))
 
-    def envoy(self, program: str) -> ProcessSpec:
-        argv = (program, "-c", str(self.folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart")
-        return ProcessSpec(
-            name="envoy",
-            tier="envoy",
-            argv=(*argv, "-l", "warning"),
-            address=self.address(8080),
-            admin=self.address(8081),
-        )
+    def envoy(self, program: str, replica: int) -> ProcessSpec:
+        name = self.name("envoy", replica)
+        argv = (program, "-c", str(self.folder / f"{name}.json"), "--concurrency", "1", "--disable-hot-restart")
+        address, admin = self.address(8080, replica), self.address(8081, replica)
+        return ProcessSpec(name=name, tier="envoy", argv=(*argv, "-l", "warning"), address=address, admin=admin)
+
+    def name(self, tier: str, replica: int) -> str:
+        """Return the name of a process, with a number if there may be several of its tier."""
+        is_single = tier == "auth" or (tier in ("routing", "envoy") and self.options.envoys == 1)
+        return tier if is_single else f"{tier}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
         listen = self.address(port, replica)
@@ -148,6 +157,5 @@ class _Planner:
             name, _, value = setting.partition("=")
             if name.startswith(f"PENSTOCK_{tier.upper()}_"):
                 environment[name] = value
-        name = f"{tier}-{replica + 1}" if tier in ("edge", "queue", "scheduler", "worker") else tier
-        argv = (sys.executable, "-m", f"penstock.{tier}")
+        argv, name = (sys.executable, "-m", f"penstock.{tier}"), self.name(tier, replica)
         return ProcessSpec(name=name, tier=tier, argv=argv, environment=environment, address=listen, http=http)

@@ -1,4 +1,4 @@
-"""Child processes: started with a log each, watched, drained in order, never left behind."""
+"""Child processes: each with a log, watched for exits, drained in order, and killed in the end."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ KILL_TIMEOUT_S = 25.0  # s after SIGTERM; above the tiers' own drain grace of 20
 
 
 class ChildFailedError(Exception):
-    """A process of the mesh ended by itself; the message has the end of its log."""
+    """A process of the mesh exited unexpectedly; the message contains the end of its log."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ def _describe_exit(code: int | None) -> str:
 
 
 class ChildProcesses:
-    """The children of one mesh. `on_death` hears of each that ends without being asked to."""
+    """The children of one mesh. `on_exit` is called for each that exits without being stopped."""
 
     def __init__(self, logs: Path, on_exit: Callable[[ChildProcess], None]) -> None:
         self.children: list[ChildProcess] = []
@@ -55,28 +55,28 @@ class ChildProcesses:
 
     async def start(self, spec: ProcessSpec) -> ChildProcess:
         log = self._logs / f"{spec.name}.log"
-        with log.open("ab") as stderr:  # a process that is started again goes on in the log of its former life
+        with log.open("ab") as stderr:  # a restarted process appends to its log
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", child_program.__file__, str(os.getpid()), *spec.argv),
                 env={**os.environ, **spec.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
-                start_new_session=True,  # Ctrl-C is ours to hear; the children drain in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which drains the children in order
             )
         child = ChildProcess(spec, process, log)
         self.children.append(child)
         return child
 
     def named(self, name: str) -> ChildProcess:
-        """Raises KeyError when there is none."""
+        """Raises KeyError if there is no such process."""
         for child in self.children:
             if child.spec.name == name:
                 return child
         raise KeyError(name)
 
     async def restart(self, name: str) -> ChildProcess:
-        """Start a process that has ended once more: a new pid at the same address, in the same place of the list."""
+        """Restart a process that has exited, with the same address and the same place in the list."""
         ended = self.named(name)
         await ended.process.wait()
         place = self.children.index(ended)
@@ -87,7 +87,7 @@ class ChildProcesses:
         return child
 
     async def watch_exits(self) -> None:
-        """Report deaths until cancelled or until all have ended."""
+        """Report exits until cancelled or until all have exited."""
         await asyncio.gather(*(self._watch_one(child) for child in self.children))
 
     async def _watch_one(self, child: ChildProcess) -> None:
@@ -96,7 +96,7 @@ class ChildProcesses:
             self._on_exit(child)
 
     async def stop(self, tiers: Sequence[str]) -> list[ChildProcess]:
-        """SIGTERM the processes of `tiers`, wait for their drain, kill what is left; returns those killed."""
+        """Send SIGTERM to the processes of `tiers`, wait for their drain, kill the rest; return the killed ones."""
         chosen = [child for child in self.children if child.spec.tier in tiers]
         self._stopping.update(child.spec.name for child in chosen)
         return [

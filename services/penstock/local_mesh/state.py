@@ -1,4 +1,4 @@
-"""The note a running mesh leaves for other commands on this machine: where it is, its key, its processes."""
+"""The state file of a running mesh, from which other commands on this machine read addresses, key and processes."""
 
 import os
 import tempfile
@@ -40,12 +40,12 @@ class MeshState:
 
 
 def state_folder() -> Path:
-    """Folder of ours alone (it holds keys), made when absent; PENSTOCK_STATE chooses another."""
+    """Return the folder of state files, which contain keys: private to this user; PENSTOCK_STATE names another one."""
     chosen = os.environ.get("PENSTOCK_STATE")
     folder = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        message = f"{folder} belongs to another user; set PENSTOCK_STATE to a folder of your own"
+        message = f"{folder} belongs to another user; set PENSTOCK_STATE to your own folder"
         raise PermissionError(message)
     return folder
 
@@ -56,39 +56,39 @@ def state_path(base_port: int) -> Path:
 
 def write_state(state: MeshState) -> Path:
     path = state_path(state.base_port)
-    unfinished = path.with_suffix(".new")  # whoever looks for meshes meanwhile must not read half a note
-    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    temporary = path.with_suffix(".new")  # so that other commands never read an incomplete file
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(state.to_json())
-    return unfinished.replace(path)
+    return temporary.replace(path)
 
 
 def read_state(base_port: int) -> MeshState | None:
-    """Return the mesh running at `base_port`, None when there is none (or its command has ended)."""
+    """Return the mesh that runs at `base_port`; None if no mesh runs there."""
     return _read_state(state_path(base_port))
 
 
 def default_meshes() -> list[MeshState]:
-    """Return the mesh at the usual ports, or else all that run: who names none can only mean one of these."""
-    usual = read_state(BASE_PORT)
-    return [usual] if usual else running_meshes()
+    """Return the mesh at the default ports, or else all running meshes, for a command without a target."""
+    default = read_state(BASE_PORT)
+    return [default] if default else running_meshes()
 
 
 def running_meshes() -> list[MeshState]:
-    return [note for path in sorted(state_folder().glob("mesh-*.json")) if (note := _read_state(path))]
+    return [state for path in sorted(state_folder().glob("mesh-*.json")) if (state := _read_state(path))]
 
 
 def _read_state(path: Path) -> MeshState | None:
     try:
-        found = orjson.loads(path.read_bytes())
+        stored = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    note = MeshState(**{**found, "processes": tuple(ProcessState(**each) for each in found["processes"])})
-    return note if _is_running(note.pid) else None
+    state = MeshState(**{**stored, "processes": tuple(ProcessState(**each) for each in stored["processes"])})
+    return state if _is_running(state.pid) else None
 
 
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):  # gone, or its number is another user's by now
+    except (ProcessLookupError, PermissionError):  # it has ended; another user may have its number
         return False
     return True

@@ -1,4 +1,4 @@
-"""Lines of a scorecard: what was measured, what was wanted, whether it was met. Pure."""
+"""The outcome of a proof: figures with their goals, and a verdict. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ EXIT_MET, EXIT_MISSED, EXIT_VOID = 0, 1, 3  # exit codes
 class CardLine:
     figure: str
     measured: float
-    goal: str  # as people read it; empty: told, not judged
+    goal: str  # as text; empty: the figure is reported, not judged
     is_met: bool = True
     unit: str = ""
 
@@ -34,11 +34,11 @@ def reported(figure: str, measured: float, unit: str = "") -> CardLine:
 
 @dataclass(slots=True, kw_only=True)
 class ProofCard:
-    """One proof's outcome."""
+    """The outcome of one proof."""
 
     proof: str
     lines: list[CardLine] = field(default_factory=list)
-    void_reason: str = ""  # why the run proves nothing
+    void_reason: str = ""  # the reason why the run proves nothing; empty: it is valid
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -48,23 +48,16 @@ class ProofCard:
         return "pass" if all(line.is_met for line in self.lines) else "miss"
 
     def to_json(self) -> dict[str, Any]:
-        lines = [asdict(line) for line in self.lines]
         return {
             "proof": self.proof,
             "verdict": self.verdict,
             "void": self.void_reason,
-            "lines": lines,
+            "lines": [asdict(line) for line in self.lines],
             "notes": self.notes,
         }
 
 
 def exit_code(cards: Sequence[ProofCard]) -> int:
-    """A miss weighs more than a void: it is a proof of the contrary."""
+    """A miss takes precedence over a void run, because it disproves a promise."""
     verdicts = {card.verdict for card in cards}
     return EXIT_MISSED if "miss" in verdicts else EXIT_VOID if "void" in verdicts else EXIT_MET
-
-
-def percentile(values: Sequence[float], rank: float) -> float:
-    """Nearest rank, as no value that was not measured is to be told; 0 of nothing."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(rank * len(ordered)))] if ordered else 0.0

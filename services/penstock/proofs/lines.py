@@ -1,15 +1,16 @@
-"""Lines that several proofs share. Pure."""
+"""Card lines that several proofs share. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from penstock.proofs.card import CardLine, at_most, exactly, percentile, reported
+from penstock.bench.statistics import quantile
+from penstock.bench.transcript import TokenTranscript, TranscriptFindings
+from penstock.proofs.card import CardLine, at_most, exactly, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import ChargeFindings
-from penstock.proofs.checks.transcript import TokenTranscript, TranscriptFindings
 
-INTERRUPTION_FACTOR = 1.5  # times the longest pause that 99 % of calm answers had; what pauses longer was interrupted
-MAX_ADDED_GAP_S = 1.0  # s, beyond doing the prefill again
+INTERRUPTION_FACTOR = 1.5  # times the P99 of the longest pauses without faults; a longer pause is an interruption
+MAX_ADDED_GAP_S = 1.0  # s, beyond the time for another prefill
 
 
 def finding_lines(findings: TranscriptFindings) -> list[CardLine]:
@@ -33,7 +34,7 @@ def charge_lines(charges: ChargeFindings) -> list[CardLine]:
         exactly("prompts charged twice", charges.double_charged_prompts, 0),
         exactly("prompts not charged", charges.uncharged_prompts, 0),
         exactly("tickets charged twice", charges.double_charged_tickets, 0),
-        exactly("tokens charged to nobody's request", charges.unattributed_tokens, 0),
+        exactly("tokens charged to no request", charges.unattributed_tokens, 0),
     ]
 
 
@@ -44,26 +45,46 @@ def pause_lines(
     *,
     detection_s: float = 0.0,
 ) -> list[CardLine]:
-    """Pauses of requests that were under way at a fault, beyond those that calm answers have.
+    """Pauses of requests that were active during a fault, beyond those of the baseline.
 
-    `unnoticed`: s for which such a fault may go unnoticed; a process that died shows at once.
+    `detection_s`: s within which such a fault is detected; 0 for the death of a process, which is seen at once.
     """
     pauses = [
-        history.longest_pause
-        for history in transcripts
-        if any(fault.overlaps(history.started_at, history.ended_at) for fault in faults)
+        transcript.longest_pause[1]
+        for transcript in transcripts
+        if any(fault.overlaps(transcript.started_at, transcript.ended_at) for fault in faults)
     ]
-    usual = percentile([history.longest_pause for history in baseline], 0.99)
-    prefill = percentile([history.ttft or 0.0 for history in baseline], 0.5)
+    usual = _usual_pause(baseline)
+    prefill = quantile([transcript.ttft or 0.0 for transcript in baseline], 0.5)
     bound = round(detection_s + MAX_ADDED_GAP_S + prefill, 3)
     added = [pause - usual for pause in pauses if pause > INTERRUPTION_FACTOR * usual]
     return [
-        reported("requests under way at a fault", len(pauses)),
+        reported("requests active during a fault", len(pauses)),
         reported("of them interrupted", len(added)),
-        reported("P50 gap added to the interrupted", percentile(added, 0.5), "s"),
-        at_most("P99 gap added to the interrupted", percentile(added, 0.99), bound, "s"),
+        reported("P50 gap added to the interrupted", quantile(added, 0.5), "s"),
+        at_most("P99 gap added to the interrupted", quantile(added, 0.99), bound, "s"),
         reported("longest gap added", max(added, default=0.0), "s"),
     ]
+
+
+def tier_pause_lines(
+    transcripts: Sequence[TokenTranscript], baseline: Sequence[TokenTranscript], faults: Sequence[InjectedFault]
+) -> list[CardLine]:
+    """The interruptions by the tier of the process that was down during the pause."""
+    usual = _usual_pause(baseline)
+    added: dict[str, list[float]] = {}
+    for started_at, length in (transcript.longest_pause for transcript in transcripts):
+        for fault in faults if length > INTERRUPTION_FACTOR * usual else ():
+            if fault.overlaps(started_at, started_at + length):
+                added.setdefault(fault.tier, []).append(length - usual)
+    return [
+        reported(f"P99 gap added to requests interrupted by a death of {tier}", quantile(gaps, 0.99), "s")
+        for tier, gaps in sorted(added.items())
+    ]
+
+
+def _usual_pause(baseline: Sequence[TokenTranscript]) -> float:
+    return quantile([transcript.longest_pause[1] for transcript in baseline], 0.99)
 
 
 def residue_lines(residue: Mapping[str, float]) -> list[CardLine]:
@@ -71,8 +92,8 @@ def residue_lines(residue: Mapping[str, float]) -> list[CardLine]:
 
 
 def fault_summary(faults: Sequence[InjectedFault]) -> str:
-    """How many of which fault hit which tier, and how long it took to serve again."""
-    hit = Counter(fault.name.partition("-")[0] for fault in faults)
-    away = percentile([fault.recovered_at - fault.injected_at for fault in faults], 0.5)
-    counts = ", ".join(f"{tier} {count}" for tier, count in sorted(hit.items()))
-    return f"{len(faults)} faults: {counts}; median time until the process served again {away:.1f} s"
+    """Return the number of faults by tier, and the median time to recovery."""
+    counts = Counter(fault.tier for fault in faults)
+    downtime = quantile([fault.recovered_at - fault.injected_at for fault in faults], 0.5)
+    tiers = ", ".join(f"{tier} {count}" for tier, count in sorted(counts.items()))
+    return f"{len(faults)} faults: {tiers}; median time until the process served again {downtime:.1f} s"

@@ -1,10 +1,9 @@
 """Conversion of effects to frames, and of frames to the values that the book keeps."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 from itertools import islice
 
-from penstock.chassis.durations import seconds_of
+from penstock.chassis.durations import seconds_of, set_seconds
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.accounting import ServedTicket
@@ -23,12 +22,12 @@ def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
         case out.Queued():
             queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.tickets_ahead)
             if effect.predicted_wait is not None:
-                queued.predicted_wait.FromTimedelta(timedelta(seconds=effect.predicted_wait))
+                set_seconds(queued.predicted_wait, effect.predicted_wait)
             queued.rejection_windows.extend(map(_rejection_window_message, effect.rejection_windows()))
             return pb.SubmitResponse(queued=queued)
         case out.Leased():
             leased = pb.Leased(lease=effect.lease)
-            leased.lease.queue_wait.FromTimedelta(timedelta(seconds=effect.waited))
+            set_seconds(leased.lease.queue_wait, effect.waited)
             return pb.SubmitResponse(leased=leased)
         case out.Shed():
             return pb.SubmitResponse(shed=_shed_message(effect))
@@ -52,7 +51,7 @@ def _rejection_window_message(window: RejectionWindow) -> pb.RejectionWindow:
         min_output_tokens=window.min_output_tokens,
     )
     message.max_prompt_tokens = window.max_prompt_tokens
-    message.duration.FromTimedelta(timedelta(seconds=window.duration))
+    set_seconds(message.duration, window.duration)
     return message
 
 

@@ -101,17 +101,20 @@ class QueuedTicket:
 
     @property
     def commitment_rank(self) -> int:
-        """Rank in commitments. An express ticket is not blocked by commitments to tenants above their share."""
+        """Rank for commitments: only commitments of its own or a lower rank block a ticket.
+
+        An express ticket is not blocked by commitments to tenants above their share.
+        """
         return 2 * self.priority - self.is_express
 
     @property
     def was_predicted_to_wait(self) -> bool:
-        """The prediction at arrival included a wait for a slot."""
+        """Whether the prediction included a wait for a slot."""
         return self.raw_wait > 0 or self.raw_ttft > 0
 
     @property
     def expected_worker(self) -> str:
-        """Instance id of the worker for which the first token was predicted; empty: not known."""
+        """Instance id of the worker for which its first token was predicted; empty: not known."""
         prompt = self.pending_prompt
         return prompt.worker if prompt and self.ttft_limit and prompt.has_known_worker else ""
 

@@ -1,12 +1,12 @@
 """The leases of one scheduler, from issue to release. Has no clock and no streams; `now` is in s."""
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import takewhile
 
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.clocks import StallFreeClock
+from penstock.chassis.durations import set_seconds
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class LeaseBook:
 
     def __post_init__(self) -> None:
         self.ttl_frame = Duration()
-        self.ttl_frame.FromTimedelta(timedelta(seconds=self.ttl))
+        set_seconds(self.ttl_frame, self.ttl)
 
     def __len__(self) -> int:
         return len(self.leases)

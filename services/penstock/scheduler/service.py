@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from itertools import count
 from typing import Any
 
 from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, start_span
@@ -174,7 +174,7 @@ class SchedulerService(SchedulerServiceServicer):
         took = time.perf_counter() - begun
         for effect in effects:
             if isinstance(effect, out.Place):
-                effect.lease.placement_time.FromTimedelta(timedelta(seconds=took))
+                set_seconds(effect.lease.placement_time, took)
                 if not is_recorded(ticket.traceparent):
                     continue
                 attributes = {

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from penstock.bench.report import Slo, quantile
+from penstock.bench.report import Slo
+from penstock.bench.statistics import quantile
 from penstock.simulator.errors import ScenarioError
 from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import Scenario

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import structlog
 
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.lifecycle import background, request_stop
 from penstock.mesh.v1 import scheduler_pb2
@@ -132,12 +133,12 @@ class WorkerRuntime:
         now = time.time()
         if frame.HasField("expect"):
             lease = frame.expect.lease
-            lapses_at = now + lease.ttl.ToTimedelta().total_seconds()
+            lapses_at = now + seconds_of(lease.ttl)
             self._effects.perform(self.runs.expect(lease.lease_id, grant_from(lease), lease.worker_id, lapses_at, now))
         elif frame.HasField("revoke"):
             self._effects.perform(self.runs.revoke(frame.revoke.lease_id, now))
         elif frame.HasField("drain"):
-            grace = frame.drain.grace.ToTimedelta().total_seconds() if frame.drain.HasField("grace") else None
+            grace = seconds_of(frame.drain.grace) if frame.drain.HasField("grace") else None
             request_stop("the scheduler drains this worker", grace)
 
     def _profile(self) -> scheduler_pb2.Profile:

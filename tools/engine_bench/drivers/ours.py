@@ -1,4 +1,4 @@
-"""Penstock's own engine, through the interface that a worker drives it by."""
+"""The driver of Penstock's engine, through the interface that a worker uses."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
-"""How a driver is spoken to: one JSON object a line on its standard input, one back for each.
+"""The protocol of a driver process: one JSON object per line on its standard input, one answer for each.
 
-The first line is the `Setup`, answered once the model is loaded; every further one is a cell. The standard output is
-kept for answers: whatever the engine prints goes to standard error, which the parent keeps as a log.
+The first line is the `DriverSetup`, which is answered when the model is loaded; every further line is a cell. The
+output of the engine itself goes to standard error, which the parent writes to a log.
 """
 
 import json
@@ -16,9 +16,8 @@ from typing import Any
 
 from engine_bench.cells import BenchCell, CellTrace
 
-MAX_STEP_TOKENS = (
-    2_048  # of one step, for every engine that lets it be said: otherwise their defaults would be compared
-)
+# Of one step, for every engine with such a setting, so that the comparison is not one of defaults.
+MAX_STEP_TOKENS = 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class DriverSetup:
     model: str  # folder of the checkpoint
     dtype: str  # bfloat16 or float32
     threads: int
-    max_concurrency: int  # most sequences at once in any cell
-    max_context: int  # most tokens of a sequence in any cell
+    max_concurrency: int  # of any cell
+    max_context: int  # tokens of a sequence in any cell
 
     @property
     def vocab_size(self) -> int:
@@ -36,7 +35,7 @@ class DriverSetup:
 
 
 class Stopwatch:
-    """Times of tokens since it was made, and CPU time of the process."""
+    """Records the times of tokens and the CPU time of the process, from its creation on."""
 
     def __init__(self, sequences: int) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(sequences)]
@@ -57,19 +56,19 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class MachineCeilings:
-    """What the machine can do at most for a decode step, measured between the engines' turns."""
+    """The limits of the machine for a decode step, measured in every round."""
 
-    bytes_per_s: float  # read from as much memory as a step reads
-    flops_per_s: float  # of a large product of matrices in the dtype
+    bytes_per_s: float  # over as many bytes as a step reads
+    flops_per_s: float  # of a product of large matrices in the dtype
 
 
 RunFn = Callable[[BenchCell], CellTrace | MachineCeilings]
 
 
 def serve(load: Callable[[DriverSetup], RunFn]) -> None:
-    """Answer lines until there are no more, and end the process: an engine's threads may outlive their use.
+    """Answer every line of standard input, then end the process, because threads of the engine may still run.
 
-    A failure is answered as {"error": why}.
+    A failure is answered as {"error": reason}.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -82,7 +81,7 @@ def serve(load: Callable[[DriverSetup], RunFn]) -> None:
         answer({"ready": True})
         for line in sys.stdin:
             answer(asdict(run(BenchCell(**json.loads(line)))))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells of it
+    except Exception as error:  # noqa: BLE001 - the parent reports it
         answer({"error": f"{type(error).__name__}: {error}"})
         traceback.print_exc()
     finally:

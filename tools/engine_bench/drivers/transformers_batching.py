@@ -1,4 +1,4 @@
-"""Transformers' continuous batching: a manager whose own thread computes and stamps the tokens."""
+"""The driver of Transformers' continuous batching, whose manager thread computes tokens and records their times."""
 
 import time
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from engine_bench.cells import BenchCell, CellTrace
 from engine_bench.drivers.protocol import DriverSetup, Stopwatch, serve
 
-_PAGE_TOKENS = 256  # tokens, the library's own default
-_BATCH_TOKENS = 2048  # tokens per step; the default is drawn from a GPU's memory
+_PAGE_TOKENS = 256  # the library's default
+_BATCH_TOKENS = 2048  # per step; the default depends on the memory of a GPU
 _RESULT_TIMEOUT_S = 300.0  # s
 
 
@@ -40,10 +40,10 @@ def start_batching(model: Any, setup: DriverSetup, vocab_size: int) -> Callable[
 
 
 def run_cell(manager: Any, cell: BenchCell, vocab_size: int) -> CellTrace:
-    """Raises RuntimeError when the manager fails a request or answers nothing for long."""
+    """Raises RuntimeError if the manager fails a request, or does not answer in time."""
     prompts = cell.prompts(vocab_size)
     watch = Stopwatch(cell.concurrency)
-    start = time.perf_counter() - watch.now()  # the manager stamps by the same clock
+    start = time.perf_counter() - watch.now()  # the manager uses the same clock
     ids = manager.add_requests(prompts, max_new_tokens=cell.output_tokens, record_timestamps=True)
     for _ in prompts:
         answer = manager.get_result(timeout=_RESULT_TIMEOUT_S)

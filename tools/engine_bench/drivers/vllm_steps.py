@@ -1,4 +1,4 @@
-"""vLLM on a CPU, stepped in this process: its own engine loop, without the pipes between its usual processes."""
+"""The driver of vLLM on a CPU, with its engine loop in this process instead of its usual separate processes."""
 
 from collections.abc import Callable
 

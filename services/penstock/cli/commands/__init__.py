@@ -1,1 +1,1 @@
-"""What `penstock` can be told, by what it is for; each command imports what it needs when it runs."""
+"""The commands of `penstock` by purpose; each command imports its modules when it runs."""

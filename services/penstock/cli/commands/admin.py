@@ -1,4 +1,4 @@
-"""Run a mesh that serves: keys, tenants, drains, figures."""
+"""Commands for the administration of a mesh: keys, tenants, drains, figures."""
 
 from asyncio import run as run_async
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PRIORITIES = ("interactive", "standard", "batch")
 DAY_S, CENTURY_S = 86_400, 3_155_760_000  # s
-MAX_UINT32 = 2**32 - 1  # that a field of a tenant holds
+MAX_UINT32 = 2**32 - 1  # the largest value of a tenant's field
 
 
 @click.group()
@@ -23,20 +23,20 @@ def keys() -> None:
 
 @keys.command("create")
 @click.option("--tenant", default="default", show_default=True)
-@click.option("--name", default="", help="for people")
-@click.option("--ttl", type=FiniteFloat(1, CENTURY_S), metavar="SECONDS", help="how long it works")
-@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@click.option("--name", default="", help="display name")
+@click.option("--ttl", type=FiniteFloat(1, CENTURY_S), metavar="SECONDS", help="lifetime; without it: unlimited")
+@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
 @json_option
 def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool) -> None:
-    """Make a key and show it, once."""
+    """Create a key and show it once."""
     from penstock.cli import admin
 
     run_async(admin.create_key(_admin_target("auth", target, as_json=as_json), tenant, name, ttl))
 
 
 @keys.command("list")
-@click.option("--tenant", default="", help="only this tenant's")
-@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@click.option("--tenant", default="", help="only keys of this tenant")
+@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
 @json_option
 def list_keys(tenant: str, target: str, as_json: bool) -> None:
     """List keys without their secrets."""
@@ -47,10 +47,10 @@ def list_keys(tenant: str, target: str, as_json: bool) -> None:
 
 @keys.command("revoke")
 @click.argument("key_id")
-@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
 @json_option
 def revoke_key(key_id: str, target: str, as_json: bool) -> None:
-    """End a key at once."""
+    """Revoke a key at once."""
     from penstock.cli import admin
 
     run_async(admin.revoke_key(_admin_target("auth", target, as_json=as_json), key_id))
@@ -68,7 +68,7 @@ def tenants() -> None:
 @click.option("--requests-per-minute", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
 @click.option("--tokens-per-minute", type=click.IntRange(0, MAX_UINT32**2), default=0, help="0: no limit")
 @click.option("--concurrent-requests", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
-@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
 @json_option
 def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None:
     """Create a tenant or replace its limits."""
@@ -81,7 +81,7 @@ def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None
 
 
 @tenants.command("list")
-@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
 @json_option
 def list_tenants(target: str, as_json: bool) -> None:
     """List tenants with their limits and use."""
@@ -92,10 +92,10 @@ def list_tenants(target: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("process")
-@click.option("--grace", type=FiniteFloat(0, DAY_S), metavar="SECONDS", help="longest time for running work")
-@click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
+@click.option("--grace", type=FiniteFloat(0, DAY_S), metavar="SECONDS", help="maximum time for running requests")
+@click.option("--target", default="", metavar="HOST:PORT", help="its address, if it is not of the local mesh")
 def drain(process: str, grace: float | None, target: str) -> None:
-    """Let PROCESS (worker-2, or a tier) finish its work and end."""
+    """Drain PROCESS (worker-2, or a tier): it finishes its requests and exits."""
     from penstock.cli import admin
 
     run_async(admin.drain(_admin_target(process, target, as_json=False), grace))
@@ -103,10 +103,10 @@ def drain(process: str, grace: float | None, target: str) -> None:
 
 @click.command()
 @click.argument("process")
-@click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
+@click.option("--target", default="", metavar="HOST:PORT", help="its address, if it is not of the local mesh")
 @json_option
 def snapshot(process: str, target: str, as_json: bool) -> None:
-    """Show the figures of PROCESS (worker-2, or a tier) now."""
+    """Show the current figures of PROCESS (worker-2, or a tier)."""
     from penstock.cli import admin
 
     run_async(admin.snapshot(_admin_target(process, target, as_json=as_json)))
@@ -114,13 +114,17 @@ def snapshot(process: str, target: str, as_json: bool) -> None:
 
 @click.command()
 @click.option(
-    "--target", "targets", multiple=True, metavar="HOST:PORT", help="a process, or dns:///NAME:PORT; repeatable"
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="a process, or dns:///NAME:PORT; repeatable",
 )
-@click.option("--interval", type=FiniteFloat(0.1, 60), default=1.0, show_default=True, help="s between two looks")
-@click.option("--once", is_flag=True, help="print one frame, of one interval, and exit")
+@click.option("--interval", type=FiniteFloat(0.1, 60), default=1.0, show_default=True, help="s between two polls")
+@click.option("--once", is_flag=True, help="print one frame after one interval and exit")
 @json_option
 def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
-    """Watch a mesh: what waits for whom, what runs where, who was shed and how well waits were predicted."""
+    """Watch a mesh: queues, workers, rejections and the error of predictions."""
     from penstock.cli.top.command import top as watch
 
     names = {} if targets else find_processes()
@@ -131,7 +135,7 @@ def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) ->
 @click.argument("tier", type=click.Choice(TIERS))
 @json_option
 def config(tier: str, as_json: bool) -> None:
-    """Show the configuration TIER would start with here; refuse unknown or bad settings."""
+    """Show the configuration that TIER would start with here; unknown or invalid settings are errors."""
     from penstock.cli import admin
 
     admin.show_config(tier, as_json=as_json)

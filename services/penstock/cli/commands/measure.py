@@ -1,4 +1,4 @@
-"""Measure, prove and simulate."""
+"""Commands that measure a mesh, run proofs and simulate."""
 
 from asyncio import run as run_async
 from pathlib import Path
@@ -33,28 +33,32 @@ PROOFS = (
 @target_options
 @mesh_options
 @click.option("--api", type=click.Choice(["grpc", "session", "responses", "chat"]), default="grpc", show_default=True)
-@click.option("--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="closed loop")
-@click.option("--requests", type=click.IntRange(1, 1_000_000), help="default: 64, or what --rate and --seconds make")
-@click.option("--rate", type=FiniteFloat(0, min_open=True), help="requests/s, Poisson, whatever is answered")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="clients of the closed loop"
+)
+@click.option("--requests", type=click.IntRange(1, 1_000_000), help="default: 64, or --rate times --seconds")
+@click.option(
+    "--rate", type=FiniteFloat(0, min_open=True), help="requests/s with Poisson arrivals; without it: a closed loop"
+)
 @click.option("--seconds", type=FiniteFloat(0, 3600, min_open=True), default=30.0, show_default=True)
 @click.option("--prompt-tokens", default="16:128", show_default=True, help="one length or LOW:HIGH")
 @click.option("--output-tokens", default="16:64", show_default=True, help="one length or LOW:HIGH")
-@click.option("--cancel-share", type=FiniteFloat(0, 1), default=0.0, help="share of clients that leave midway")
+@click.option("--cancel-share", type=FiniteFloat(0, 1), default=0.0, help="share of requests that their clients cancel")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--slo-ttft", type=FiniteFloat(0, min_open=True), default=1.0, show_default=True, help="s")
 @click.option("--slo-tpot", type=FiniteFloat(0, min_open=True), default=0.1, show_default=True, help="s")
-@click.option("--plot", type=IMAGE_FILE, help="write a picture, .png or .svg")
+@click.option("--plot", type=IMAGE_FILE, help="write a figure, .png or .svg")
 @click.option("--compare-batching", is_flag=True, help="the same load on continuous and on static batching")
 @json_option
 def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
-    """Offer load and report what callers saw. Without --target: the mesh running here, or one for this run."""
+    """Offer load and report latencies and goodput. Without --target: to the local mesh, or to a new one."""
     from penstock.cli import bench as command
 
     run_bench = command.compare_batching if compare_batching else command.bench
-    run_async(run_bench(command.bench_options(**given, model=""), options))
+    run_async(run_bench(command.bench_options(**given), options))
 
 
-# Two of each tier that there can be two of, so that any one process may go; three workers, so that two bear the load.
+# Two replicas of each tier that supports it, so that any process may fail; three workers, so that two carry the load.
 SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers": 3}
 
 
@@ -62,27 +66,25 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.argument("proofs", nargs=-1, type=click.Choice(PROOFS), metavar="[NAME ..]")
 @mesh_options
 @click.option("--streams", type=click.IntRange(1, 4096), help="clients at once; each proof has its own default")
-@click.option("--tokens", type=click.IntRange(2, 4096), help="most tokens of an answer")
+@click.option("--tokens", type=click.IntRange(2, 4096), help="maximum tokens of an answer")
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
 @click.option("--every", type=FiniteFloat(0.1, 600), metavar="SECONDS", help="between two kills")
-@click.option("--seconds", type=FiniteFloat(1, 3600), help="of each load of surge that count")
-@click.option("--minutes", type=FiniteFloat(0, 600), help="of freeze with every core busy and nothing frozen")
-@click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
-@click.option(
-    "--requests", type=click.IntRange(32, 100_000), help="of the soak, or of mixed lengths through the engine"
-)
-@click.option("--crowd", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
-@click.option("--seeds", type=click.IntRange(2, 10_000), help="of each world under virtual time")
-@click.option("--plot", type=IMAGE_FILE, help="write engine's or overload's picture, .png or .svg")
+@click.option("--seconds", type=FiniteFloat(1, 3600), help="judged duration of each load of surge")
+@click.option("--minutes", type=FiniteFloat(0, 600), help="duration of freeze's CPU stress")
+@click.option("--cancels", type=click.IntRange(1, 1_000_000), help="requests to cancel")
+@click.option("--requests", type=click.IntRange(32, 100_000), help="requests of soak, or of engine's mixed lengths")
+@click.option("--stress-requests", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
+@click.option("--seeds", type=click.IntRange(2, 10_000), help="seeds of each proof under virtual time")
+@click.option("--plot", type=IMAGE_FILE, help="write the figure of engine or overload, .png or .svg")
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Prove promises: kill, cancel, drain, freeze, partition, soak, surge on real processes, engine on the real
-    engine, and overload, recovery, bursts, fairness, neighbour, order under virtual time; all without a NAME.
+    """Run proofs: kill, cancel, drain, freeze, partition, soak, surge on real processes, engine on the real engine,
+    and overload, recovery, bursts, fairness, neighbour, order under virtual time. Without a NAME: all of them.
 
-    Those on real processes start a mesh of their own, offer load, make faults and hold what clients saw against a run
-    without faults. Those under virtual time run the mesh's own queue, scheduler and batch, beside what others do.
-    Ends with 1 when a goal was missed and with 3 when a run was void: the fault or the load was not real.
+    Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
+    run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for
+    comparison. The exit code is 1 if a goal was missed, and 3 if a run was void: its fault or its load was not real.
     """
     from penstock.cli.scorecard import scorecard as run_scorecard
 
@@ -91,36 +93,38 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 
 @click.command()
 @click.argument("scenario", required=False, type=ScenarioFile())
-@click.option("--seed", type=click.IntRange(0), help="instead of the scenario's own")
-@click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="every worker's step law")
-@click.option("--plan", type=FiniteFloat(0, 1, min_open=True), metavar="SHARE", help="how many workers it takes")
-@click.option("--beside", default="", metavar="POLICY", help="with --plot: draw what another policy makes of it")
-@click.option("--calibrate", is_flag=True, help="instead: measure the real engine and write its step law")
+@click.option("--seed", type=click.IntRange(0), help="overrides the scenario's seed")
+@click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="step law of every worker")
+@click.option("--plan", type=FiniteFloat(0, 1, min_open=True), metavar="SHARE", help="find the number of workers")
+@click.option("--compare", default="", metavar="POLICY", help="with --plot: plot another policy as well")
+@click.option("--calibrate", is_flag=True, help="measure the real engine and write its step law")
 @click.option(
     "--model", type=ModelFile(), default=DEFAULT_MODEL, show_default=True, help="with --calibrate: the model to measure"
 )
-@click.option("--threads", type=click.IntRange(0), default=0, help="with --calibrate: of the engine; 0: one per core")
+@click.option(
+    "--threads", type=click.IntRange(0), default=0, help="with --calibrate: threads of the engine; 0: one per core"
+)
 @click.option("--rounds", type=click.IntRange(1, 100), default=6, show_default=True, help="with --calibrate")
-@click.option("--out", type=OutputFile(), help="with --calibrate: the law's file")
-@click.option("--plot", type=IMAGE_FILE, help="write a picture, .png or .svg")
+@click.option("--out", type=OutputFile(), help="with --calibrate: file of the step law")
+@click.option("--plot", type=IMAGE_FILE, help="write a figure, .png or .svg")
 @json_option
 def simulate(
-    scenario: Path | None, seed: int | None, law: Path | None, plot: Path | None, as_json: bool, **measuring: Any
+    scenario: Path | None, seed: int | None, law: Path | None, plot: Path | None, as_json: bool, **given: Any
 ) -> None:
-    """Run the mesh's own queue, scheduler and batch under virtual time, as SCENARIO says: a TOML file or an example.
+    """Run SCENARIO, a TOML file or an example, with the mesh's own queue, scheduler and batch under virtual time.
 
-    With --plan 0.99: the fewest of its workers with which 99 % of requests are answered within its SLO.
-    With --calibrate: measure how long the steps of the real engine take here, for --law and for
+    With --plan 0.99: find the smallest number of workers that answers 99 % of the requests within the SLO.
+    With --calibrate: measure the durations of the real engine's steps on this machine, for --law and for
     PENSTOCK_WORKER_SIM_STEP_TIME_FILE.
     """
-    wanted, beside = measuring.pop("plan"), measuring.pop("beside")
-    _check_exclusive(("a SCENARIO", scenario), ("--calibrate", measuring["calibrate"]))
-    _check_exclusive(("--plan", wanted), ("--beside", beside))
-    if measuring.pop("calibrate"):
+    target_share, compared = given.pop("plan"), given.pop("compare")
+    _check_exclusive(("a SCENARIO", scenario), ("--calibrate", given["calibrate"]))
+    _check_exclusive(("--plan", target_share), ("--compare", compared))
+    if given.pop("calibrate"):
         from penstock.cli.calibrate import CalibrationOptions, calibrate
 
-        check_model(measuring["model"])
-        calibrate(CalibrationOptions(plot=plot, as_json=as_json, **measuring))
+        check_model(given["model"])
+        calibrate(CalibrationOptions(plot=plot, as_json=as_json, **given))
         return
     from penstock.cli import capacity_plan
     from penstock.cli.simulate import load_scenario
@@ -129,23 +133,23 @@ def simulate(
     if scenario is None:
         message = "name a SCENARIO.toml to run, or --calibrate to measure the engine"
         raise click.UsageError(message)
-    asked = load_scenario(scenario, seed, law)
-    if wanted:
-        capacity_plan.show_plan(asked, wanted, plot, as_json=as_json)
-    elif beside:
+    loaded = load_scenario(scenario, seed, law)
+    if target_share:
+        capacity_plan.show_plan(loaded, target_share, plot, as_json=as_json)
+    elif compared:
         if plot is None:
-            message = "--beside draws a picture: say where with --plot"
+            message = "--compare writes a figure: name its file with --plot"
             raise click.UsageError(message)
-        capacity_plan.show_comparison(asked, beside, plot)
+        capacity_plan.show_comparison(loaded, compared, plot)
     else:
-        run_simulation(asked, plot, as_json=as_json)
+        run_simulation(loaded, plot, as_json=as_json)
 
 
-def _check_exclusive(*given: tuple[str, Any]) -> None:
-    """Raises UsageError where several are there: one of them would be passed over in silence."""
-    there = [name for name, value in given if value]
-    if len(there) > 1:
-        message = f"{' and '.join(there)} are two different things to do: give one of them"
+def _check_exclusive(*options: tuple[str, Any]) -> None:
+    """Raises UsageError if several of the options are given, because one of them would be ignored."""
+    given = [name for name, value in options if value]
+    if len(given) > 1:
+        message = f"{' and '.join(given)} exclude each other: give one of them"
         raise click.UsageError(message)
 
 

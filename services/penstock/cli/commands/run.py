@@ -1,4 +1,4 @@
-"""Start a mesh, and ask it."""
+"""Commands that start a mesh or send it a request."""
 
 from asyncio import run as run_async
 from typing import Any
@@ -24,7 +24,7 @@ def up(options: MeshOptions, as_json: bool) -> None:
 @click.argument("prompt", required=False)
 @mesh_options
 def run(prompt: str | None, options: MeshOptions) -> None:
-    """Start a mesh, answer PROMPT, show where the time went, drain. Without PROMPT: as `up`."""
+    """Start a mesh, answer PROMPT, show the time of each tier, drain. Without PROMPT: as `up`."""
     from penstock.cli.generate import run as run_once
     from penstock.cli.up import up as run_up
 
@@ -34,12 +34,12 @@ def run(prompt: str | None, options: MeshOptions) -> None:
 @click.command()
 @click.argument("prompt")
 @target_options
-@click.option("--model", default="", help="empty: the only one served")
-@click.option("--max-tokens", type=click.IntRange(1), help="most tokens to generate")
+@click.option("--model", default="", help="empty: the only served model")
+@click.option("--max-tokens", type=click.IntRange(1), help="maximum number of output tokens")
 @click.option("--temperature", type=FiniteFloat(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1))
-@click.option("--raw", is_flag=True, help="no chat template: continue PROMPT as it stands")
-@click.option("--explain", is_flag=True, help="show where the time went, tier by tier")
+@click.option("--raw", is_flag=True, help="without the chat template: continue PROMPT")
+@click.option("--explain", is_flag=True, help="show the time of each tier")
 @json_option
 def generate(target: str, key: str, as_json: bool, **given: Any) -> None:
     """Send one request over the gRPC stub and stream the answer."""

@@ -1,4 +1,4 @@
-"""`penstock top`: a mesh at a glance, from what its processes say of themselves.
+"""`penstock top`: a live view of a mesh, from the snapshots of its processes.
 
-Asks each process for its snapshot, adds them up into one frame, and shows that; the frame and the screen are pure.
+Polls a snapshot of each process, sums them up into one frame and renders it; the frame and its rendering are pure.
 """

@@ -1,6 +1,6 @@
-"""One frame of `penstock top`: what the processes of a mesh say, added up. Pure.
+"""One frame of `penstock top`: the sum of the snapshots of all processes. Pure.
 
-A frame is what `--json` prints: tables of rows, all of them whole.
+`--json` prints a frame: tables with all of their rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,19 @@ SHED_KEYS = "class", "reason", "by"
 
 
 class TopFrame(TypedDict):
-    """Shares are 0 to 1. Rates, and the share of a core in use, are since an earlier look, or else since the start."""
+    """Shares are 0 to 1. Rates and CPU shares are since the previous samples, or since the start of the process."""
 
     shards: list[Row]  # one per model and shard
-    tenants: list[Row]  # one per model, class and tenant, over all shards; deepest first
-    sheds: list[Row]  # one per class, reason and tier that decided it, over all processes; most first
+    tenants: list[Row]  # one per model, class and tenant, over all shards; the most waiting tickets first
+    sheds: list[Row]  # one per class, reason and tier that decided it, over all processes; the most tickets first
     workers: list[Row]  # in the order of their schedulers, then by id
     processes: list[Row]
 
 
 def frame_of(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample] = ()) -> TopFrame:
-    """Add up what was seen; `before` is an earlier look, for rates."""
-    former = {each.snapshot.instance_id: each for each in previous if each.snapshot}
-    pairs = [(each, former.get(each.snapshot.instance_id) if each.snapshot else None) for each in samples]
+    """Sum up `samples`; `previous` samples are for rates."""
+    previous_by_id = {each.snapshot.instance_id: each for each in previous if each.snapshot}
+    pairs = [(each, previous_by_id.get(each.snapshot.instance_id) if each.snapshot else None) for each in samples]
     names = {each.address: each.name for each in samples}
     return TopFrame(
         shards=[row for each, earlier in pairs for row in _shard_rows(each, earlier)],
@@ -38,7 +38,7 @@ def frame_of(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample]
 
 
 def _elapsed(process: ProcessSample, earlier: ProcessSample | None) -> float:
-    """Return the time between two looks at a process, in s of its own clock."""
+    """Return the time between two samples of a process, in s of its own clock."""
     since = earlier.figures.get("uptime_seconds", 0.0) if earlier else 0.0
     return max(1e-3, process.figures.get("uptime_seconds", 0.0) - since)
 
@@ -60,13 +60,13 @@ def _shard_rows(shard: ProcessSample, earlier: ProcessSample | None) -> list[Row
 
 def _tenant_rows(samples: Sequence[ProcessSample]) -> list[Row]:
     rows = (row for each in samples for row in each.rows("depth"))
-    added = _sum_rows(rows, ("model", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
-    return sorted(added, key=lambda row: (-row["waiting"], -row["running"], row["model"], row["tenant_id"]))
+    totals = _sum_rows(rows, ("model", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
+    return sorted(totals, key=lambda row: (-row["waiting"], -row["running"], row["model"], row["tenant_id"]))
 
 
 def _shed_rows(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample], span: float) -> list[Row]:
-    def count(looked_at: Sequence[ProcessSample]) -> list[Row]:
-        rows = ({"by": "queue", **row} for each in looked_at for row in each.rows("sheds"))
+    def count(sampled: Sequence[ProcessSample]) -> list[Row]:
+        rows = ({"by": "queue", **row} for each in sampled for row in each.rows("sheds"))
         return _sum_rows(rows, SHED_KEYS, ("tickets",))
 
     earlier = {tuple(row[name] for name in SHED_KEYS): row["tickets"] for row in count(previous)}
@@ -78,13 +78,13 @@ def _shed_rows(samples: Sequence[ProcessSample], previous: Sequence[ProcessSampl
 
 
 def _sum_rows(rows: Iterable[Row], by: Sequence[str], columns: Sequence[str]) -> list[Row]:
-    """Add up the columns `what` of rows that are the same in the columns `by`."""
+    """Sum up `columns` of the rows that are equal in the columns `by`."""
     sums: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = tuple(row.get(name, "") for name in by)
-        added = sums.setdefault(key, {**dict(zip(by, key, strict=True)), **dict.fromkeys(columns, 0)})
+        total = sums.setdefault(key, {**dict(zip(by, key, strict=True)), **dict.fromkeys(columns, 0)})
         for name in columns:
-            added[name] += row.get(name, 0)
+            total[name] += row.get(name, 0)
     return list(sums.values())
 
 

@@ -1,4 +1,4 @@
-"""What one look at the processes of a mesh found."""
+"""Polls the snapshots of the processes of a mesh."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from penstock.cli.admin import AdminTarget
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 
-TIMEOUT_S = 2.0  # s; a process that takes longer is shown as not answering
+TIMEOUT_S = 2.0  # s; a slower process is shown as not answering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
-    """One process: what it said, or why it said nothing."""
+    """The snapshot of one process, or the error of the call."""
 
     name: str
     address: str
@@ -32,14 +32,14 @@ class ProcessSample:
         return self.snapshot.figures if self.snapshot else {}
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """Return a table of the snapshot; none where the process has no such table, as an older one may not."""
-        found = MessageToDict(self.snapshot.tables).get(table, []) if self.snapshot else []
-        return [{name: _whole_number(value) for name, value in row.items()} for row in found]
+        """Return the rows of a table of the snapshot; empty if the process, perhaps an older one, has no such table."""
+        rows = MessageToDict(self.snapshot.tables).get(table, []) if self.snapshot else []
+        return [{name: _whole_number(value) for name, value in row.items()} for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPoller:
-    """The processes that are looked at: name and Admin stub of each, by address."""
+    """Polls the processes; `processes` has the name and Admin stub of each by address."""
 
     processes: Mapping[str, tuple[str, Any]]
 
@@ -49,7 +49,7 @@ class ProcessPoller:
 
 @asynccontextmanager
 async def open_poller(names: Mapping[str, str]) -> AsyncIterator[ProcessPoller]:
-    """Look at the processes of `names` (by address), over one channel each."""
+    """Poll the processes of `names` (by address), over one channel each."""
     async with AsyncExitStack() as stack:
         channels = {address: await stack.enter_async_context(channel(address)) for address in names}
         yield ProcessPoller({address: (names[address], AdminStub(channels[address])) for address in names})
@@ -58,10 +58,10 @@ async def open_poller(names: Mapping[str, str]) -> AsyncIterator[ProcessPoller]:
 async def _poll_process(address: str, name: str, stub: Any) -> ProcessSample:
     metadata = AdminTarget(target=address, as_json=False).metadata
     try:
-        answer = await stub.GetSnapshot(GetSnapshotRequest(), metadata=metadata, timeout=TIMEOUT_S)
+        response = await stub.GetSnapshot(GetSnapshotRequest(), metadata=metadata, timeout=TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         return ProcessSample(name=name, address=address, error=error_from_rpc(error))
-    return ProcessSample(name=name, address=address, snapshot=answer.snapshot)
+    return ProcessSample(name=name, address=address, snapshot=response.snapshot)
 
 
 async def addresses_of(targets: Sequence[str]) -> dict[str, str]:
@@ -70,5 +70,5 @@ async def addresses_of(targets: Sequence[str]) -> dict[str, str]:
 
 
 def _whole_number(value: Any) -> Any:
-    """A table on the wire knows no whole numbers."""
+    """Convert a float without a fraction to an int, because a protobuf Struct has only floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""A frame of `penstock top` as a person sees it. Pure."""
+"""Renders a frame of `penstock top` as tables. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,8 +9,8 @@ from rich.text import Text
 
 from penstock.cli.top.frame import Row, TopFrame
 
-MAX_ROWS = 12  # rows of a table that may have very many; the rest is counted
-BAR_COLUMNS = 10  # columns
+MAX_ROWS = 12  # of a table; further rows are only counted
+BAR_COLUMNS = 10
 
 WAIT_COLUMNS = (
     ("waited p50", "waited_s_p50"),
@@ -18,9 +18,9 @@ WAIT_COLUMNS = (
     ("late p5", "late_s_p5"),
     ("p50", "late_s_p50"),
     ("p95", "late_s_p95"),
-)  # heads, and what a row has under them
+)  # heading and key of each column
 
-Columns = Sequence[tuple[str, bool]]  # head, whether its cells are numbers
+Columns = Sequence[tuple[str, bool]]  # heading, and whether the cells are numbers
 
 
 def render(frame: TopFrame) -> RenderableType:
@@ -45,7 +45,7 @@ def _shards(rows: Sequence[Row]) -> Table:
     heads = [("shard", False), ("model", False)]
     heads += [(head, True) for head in ("waiting", "tokens", "running", "credit", "leases/s")]
     heads += [(head, True) for head, _ in WAIT_COLUMNS]
-    table = _table(heads, "waits for a lease, ms; late: by how much longer than predicted")
+    table = _table(heads, "wait for a lease in ms; late: excess over the prediction")
     for row in rows:
         waits = [f"{1e3 * row[name]:,.0f}" if name in row else "-" for _, name in WAIT_COLUMNS]
         counts = [f"{row[name]:,}" for name in ("waiting", "waiting_tokens", "running", "credit")]

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.bench.transcript import TokenTranscript
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client, RetryPolicy, Session
 from penstock.faults.checks import oracle
@@ -17,25 +18,18 @@ GeneratingClient = Client | Session
 
 
 @dataclass(slots=True, kw_only=True)
-class ClientTranscript:
-    """Everything that one client received for one request."""
+class ClientTranscript(TokenTranscript):
+    """Everything that one client received for one planned request."""
 
     request: PlannedRequest
-    token_ids: list[int] = field(default_factory=list)
-    indexes: list[int] = field(default_factory=list)
-    text: str = ""
     logprobs: int = 0
     seed: int = 0
     prompt_tokens: int = 0  # as reported with `accepted`; 0 before
     usage: tuple[int, int] | None = None  # prompt and output tokens, as reported at the end
-    finish_reason: str = ""  # "stop" or "length"; empty: the answer did not finish
-    failure_text: str = ""  # code, reason and message
     failure_reason: str = ""
-    retry_after: float | None = None  # s, as the error suggests; None: no suggestion
     attempts: int = 0
     has_cancelled: bool = False
     has_ended: bool = False
-    ended_at: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,9 +97,7 @@ async def _read(client: GeneratingClient, transcript: ClientTranscript) -> None:
             if request.cancel_after_tokens == 0:
                 await asyncio.sleep(0.01)
             async for delta in answer:
-                transcript.indexes += range(delta.first_index, delta.first_index + len(delta.token_ids))
-                transcript.token_ids += delta.token_ids
-                transcript.text += delta.text
+                transcript.record_chunk(asyncio.get_running_loop().time(), delta)
                 transcript.logprobs += len(delta.logprobs)
                 if stall_after is not None and len(transcript.token_ids) >= stall_after:
                     stall_after = None

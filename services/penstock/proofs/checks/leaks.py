@@ -1,4 +1,4 @@
-"""What processes hold when nothing runs, against what they held before: streams, tasks, descriptors, credits."""
+"""Resources that processes hold at rest, compared with a baseline: streams, tasks, descriptors, credits."""
 
 import asyncio
 import gc
@@ -12,41 +12,41 @@ import psutil
 from penstock.proofs.testbed.testbed import Testbed
 
 PROCESS_FIGURES = ("open_streams", "asyncio_tasks", "open_fds")
-BASELINE_SAMPLES = 4  # a look holds a connection, and the one before it may hold its own for a moment longer
+# A sample opens a connection, and the connection of the sample before it may still be open.
+BASELINE_SAMPLES = 4
 SAMPLE_INTERVAL_S = 0.25  # s
 SETTLE_TIMEOUT_S = 10.0  # s
 
-Descriptors = dict[str, str]  # what each refers to, by what tells it from all others
+Descriptors = dict[str, str]  # the target of each descriptor by its number and target
 
 
 class ResourceBaseline(NamedTuple):
-    figures: dict[str, float]  # the least of several looks
+    figures: dict[str, float]  # the minimum of several samples
     descriptors: dict[str, Descriptors]  # by process
 
 
 async def take_baseline(testbed: Testbed) -> ResourceBaseline:
-    """Return what is held now, by nothing but looking: a mesh at rest holds no less at the next look."""
-    least: dict[str, float] = {}
+    minimum: dict[str, float] = {}
     for _ in range(BASELINE_SAMPLES):
-        least = _minimum(least, await _sample_figures(testbed))
+        minimum = _minimum(minimum, await _sample_figures(testbed))
         await asyncio.sleep(SAMPLE_INTERVAL_S)
-    return ResourceBaseline(least, _sample_descriptors(testbed))
+    return ResourceBaseline(minimum, _sample_descriptors(testbed))
 
 
 async def growth_since(testbed: Testbed, baseline: ResourceBaseline) -> tuple[dict[str, float], list[str]]:
-    """Return what has not been back at its first value in any look, and which descriptors are new where they grew.
+    """Return the growth of each figure, and the new descriptors of the processes whose figures grew.
 
-    A look holds connections too; a leak holds for ever.
+    A figure has grown only if it is above the baseline in every sample for 10 s, because sampling opens connections.
     """
     deadline = asyncio.get_running_loop().time() + SETTLE_TIMEOUT_S
-    least: dict[str, float] = {}
+    minimum: dict[str, float] = {}
     while True:
-        least = _minimum(least, await _sample_figures(testbed))
-        more = {name: value - baseline.figures[name] for name, value in least.items() if value > baseline.figures[name]}
-        if not more or asyncio.get_running_loop().time() > deadline:
-            return more, new_descriptors(
-                baseline.descriptors, _sample_descriptors(testbed), {name.split()[0] for name in more}
-            )
+        minimum = _minimum(minimum, await _sample_figures(testbed))
+        grown = {name: value - baseline.figures[name] for name, value in minimum.items()}
+        growth = {name: by for name, by in grown.items() if by > 0}
+        if not growth or asyncio.get_running_loop().time() > deadline:
+            processes = {name.split()[0] for name in growth}
+            return growth, new_descriptors(baseline.descriptors, _sample_descriptors(testbed), processes)
         await asyncio.sleep(SAMPLE_INTERVAL_S)
 
 
@@ -55,15 +55,15 @@ def _minimum(lowest: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 
 async def _sample_figures(testbed: Testbed) -> dict[str, float]:
-    gc.collect()  # a channel of ours that is closed keeps its connection until the cycle it is part of is found
-    found: dict[str, float] = {}
+    gc.collect()  # a closed channel keeps its connection until the garbage collector finds its reference cycle
+    sample: dict[str, float] = {}
     for child in testbed.mesh.processes.children:
         figures = await testbed.figures_of(child.spec.address)
-        found |= {f"{child.spec.name} {name}": figures[name] for name in PROCESS_FIGURES}
-    held, given = await testbed.sum_figure("scheduler", "credits"), await testbed.sum_figure("queue", "credits")
-    found["credits that queues and schedulers count differently"] = abs(held - given)
-    found["slots taken that nobody uses"] = -await testbed.sum_figure("scheduler", "available_leases")
-    return found
+        sample |= {f"{child.spec.name} {name}": figures[name] for name in PROCESS_FIGURES}
+    held, granted = await testbed.sum_figure("scheduler", "credits"), await testbed.sum_figure("queue", "credits")
+    sample["credits that queues and schedulers count differently"] = abs(held - granted)
+    sample["slots taken by no request"] = -await testbed.sum_figure("scheduler", "available_leases")
+    return sample
 
 
 def _sample_descriptors(testbed: Testbed) -> dict[str, Descriptors]:
@@ -71,23 +71,25 @@ def _sample_descriptors(testbed: Testbed) -> dict[str, Descriptors]:
 
 
 def open_descriptors(pid: int) -> Descriptors:
-    """What a process has open; empty where the system does not tell."""
-    found: Descriptors = {}
+    """Return the open descriptors of a process; empty if it has ended or the system does not list them."""
+    descriptors: Descriptors = {}
     with suppress(psutil.Error, OSError):
-        ends = {each.fd: f"{each.laddr} to {each.raddr or 'nobody'}" for each in psutil.Process(pid).net_connections()}
+        sockets = {
+            each.fd: f"{each.laddr} to {each.raddr or 'no peer'}" for each in psutil.Process(pid).net_connections()
+        }
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # closed in the meantime
                 target = str(entry.readlink())
-                found[f"{entry.name} {target}"] = f"{target} {ends.get(int(entry.name), '')}".strip()
-    return found
+                descriptors[f"{entry.name} {target}"] = f"{target} {sockets.get(int(entry.name), '')}".strip()
+    return descriptors
 
 
 def new_descriptors(
     before: Mapping[str, Descriptors], after: Mapping[str, Descriptors], processes: set[str]
 ) -> list[str]:
     return [
-        f"{process} opened {what}"
+        f"{process} opened {target}"
         for process in sorted(processes & after.keys())
-        for key, what in after[process].items()
+        for key, target in after[process].items()
         if key not in before[process]
     ]

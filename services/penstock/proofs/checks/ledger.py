@@ -1,13 +1,13 @@
-"""Whether what was charged is what was seen. Pure."""
+"""Compares the tokens that auth charged with the tokens that clients received. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.proofs.checks.transcript import TokenTranscript
+from penstock.bench.transcript import TokenTranscript
 
-LOST_OUTCOME = "lost"  # outcome of a reservation whose edge died; what went on from there is charged with the rest
+LOST_OUTCOME = "lost"  # of a reservation whose edge died; its tokens are charged with those of the next attempt
 
 
 class LedgerCharge(NamedTuple):
@@ -21,31 +21,31 @@ class LedgerCharge(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ChargeFindings:
-    """Output tokens, but where it says otherwise."""
+    """Counts of output tokens, unless a field says otherwise."""
 
-    seen_tokens: int = 0  # by clients
+    seen_tokens: int = 0  # received by clients
     charged_tokens: int = 0
-    overcharged_tokens: int = 0  # beyond what the client of the request saw
-    undercharged_tokens: int = 0  # seen, and charged in no attempt
+    overcharged_tokens: int = 0  # beyond those that the client of the request received
+    undercharged_tokens: int = 0  # received, and charged in no attempt
     double_charged_prompts: int = 0  # requests whose prompt was charged with more than one attempt
     uncharged_prompts: int = 0  # requests with an answer whose prompt was charged with none
     double_charged_tickets: int = 0  # tickets that were charged more than once
-    unattributed_tokens: int = 0  # charges of tickets that no client asked for
+    unattributed_tokens: int = 0  # charged for tickets of no known request
 
 
 def check_charges(
     transcripts: Iterable[TokenTranscript], charges: Iterable[LedgerCharge], request_by_ticket: Mapping[str, str]
 ) -> ChargeFindings:
-    """Hold the ledger against what clients saw; `request_of` names the request that a ticket was for."""
+    """Compare the ledger with the transcripts; `request_by_ticket` names the request of each ticket."""
     rows = [each for each in charges if each.outcome != LOST_OUTCOME]
     findings = ChargeFindings(charged_tokens=sum(each.output_tokens for each in rows))
     findings.double_charged_tickets = sum(count > 1 for count in Counter(each.ticket_id for each in rows).values())
-    of_request: dict[str, list[LedgerCharge]] = defaultdict(list)
+    by_request: dict[str, list[LedgerCharge]] = defaultdict(list)
     for each in rows:
-        of_request[request_by_ticket.get(each.ticket_id, "")].append(each)
-    for history in transcripts:
-        _compare_request(history, of_request.pop(history.request_id, []), findings)
-    findings.unattributed_tokens = sum(each.output_tokens for strays in of_request.values() for each in strays)
+        by_request[request_by_ticket.get(each.ticket_id, "")].append(each)
+    for transcript in transcripts:
+        _compare_request(transcript, by_request.pop(transcript.request_id, []), findings)
+    findings.unattributed_tokens = sum(each.output_tokens for strays in by_request.values() for each in strays)
     return findings
 
 

@@ -1,6 +1,6 @@
-"""Thousands of requests through one batch with a sixth of the KV blocks its slots ask for, some of them cancelled.
+"""Thousands of requests, some cancelled, through one batch with a sixth of the KV blocks that its slots need.
 
-The engine under it may be any: the simulated one proves the batch, the real one what it computes as well.
+The engine may be the simulated one, which proves the batch, or a real one, which proves its computation as well.
 """
 
 import random
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from penstock.worker.engine.interface import Engine, SequenceSpec, StepResult
 
 SLOTS, BLOCK_SIZE = 32, 16
-MEAN_FINAL_TOKENS = 58  # on average: of prompts of 4 to 48 and outputs of 1 to 63
+MEAN_FINAL_TOKENS = 58  # prompts have 4 to 48 tokens, outputs 1 to 63
 KV_BLOCKS = SLOTS * MEAN_FINAL_TOKENS // BLOCK_SIZE // 6
-CANCEL_PROBABILITY = 0.1  # chance of each step that somebody does
+CANCEL_PROBABILITY = 0.1  # per step
 SALTS = (b"", b"tenant a", b"tenant b")
 
 
 @dataclass(slots=True)
 class BatchStress:
-    """Keeps an engine full until all `requests` are through, and counts what it did and what it got wrong."""
+    """Keeps an engine full until all `requests` have ended, and counts events and errors."""
 
     engine: Engine
     requests: int
@@ -27,7 +27,7 @@ class BatchStress:
     seed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     _running: dict[int, tuple[SequenceSpec, list[int]]] = field(default_factory=dict)
-    _longest_answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # longest answer to each prompt
+    _longest_answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # by prompt
 
     def run(self) -> None:
         rng = random.Random(self.seed)
@@ -42,11 +42,11 @@ class BatchStress:
                 self.engine.cancel(rng.choice(list(self._running)))
             self._apply(self.engine.step())
         capacity = self.engine.capacity()
-        self.counts["blocks not back"] = capacity.blocks - capacity.blocks_free + capacity.blocks_promised
+        self.counts["blocks not freed"] = capacity.blocks - capacity.blocks_free + capacity.blocks_promised
 
     @property
     def errors(self) -> int:
-        """Tokens missing, doubled or out of order, answers of a wrong length, requests that never ended."""
+        """Tokens missing, doubled or out of order, answers of a wrong length, and requests that never ended."""
         return self.counts["misplaced"] + self.counts["cut"] + self.requests - self.counts["ended"]
 
     def _add(self, number: int, prompt: list[int], output: int, salt: bytes) -> None:
@@ -73,7 +73,7 @@ class BatchStress:
             self.counts["cancelled"] += 1
 
     def _compare_answer(self, prompt: tuple[int, ...], tokens: list[int]) -> None:
-        """All greedy answers to one prompt are one text, cut at different lengths."""
+        """Compare greedy answers to one prompt: each is a prefix of the longest."""
         known = self._longest_answers.setdefault(prompt, tokens)
         shorter = min(len(known), len(tokens))
         self.counts["changed"] += known[:shorter] != tokens[:shorter]

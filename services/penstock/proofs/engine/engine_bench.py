@@ -1,4 +1,4 @@
-"""The model, loaded once, under as many batches as there are things to prove."""
+"""The model, loaded once, with a new batch for each measurement."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class EngineBench:
         blocks: int = KV_BLOCKS,
         slots: int = SLOTS,
     ) -> None:
-        """Start over with an empty batch of `specs`."""
+        """Replace the batch by a new one of `specs`."""
         self.timed_engine.engine.batch = Batch(
             pool=BlockPool(blocks, BLOCK_SIZE),
             policy=policy or ContinuousBatching(),
@@ -57,7 +57,7 @@ class EngineBench:
             self.timed_engine.engine.add(spec)
 
     def write_kv_memory(self) -> None:
-        """Write all KV memory once: the system gives it as it is first written, and that takes as long as a step."""
+        """Write all KV memory once; a step would wait while the system allocates pages at their first write."""
         tokens = min((KV_BLOCKS // SLOTS - 1) * BLOCK_SIZE, self.card.context_length - 1)
         self.reset(
             [SequenceSpec(seq_id=place, token_ids=[place] * tokens, max_output_tokens=1) for place in range(SLOTS)]
@@ -72,14 +72,14 @@ class EngineBench:
         return [self.timed_engine.step()[1] for _ in range(count)]
 
     def generate(self, specs: list[SequenceSpec]) -> dict[int, list[int]]:
-        """Every sequence's tokens, by its id, all of them run at once."""
+        """Run all of `specs` at once; return the tokens of each sequence by its id."""
         self.reset(specs)
-        found: dict[int, list[int]] = {spec.seq_id: [] for spec in specs}
+        tokens: dict[int, list[int]] = {spec.seq_id: [] for spec in specs}
         while self.timed_engine.engine.has_work:
             result = self.timed_engine.engine.step()
             for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
-                found[seq_id].append(token)
-        return found
+                tokens[seq_id].append(token)
+        return tokens
 
 
 def open_engine_bench(model: str, threads: int) -> EngineBench:
@@ -98,7 +98,7 @@ def open_engine_bench(model: str, threads: int) -> EngineBench:
 
 
 def _dtype_of(shape: ModelShape) -> torch.dtype:
-    """What `auto` comes to."""
+    """Return the dtype that `auto` selects."""
     if torch.cuda.is_available():
         return torch.bfloat16
     try:

@@ -1,4 +1,4 @@
-"""The chunk rule: a very long prompt holds up nobody who decodes, and gets every token that they leave."""
+"""Chunked prefill: a very long prompt delays no decode, and uses every token of the budget that decodes leave."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.simulated.engine import SimulatedEngine
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 
-LONG_PROMPT_TOKENS = 50_000  # tokens
+LONG_PROMPT_TOKENS = 50_000
 TOKEN_BUDGET = 512
 DECODING_SEQS = 16
 TOKEN_IDS = range(3, 300)
@@ -18,12 +18,12 @@ TOKEN_IDS = range(3, 300)
 @dataclass(frozen=True, slots=True)
 class LongPromptResult:
     steps: int  # until its first token
-    missed_decodes: int  # steps that a decode was not in, over all decodes
-    steps_over_budget: int  # steps of more tokens than the budget
+    missed_decodes: int  # steps without one of the decodes, summed over all decodes
+    steps_over_budget: int  # steps with more tokens than the budget
 
 
 def simulated_engine(blocks: int, slots: int, context: int, block_size: int = 16) -> SimulatedEngine:
-    """The very batch of every engine, over a law that nobody waits for."""
+    """Return the batch of every engine, with simulated steps that take no time."""
     batch = Batch(
         pool=BlockPool(blocks, block_size),
         policy=ContinuousBatching(token_budget=TOKEN_BUDGET),

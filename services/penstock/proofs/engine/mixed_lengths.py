@@ -1,7 +1,7 @@
 """One load of mixed lengths through continuous and through static batches of the same engine.
 
-A static batch as most are still computes a row that has finished until the longest is done. Ours, `static`, does not,
-so it is measured as well: what it still wastes is slots.
+A usual static batch pads: it computes a finished row until the longest row ends. The `static` batches of this engine do
+not pad, and waste only slots, so both are measured.
 """
 
 import random
@@ -17,14 +17,14 @@ from penstock.worker.engine.interface import SequenceSpec
 
 PROMPT = LogNormal(mean=32, sigma=0.7, low=8, high=128)
 OUTPUT = LogNormal(mean=48, sigma=1.4, low=4, high=512)
-PADDED_REQUESTS = 3 * SLOTS  # requests, as no batch that pads knows of the next; they take the longest by far
+PADDED_REQUESTS = 3 * SLOTS  # fewer, because padded batches are the slowest and independent of each other
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputCurve:
-    """How a load went through: after each step the s that it had taken and the tokens made that were asked for.
+    """Progress of a load: after each step the s since the start, and the requested tokens generated until then.
 
-    The s are those of an engine that has the machine to itself.
+    The s are those of an engine without other processes on the machine.
     """
 
     seconds: Sequence[float]
@@ -32,7 +32,6 @@ class ThroughputCurve:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens/s."""
         return self.tokens[-1] / self.seconds[-1]
 
 
@@ -50,7 +49,7 @@ def mixed_requests(token_ids: Sequence[int], seed: int, count: int) -> list[Sequ
 
 
 def padded_outputs(outputs: Sequence[int], size: int) -> list[int]:
-    """Tokens computed for each of the requests when every static batch of `size` runs as long as its longest."""
+    """Return the tokens computed for each request if every static batch of `size` runs as long as its longest row."""
     return [
         max(outputs[start : start + size])
         for start in range(0, len(outputs), size)
@@ -66,35 +65,35 @@ def measure_throughput(
         _with_output_length(spec, spec.max_output_tokens, context)
         for spec in mixed_requests(bench.token_ids, seed, count)
     ]
-    wanted = [spec.max_output_tokens for spec in specs]
+    requested = [spec.max_output_tokens for spec in specs]
     kinds: dict[str, tuple[BatchingPolicy, list[int]]] = {
-        "continuous": (ContinuousBatching(), wanted),
-        "static": (StaticBatching(), wanted),
-        "padded": (StaticBatching(), padded_outputs(wanted[:PADDED_REQUESTS], SLOTS)),
+        "continuous": (ContinuousBatching(), requested),
+        "static": (StaticBatching(), requested),
+        "padded": (StaticBatching(), padded_outputs(requested[:PADDED_REQUESTS], SLOTS)),
     }
-    taken = {}
+    measured = {}
     for name, (batching, outputs) in kinds.items():
         report_progress(f"{len(outputs)} requests of mixed lengths through {name} batches")
         longer = [_with_output_length(spec, output, context) for spec, output in zip(specs, outputs, strict=False)]
         bench.reset(longer, policy=batching)
-        taken[name] = _run_steps(bench, wanted)
-    cores = effective_cores([turn for steps in taken.values() for turn, _ in steps])
-    return {name: throughput_curve(steps, cores) for name, steps in taken.items()}
+        measured[name] = _run_steps(bench, requested)
+    cores = effective_cores([timing for steps in measured.values() for timing, _ in steps])
+    return {name: throughput_curve(steps, cores) for name, steps in measured.items()}
 
 
 def _run_steps(bench: EngineBench, output_lengths: Sequence[int]) -> list[tuple[StepTiming, int]]:
-    """Every step to the end, and the tokens of it that were asked for."""
+    """Run to the end; return the timing of each step and its requested tokens."""
     steps = []
     while bench.timed_engine.engine.has_work:
-        result, turn = bench.timed_engine.step()
+        result, timing = bench.timed_engine.step()
         places = zip(result.seq_ids, result.indexes, strict=True)
-        steps.append((turn, sum(index < output_lengths[seq_id] for seq_id, index in places)))
+        steps.append((timing, sum(index < output_lengths[seq_id] for seq_id, index in places)))
     return steps
 
 
 def throughput_curve(steps: Sequence[tuple[StepTiming, int]], cores: float) -> ThroughputCurve:
     return ThroughputCurve(
-        seconds=list(accumulate(typical_duration_s([turn], cores, min_steps=1) for turn, _ in steps)),
+        seconds=list(accumulate(typical_duration_s([timing], cores, min_steps=1) for timing, _ in steps)),
         tokens=list(accumulate(tokens for _, tokens in steps)),
     )
 

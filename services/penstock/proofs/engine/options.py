@@ -1,4 +1,4 @@
-"""What `penstock scorecard engine` is asked for. Loads no torch: whoever asks for another proof needs none."""
+"""The options of `penstock scorecard engine`. Separate from the proof, so that other proofs do not load torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,6 @@ from pathlib import Path
 class EngineProofOptions:
     seed: int = 0
     requests: int = 192  # of mixed lengths
-    crowd: int = 10_000  # requests through the batch alone
-    real_crowd: int = 256  # and through the engine
+    stress_requests: int = 10_000  # through the batch alone
+    real_stress_requests: int = 256  # through the engine
     plot: Path | None = None

@@ -1,14 +1,14 @@
-"""What the engine itself promises, measured on the model that workers serve: from figures to lines."""
+"""The promises of the engine, measured on the model that workers serve."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
 
+from penstock.bench.progress import progress_reporter
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, reported
 from penstock.proofs.engine.batch_invariance import TextComparison, compare_texts
 from penstock.proofs.engine.batch_stress import KV_BLOCKS, BatchStress
+from penstock.proofs.engine.decode_steps import DecodeStep, measure_decode_steps
 from penstock.proofs.engine.engine_bench import SLOTS, EngineBench, open_engine_bench
 from penstock.proofs.engine.long_prompt import (
     DECODING_SEQS,
@@ -22,7 +22,6 @@ from penstock.proofs.engine.long_prompt import (
 from penstock.proofs.engine.mixed_lengths import OUTPUT, PROMPT, ThroughputCurve, measure_throughput
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.engine.plot import plot_engine
-from penstock.proofs.engine.roofline import DecodeStep, measure_decode_steps
 from penstock.worker.engine.machine.cpu_limits import available_cores
 
 MAX_OVERHEAD_PERCENT = 10.0  # % of a decode step at a batch of 8
@@ -30,33 +29,29 @@ MIN_SPEEDUP = 3.0  # times the throughput of static batches
 
 
 def prove(options: EngineProofOptions, model: str, console: Console) -> ProofCard:
-    with Live(console=console, transient=True, auto_refresh=False) as live:
-
-        def say(text: str) -> None:
-            live.update(escape(text), refresh=True)
-
-        say(f"loading {model}")
+    with progress_reporter(console) as report_progress:
+        report_progress(f"loading {model}")
         bench = open_engine_bench(model, available_cores())
         bench.write_kv_memory()
-        decodes = measure_decode_steps(bench, say)
-        texts = compare_texts(bench, options.seed, say)
-        crowds = _run_stress(bench, options, say)
-        flows = measure_throughput(bench, options.seed, options.requests, say)
-    card = ProofCard(proof="engine", void_reason=_void_reason(crowds["batch"]))
+        decodes = measure_decode_steps(bench, report_progress)
+        texts = compare_texts(bench, options.seed, report_progress)
+        stress = _run_stress(bench, options, report_progress)
+        curves = measure_throughput(bench, options.seed, options.requests, report_progress)
+    card = ProofCard(proof="engine", void_reason=_void_reason(stress["batch"]))
     card.lines += [
         *decode_lines(decodes),
-        *throughput_lines(flows),
+        *throughput_lines(curves),
         *text_lines(texts),
         *long_prompt_lines(run_long_prompt()),
     ]
-    for name, crowd in crowds.items():
-        card.lines += stress_lines(name, crowd)
+    for name, each in stress.items():
+        card.lines += stress_lines(name, each)
     card.notes.append(
         f"mixed lengths: {options.requests} requests at once, {SLOTS} slots; log-normal prompts of {PROMPT.low} to "
         f"{PROMPT.high} tokens, mean {PROMPT.mean}, and outputs of {OUTPUT.low} to {OUTPUT.high}, mean {OUTPUT.mean}"
     )
     if options.plot:
-        plot_engine(decodes, flows, options.plot)
+        plot_engine(decodes, curves, options.plot)
         card.notes.append(f"plot: {options.plot}")
     return card
 
@@ -64,21 +59,22 @@ def prove(options: EngineProofOptions, model: str, console: Console) -> ProofCar
 def _run_stress(
     bench: EngineBench, options: EngineProofOptions, report_progress: Callable[[str], None]
 ) -> dict[str, BatchStress]:
-    report_progress(f"a crowd of {options.crowd:,} through the batch")
+    report_progress(f"{options.stress_requests:,} requests through the batch")
     batch = simulated_engine(blocks=KV_BLOCKS, slots=SLOTS, context=128)
-    crowds = {"batch": BatchStress(batch, options.crowd, TOKEN_IDS, options.seed)}
-    crowds["batch"].run()
-    if options.real_crowd:
-        report_progress(f"a crowd of {options.real_crowd} through the real engine")
+    stress = {"batch": BatchStress(batch, options.stress_requests, TOKEN_IDS, options.seed)}
+    stress["batch"].run()
+    if options.real_stress_requests:
+        report_progress(f"{options.real_stress_requests} requests through the real engine")
         bench.reset([], blocks=KV_BLOCKS)
-        crowds["engine"] = BatchStress(bench.timed_engine.engine, options.real_crowd, bench.token_ids, options.seed)
-        crowds["engine"].run()
-    return crowds
+        engine = bench.timed_engine.engine
+        stress["engine"] = BatchStress(engine, options.real_stress_requests, bench.token_ids, options.seed)
+        stress["engine"].run()
+    return stress
 
 
 def _void_reason(stress: BatchStress) -> str:
     unseen = [name for name in ("preempted", "cached", "cancelled") if not stress.counts[name]]
-    return f"nobody of the crowd was {' or '.join(unseen)}: give it more requests with --crowd" if unseen else ""
+    return f"no request was {' or '.join(unseen)}: raise --stress-requests" if unseen else ""
 
 
 def decode_lines(decodes: Sequence[DecodeStep]) -> list[CardLine]:
@@ -99,8 +95,8 @@ def decode_lines(decodes: Sequence[DecodeStep]) -> list[CardLine]:
 
 
 def throughput_lines(curves: Mapping[str, ThroughputCurve]) -> list[CardLine]:
-    rate = {name: flow.tokens_per_s for name, flow in curves.items()}
-    steps = {name: len(flow.seconds) for name, flow in curves.items()}
+    rate = {name: curve.tokens_per_s for name, curve in curves.items()}
+    steps = {name: len(curve.seconds) for name, curve in curves.items()}
     return [
         *(reported(f"mixed lengths, {name} batches", each, "tokens/s") for name, each in rate.items()),
         at_least("continuous over static batches that pad", rate["continuous"] / rate["padded"], MIN_SPEEDUP, "x"),
@@ -112,17 +108,17 @@ def throughput_lines(curves: Mapping[str, ThroughputCurve]) -> list[CardLine]:
 def text_lines(comparison: TextComparison) -> list[CardLine]:
     return [
         reported("greedy tokens compared", comparison.greedy),
-        exactly("of them other than by full recompute", comparison.greedy_different, 0),
-        reported("drawn tokens compared", comparison.sampled),
-        exactly("of them other in a crowd than alone", comparison.sampled_different, 0),
+        exactly("of them different from a full recompute", comparison.greedy_different, 0),
+        reported("sampled tokens compared", comparison.sampled),
+        exactly("of them different in a batch with others", comparison.sampled_different, 0),
     ]
 
 
 def long_prompt_lines(result: LongPromptResult) -> list[CardLine]:
     least = -(-LONG_PROMPT_TOKENS // (TOKEN_BUDGET - DECODING_SEQS))
     return [
-        at_most(f"steps of a {LONG_PROMPT_TOKENS:,} token prompt beside {DECODING_SEQS} decodes", result.steps, least),
-        exactly("steps that a decode missed meanwhile", result.missed_decodes, 0),
+        at_most(f"steps of a {LONG_PROMPT_TOKENS:,} token prompt with {DECODING_SEQS} decodes", result.steps, least),
+        exactly("steps meanwhile without one of the decodes", result.missed_decodes, 0),
         exactly("steps above the token budget", result.steps_over_budget, 0),
     ]
 
@@ -130,10 +126,10 @@ def long_prompt_lines(result: LongPromptResult) -> list[CardLine]:
 def stress_lines(name: str, stress: BatchStress) -> list[CardLine]:
     counts = stress.counts
     return [
-        reported(f"{name}'s crowd: requests", stress.requests),
-        reported(f"{name}'s crowd: preempted", counts["preempted"]),
-        reported(f"{name}'s crowd: cancelled", counts["cancelled"]),
-        exactly(f"{name}'s crowd: tokens or requests lost", stress.errors, 0),
-        exactly(f"{name}'s crowd: texts changed", counts["changed"], 0),
-        exactly(f"{name}'s crowd: blocks not back", counts["blocks not back"], 0),
+        reported(f"{name}'s stress: requests", stress.requests),
+        reported(f"{name}'s stress: preempted", counts["preempted"]),
+        reported(f"{name}'s stress: cancelled", counts["cancelled"]),
+        exactly(f"{name}'s stress: tokens or requests lost", stress.errors, 0),
+        exactly(f"{name}'s stress: texts changed", counts["changed"], 0),
+        exactly(f"{name}'s stress: blocks not freed", counts["blocks not freed"], 0),
     ]

@@ -1,4 +1,4 @@
-"""Clients leave at once, at any state and by any door: the engine lets go at its next step, and nothing is left."""
+"""Clients cancel at any state and over any transport: the engine stops at its next step, and no resource leaks."""
 
 import asyncio
 import itertools
@@ -10,41 +10,44 @@ from typing import Any
 
 from rich.console import Console
 
+from penstock.bench.cpu_wait import CpuUse, cpu_use_of
+from penstock.bench.statistics import quantile
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, percentile, reported
-from penstock.proofs.checks.cpu_wait import mesh_cpu_wait
+from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
 from penstock.proofs.checks.leaks import growth_since, take_baseline
-from penstock.proofs.lines import residue_lines
-from penstock.proofs.testbed.cancelling_clients import TRANSPORTS, CancelledClient
 from penstock.proofs.testbed.client_process import (
+    TRANSPORTS,
+    CancelledClient,
     CancelReport,
     CancelRound,
     ClientProcess,
     ClientProcessConfig,
     open_client_process,
 )
+from penstock.proofs.testbed.fault_run import add_residue
 from penstock.proofs.testbed.logs import read_events, requests_by_ticket
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 
-# Fewer slots than the larger crowd, so that some leave while they wait; small steps, so that a prompt takes several.
+# Fewer slots than the largest round has clients, so that some cancel while they wait; and a small token budget, so
+# that a prompt takes several steps.
 SETTINGS = (
     "PENSTOCK_WORKER_SLOTS=24",
     "PENSTOCK_WORKER_TOKEN_BUDGET=64",
     "PENSTOCK_WORKER_SIM_BASE_S=0.02",
 )
-ARRIVAL_PERIOD_S = 1.5  # s, over which the clients of a crowd come, so that they leave at different states
-MAX_STEPS_TO_CANCEL = 1  # that which runs when the engine is told; it begins the next without the request
-ROUND_TIMEOUT_S = 60.0  # s for a crowd to come, leave and be gone
+ARRIVAL_PERIOD_S = 1.5  # s, over which the clients of a round arrive, so that they cancel at different states
+MAX_STEPS_TO_CANCEL = 1  # the step that runs when the engine receives the cancel; the next one omits the request
+ROUND_TIMEOUT_S = 60.0  # s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelPattern:
-    """A way in which a crowd leaves."""
+    """How the clients of a round cancel."""
 
     name: str
     clients: int
-    cancel_period_s: float = 0.0  # s, over which they leave, each at a moment of its own; 0: all at once
-    max_p99_ms: float | None = None  # ms, P99 from client to engine
+    cancel_period_s: float = 0.0  # s, over which they cancel, each at a random time; 0: all at once
+    max_p99_ms: float | None = None  # ms from client to engine; None: reported, not judged
 
     def reported_line(self, label: str, measured: float) -> CardLine:
         return reported(f"{self.name}: {label}", 1000 * measured, "ms")
@@ -55,95 +58,97 @@ class CancelPattern:
         return at_most(f"{self.name}: {label}", 1000 * measured, self.max_p99_ms, "ms")
 
 
-# Users leave one by one; a proxy that dies or a job that is stopped takes all of its requests along.
+# Users cancel one by one; a proxy that dies or a job that is stopped cancels all of its requests at once.
 PATTERNS = (
     CancelPattern(name="of 32 streams", clients=32, cancel_period_s=1.0, max_p99_ms=10),
     CancelPattern(name="32 at once", clients=32),
     CancelPattern(name="128 at once", clients=128, max_p99_ms=50),
 )
+Reports = Mapping[CancelPattern, list[CancelReport]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelOptions:
     cancels: int = 960
-    tokens: int = 400  # of an answer, at most; half of them are more than anybody stays for
+    tokens: int = 400  # of an answer, at most; half of this is more than any client reads
     seed: int = 0
 
 
 async def cancel(options: CancelOptions, mesh: MeshOptions, console: Console) -> ProofCard:
-    reports: dict[CancelPattern, list[CancelReport]] = {each: [] for each in PATTERNS}
-    async with open_testbed(mesh, console, settings=SETTINGS) as stage:
-        async with _open_client_processes(stage, options) as doors:
-            await _run_round(doors, PATTERNS[-1], "warm")
-        await stage.residue()
-        before = await take_baseline(stage)
-        began = mesh_cpu_wait(stage)
-        async with _open_client_processes(stage, options) as doors:
+    reports: Reports = {pattern: [] for pattern in PATTERNS}
+    async with open_testbed(mesh, console, settings=SETTINGS) as testbed:
+        async with _open_client_processes(testbed, options) as processes:
+            await _run_round(processes, PATTERNS[-1], "warm-up")
+        await testbed.residue()
+        baseline, cpu_before = await take_baseline(testbed), _mesh_cpu_use(testbed)
+        async with _open_client_processes(testbed, options) as processes:
             done = 0
-            for number, parting in enumerate(_pattern_sequence(options.cancels)):
-                stage.report_progress(f"{done:,} of {options.cancels:,} cancelled, {parting.name} now")
+            for number, pattern in enumerate(_pattern_sequence(options.cancels)):
+                testbed.report_progress(f"{done:,} of {options.cancels:,} cancelled, {pattern.name} now")
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
-                    reports[parting] += await _run_round(doors, parting, f"crowd-{number}")
-                done += parting.clients
-        cores = mesh_cpu_wait(stage).ratio_line(began)
-        residue = await stage.residue()
-        more, opened = await growth_since(stage, before)
-        folder = stage.mesh.folder
-    card = _card_of(reports, CancelRecords.read(folder), residue)
-    card.lines.append(cores)
-    card.lines.append(exactly("credits, slots, streams, tasks, descriptors grown", len(more), 0))
-    card.notes += [*(f"{name} +{by:g}" for name, by in more.items()), *opened]
+                    reports[pattern] += await _run_round(processes, pattern, f"round-{number}")
+                done += pattern.clients
+        cpu_use = _mesh_cpu_use(testbed).since(cpu_before)
+        residue = await testbed.residue()
+        growth, new_descriptors = await growth_since(testbed, baseline)
+    card = _card_of(reports, CancelRecords.read(testbed.mesh.folder))
+    add_residue(card, residue)
+    card.lines.append(reported("s that processes waited for a core, for each s on one", cpu_use.waited_per_ran))
+    card.lines.append(exactly("credits, slots, streams, tasks, descriptors grown", len(growth), 0))
+    card.notes += [*(f"{name} +{by:g}" for name, by in growth.items()), *new_descriptors]
     return card
 
 
+def _mesh_cpu_use(testbed: Testbed) -> CpuUse:
+    return cpu_use_of(child.process.pid for child in testbed.mesh.processes.children)
+
+
 def _pattern_sequence(cancels: int) -> Iterator[CancelPattern]:
-    offered = 0
-    for parting in itertools.cycle(PATTERNS):
-        if offered >= cancels:
+    planned = 0
+    for pattern in itertools.cycle(PATTERNS):
+        if planned >= cancels:
             return
-        offered += parting.clients
-        yield parting
+        planned += pattern.clients
+        yield pattern
 
 
 @asynccontextmanager
 async def _open_client_processes(
     testbed: Testbed, options: CancelOptions
 ) -> AsyncIterator[Mapping[str, ClientProcess]]:
-    """A process of clients for each door."""
+    """Open one client process per transport."""
     edges = testbed.mesh.plan.processes_of("edge")
-    addresses, fronts = [each.address for each in edges], [each.http for each in edges]
-    place = ClientProcessConfig(
-        grpc_addresses=addresses,
-        http_addresses=fronts,
+    config = ClientProcessConfig(
+        grpc_addresses=[edge.address for edge in edges],
+        http_addresses=[edge.http for edge in edges],
         api_key=testbed.mesh.api_key,
         max_output_tokens=options.tokens,
         seed=options.seed,
     )
     async with AsyncExitStack() as stack:
-        yield {door: await stack.enter_async_context(open_client_process(place)) for door in TRANSPORTS}
+        yield {transport: await stack.enter_async_context(open_client_process(config)) for transport in TRANSPORTS}
 
 
 async def _run_round(processes: Mapping[str, ClientProcess], pattern: CancelPattern, name: str) -> list[CancelReport]:
     async with asyncio.TaskGroup() as group:
-        for number, (door, crowd) in enumerate(processes.items()):
-            share = len(range(number, pattern.clients, len(processes)))
-            call = CancelRound(
-                name=f"{name}-{door}",
-                transport=door,
-                clients=share,
+        for number, (transport, process) in enumerate(processes.items()):
+            cancel_round = CancelRound(
+                name=f"{name}-{transport}",
+                transport=transport,
+                clients=len(range(number, pattern.clients, len(processes))),
                 arrival_period_s=ARRIVAL_PERIOD_S,
                 cancel_period_s=pattern.cancel_period_s,
             )
-            group.create_task(crowd.start_round(call))
-    return await asyncio.gather(*(crowd.cancel_all() for crowd in processes.values()))
+            group.create_task(process.start_round(cancel_round))
+    return await asyncio.gather(*(process.cancel_all() for process in processes.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRecords:
-    """What processes said of requests whose clients left, by request."""
+    """What the processes logged about cancelled requests, by request id."""
 
-    runs: Mapping[str, dict[str, Any]]  # workers, of those that the engine had
-    edge_cancelled_at: Mapping[str, float]  # edges: when they heard that the client had left, in Unix s
+    runs: Mapping[str, dict[str, Any]]  # `run_ended` of the workers, for requests that the engine had
+    edge_cancelled_at: Mapping[str, float]  # Unix s at which the edge detected the cancel
 
     @classmethod
     def read(cls, folder: Path) -> "CancelRecords":
@@ -156,73 +161,69 @@ class CancelRecords:
         )
 
 
-def _card_of(
-    reports: Mapping[CancelPattern, Sequence[CancelReport]], records: CancelRecords, residue: dict[str, float]
-) -> ProofCard:
-    crowds = {parting: [each for report in found for each in report.clients] for parting, found in reports.items()}
-    leavers = [each for crowd in crowds.values() for each in crowd if each.was_active]
-    runs = [records.runs[each.request_id] for each in leavers if each.request_id in records.runs]
-    failures = [each.failure_text for crowd in crowds.values() for each in crowd if each.failure_text]
-    late = [each for found in reports.values() for report in found for each in report.timer_lags_s]
-    card = ProofCard(proof="cancel", void_reason=_void_reason(crowds, len(runs)))
+def _card_of(reports: Reports, records: CancelRecords) -> ProofCard:
+    clients = {pattern: [each for report in found for each in report.clients] for pattern, found in reports.items()}
+    every = [each for found in clients.values() for each in found]
+    active = [each for each in every if each.was_active]
+    runs = [records.runs[each.request_id] for each in active if each.request_id in records.runs]
+    failures = [each.failure_text for each in every if each.failure_text]
+    lags = [lag for found in reports.values() for report in found for lag in report.timer_lags_s]
+    card = ProofCard(proof="cancel", void_reason=_void_reason(len(active), len(every), len(runs)))
     card.lines += [
-        reported("clients that left", len(leavers)),
-        reported("of them while the engine had them", len(runs)),
+        reported("clients that cancelled", len(active)),
+        reported("of them while the engine ran their request", len(runs)),
+        exactly("client-visible failures before", len(failures), 0),
+        reported("P99 lag of a timer in the client processes", 1000 * quantile(lags, 0.99), "ms"),
     ]
-    card.lines.append(exactly("client-visible failures before", len(failures), 0))
-    card.lines.append(
-        reported("P99 by which a timer of clients that only came was late", 1000 * percentile(late, 0.99), "ms")
-    )
-    for parting, crowd in crowds.items():
-        card.lines += _latency_lines(parting, [each for each in crowd if each.request_id in records.runs], records)
-    card.lines += [
-        reported("let go while not a token was made", sum(not each["output_tokens"] for each in runs)),
-        reported(
-            "P99 until the engine had let go",
-            1000 * percentile([each["engine_cancel_latency_s"] for each in runs], 0.99),
-            "ms",
-        ),
-        at_most(
-            "most steps under way until it let go",
-            max((each["engine_cancel_latency_steps"] for each in runs), default=0),
-            MAX_STEPS_TO_CANCEL,
-        ),
-        at_most("most tokens wasted by one", max((each["wasted_tokens"] for each in runs), default=0), 1),
-        reported("tokens wasted by all", sum(each["wasted_tokens"] for each in runs)),
-        *residue_lines(residue),
-    ]
-    card.notes += [*failures[:5], *residue]
+    for pattern, found in clients.items():
+        card.lines += _latency_lines(pattern, [each for each in found if each.request_id in records.runs], records)
+    card.lines += _engine_lines(runs)
+    card.notes += failures[:5]
     return card
 
 
-def _void_reason(clients: Mapping[CancelPattern, list[CancelledClient]], runs: int) -> str:
-    everybody = [each for crowd in clients.values() for each in crowd]
-    stayed = sum(each.was_active for each in everybody)
-    if stayed < 0.9 * len(everybody):
-        return f"only {stayed} of {len(everybody)} requests were under way when their clients left"
-    if not runs:
-        return "no worker has told of a run that was cancelled"
-    return ""
+def _void_reason(active: int, clients: int, runs: int) -> str:
+    if active < 0.9 * clients:
+        return f"only {active} of {clients} requests were active when their clients cancelled"
+    return "" if runs else "no worker logged a cancelled run"
+
+
+def _engine_lines(runs: Sequence[Mapping[str, Any]]) -> list[CardLine]:
+    latencies, steps, wasted = (
+        [run[key] for run in runs]
+        for key in ("engine_cancel_latency_s", "engine_cancel_latency_steps", "wasted_tokens")
+    )
+    return [
+        reported("cancelled before their first token", sum(not run["output_tokens"] for run in runs)),
+        reported("P99 until the engine had stopped", 1000 * quantile(latencies, 0.99), "ms"),
+        at_most("most steps until the engine had stopped", max(steps, default=0), MAX_STEPS_TO_CANCEL),
+        at_most("most tokens wasted by one request", max(wasted, default=0), 1),
+        reported("tokens wasted by all", sum(wasted)),
+    ]
 
 
 def _latency_lines(
     pattern: CancelPattern, clients: Sequence[CancelledClient], records: CancelRecords
 ) -> list[CardLine]:
-    """Where the time went from a client's leaving to the word to the engine; each stretch by itself."""
-    asked = {each: records.runs[each.request_id]["stop_requested_at"] for each in clients}
-    waits = [asked[each] - each.cancelled_at for each in clients]
-    edge = [each for each in clients if each.request_id in records.edge_cancelled_at]
-    stretches = {
+    """The time from the client's cancel to its arrival at the engine, and each section of the way."""
+    at_engine = {each: records.runs[each.request_id]["stop_requested_at"] for each in clients}
+    waits = [at_engine[each] - each.cancelled_at for each in clients]
+    at_edge = {
+        each: records.edge_cancelled_at[each.request_id]
+        for each in clients
+        if each.request_id in records.edge_cancelled_at
+    }
+    sections = {
         "within the client": [each.cancel_sent_at - each.cancelled_at for each in clients],
-        "client to edge": [records.edge_cancelled_at[each.request_id] - each.cancelled_at for each in edge],
-        "edge to engine": [asked[each] - records.edge_cancelled_at[each.request_id] for each in edge],
+        "client to edge": [at - each.cancelled_at for each, at in at_edge.items()],
+        "edge to engine": [at_engine[each] - at for each, at in at_edge.items()],
         **{
-            f"by {door}": [asked[each] - each.cancelled_at for each in clients if each.transport == door]
-            for door in TRANSPORTS
+            f"by {transport}": [at_engine[each] - each.cancelled_at for each in clients if each.transport == transport]
+            for transport in TRANSPORTS
         },
     }
     return [
-        *(pattern.reported_line(f"P99 {stretch}", percentile(took, 0.99)) for stretch, took in stretches.items()),
-        pattern.reported_line("P50 client to engine", percentile(waits, 0.5)),
-        pattern.judged_line("P99 client to engine", percentile(waits, 0.99)),
+        *(pattern.reported_line(f"P99 {section}", quantile(times, 0.99)) for section, times in sections.items()),
+        pattern.reported_line("P50 client to engine", quantile(waits, 0.5)),
+        pattern.judged_line("P99 client to engine", quantile(waits, 0.99)),
     ]

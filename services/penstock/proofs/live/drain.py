@@ -1,32 +1,31 @@
-"""Every process of every tier is asked to end and started again, one after the other, and nobody notices."""
+"""Rolling restart: every process of every tier drains and restarts, one after the other, without a failed request."""
 
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rich.console import Console
 
+from penstock.bench.statistics import quantile
+from penstock.bench.transcript import TokenTranscript
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
-from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, percentile, reported
-from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
-from penstock.proofs.checks.ledger import check_charges
-from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
-from penstock.proofs.lines import charge_lines, fault_summary, finding_lines, pause_lines, residue_lines
-from penstock.proofs.requests import request_catalog
+from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
+from penstock.proofs.checks.injected_faults import InjectedFault
+from penstock.proofs.lines import fault_summary, pause_lines
+from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.idle_start import start_isolated
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
-from penstock.proofs.testbed.testbed import Testbed, open_testbed, progress_text, under_load, wait_for_tokens
+from penstock.proofs.testbed.testbed import open_testbed, wait_for_tokens
 
-SLOTS_PER_WORKER = 8  # of a worker
+SLOTS_PER_WORKER = 8
 SETTINGS = (f"PENSTOCK_WORKER_SLOTS={SLOTS_PER_WORKER}", "PENSTOCK_WORKER_SIM_BASE_S=0.025")
-LOAD_SHARE = 0.8  # of what the workers carry while one of them is away
+LOAD_SHARE = 0.8  # of the capacity of the workers while one of them is down
 CATALOG_SIZE = 16
-BASELINE_S = 12.0  # s of the same load before, to compare with
+BASELINE_S = 12.0  # s of the same load without a fault, for comparison
 SLOWEST_SHOWN = 4
 MIN_SHOWN_STAGE_S = 0.001  # s
 MAX_TTFT_RATIO = 1.2
@@ -42,113 +41,95 @@ class DrainOptions:
 
 async def drain(options: DrainOptions, mesh: MeshOptions, console: Console) -> ProofCard:
     streams = options.streams or max(1, round(LOAD_SHARE * SLOTS_PER_WORKER * max(1, mesh.workers - 1)))
-    async with open_testbed(mesh, console, settings=SETTINGS) as stage:
-        stage.report_progress("answering every request without a fault")
-        wishes, calm = await run_baseline(stage.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed))
-        load = ClosedLoopLoad(stage.client, wishes, streams, options.seed, explain=True)
-        async with under_load(load):
-            await wait_for_tokens(load, streams)
+    exit_codes: dict[str, int] = {}
+    async with open_testbed(mesh, console, settings=SETTINGS) as testbed:
+        testbed.report_progress("answering every request without a fault")
+        requests, baseline = await run_baseline(testbed.client, CATALOG_SIZE, options.tokens, options.seed)
+        load = ClosedLoopLoad(testbed.driver, requests, streams, options.seed, explain=True)
+        victims = list(testbed.mesh.processes.children) * options.rounds
+        async with fault_run(testbed, load, baseline, streams, len(victims)) as run:
             marks = [time.time()]
-            stage.report_progress("the same load, and nothing else happens")
+            testbed.report_progress("the same load without a fault")
             await asyncio.sleep(BASELINE_S)
             marks.append(time.time())
-            stage.report_progress("processes start that join nothing")
-            await start_isolated([each.spec for each in stage.mesh.processes.children], stage.mesh.folder)
+            testbed.report_progress("starting processes without peers")
+            await start_isolated([child.spec for child in testbed.mesh.processes.children], run.folder)
             marks.append(time.time())
-            faults, codes = await _drain_all(stage, load, options.rounds)
+            for victim in victims:
+                await _drain_one(run, testbed.mesh.processes.named(victim.spec.name), exit_codes)
             marks.append(time.time())
-        residue = await stage.residue()
-        folder = stage.mesh.folder
-    findings = check_transcripts(load.transcripts, calm.transcripts)
-    charges = check_charges([*calm.transcripts, *load.transcripts], read_ledger(folder), requests_by_ticket(folder))
-    card = ProofCard(proof="drain", void_reason=void_reason(faults, len(faults), streams))
+        residue = await testbed.residue()
+    card = run.card("drain", run.check_all())
     card.lines += [
         reported("streams", streams),
-        exactly("processes that did not exit 0", sum(map(bool, codes.values())), 0),
+        exactly("processes that did not exit 0", sum(map(bool, exit_codes.values())), 0),
+        *run.all_charge_lines(),
     ]
-    card.lines += [*finding_lines(findings), *charge_lines(charges)]
     spans = [_started_between(load.transcripts, *span) for span in pairwise(marks)]
-    card.lines += [*ttft_lines(*spans), *pause_lines(load.transcripts, calm.transcripts, faults)]
-    card.lines += residue_lines(residue)
-    card.notes += [*findings.failure_reasons[:10], *residue, fault_summary(faults)]
-    card.notes += [*_slowest_by_fault(load.transcripts, faults), *_slowest_stages(spans[-1])]
-    card.notes += [f"{name} ended with {code}" for name, code in codes.items() if code]
+    card.lines += [*ttft_lines(*spans), *pause_lines(load.transcripts, baseline, run.faults)]
+    add_residue(card, residue)
+    card.notes += [fault_summary(run.faults), *_slowest_by_fault(load.transcripts, run.faults)]
+    card.notes += _slowest_stages(spans[-1])
+    card.notes += [f"{name} ended with {code}" for name, code in exit_codes.items() if code]
     return card
 
 
-async def _drain_all(testbed: Testbed, load: ClosedLoopLoad, rounds: int) -> tuple[list[InjectedFault], dict[str, int]]:
-    faults: list[InjectedFault] = []
-    codes: dict[str, int] = {}
-    victims = list(testbed.mesh.processes.children) * rounds
-    for victim in victims:
-        testbed.report_progress(f"{victim.spec.name} drains; {progress_text(load, faults, len(victims))}")
-        before = load.tokens_received
-        await wait_for_tokens(load, 1)
-        faults.append(await _drain_one(testbed, load, testbed.mesh.processes.named(victim.spec.name), codes, before))
-    return faults, codes
+async def _drain_one(run: FaultRun, victim: ChildProcess, exit_codes: dict[str, int]) -> None:
+    run.report_progress(f"{victim.spec.name} drains")
+    await wait_for_tokens(run.load, 1)
+    with run.injecting(victim.spec.name, "SIGTERM") as fault:
+        victim.process.send_signal(signal.SIGTERM)
+        exit_codes[victim.spec.name] = await victim.process.wait()
+        restarted = await run.testbed.mesh.restart(victim.spec.name)
+        fault.has_taken_effect = restarted.process.pid != victim.process.pid
 
 
-async def _drain_one(
-    testbed: Testbed, load: ClosedLoopLoad, victim: ChildProcess, codes: dict[str, int], tokens: int
-) -> InjectedFault:
-    under_way, at, flowed = load.active_requests, time.time(), load.tokens_received - tokens
-    victim.process.send_signal(signal.SIGTERM)
-    codes[victim.spec.name] = await victim.process.wait()
-    again = await testbed.mesh.restart(victim.spec.name)
-    return InjectedFault(
-        name=victim.spec.name,
-        kind="SIGTERM",
-        injected_at=at,
-        recovered_at=time.time(),
-        has_taken_effect=again.process.pid != victim.process.pid,
-        active_requests=under_way,
-        tokens_before=flowed,
-    )
-
-
-def _started_between(transcripts: list[TokenTranscript], begin: float, end: float) -> list[TokenTranscript]:
-    """Return those that began within a span, and came to a first token."""
+def _started_between(transcripts: Sequence[TokenTranscript], begin: float, end: float) -> list[TokenTranscript]:
+    """Return the transcripts that started within a span and have a first token."""
     return [each for each in transcripts if each.ttft and begin <= each.started_at < end]
 
 
 def ttft_lines(
-    baseline: list[TokenTranscript], isolated_starts: list[TokenTranscript], rolling: list[TokenTranscript]
+    baseline: Sequence[TokenTranscript], isolated_starts: Sequence[TokenTranscript], rolling: Sequence[TokenTranscript]
 ) -> list[CardLine]:
-    """TTFT while one process after the other was away, against those of the calm before.
+    """TTFT during the rolling restart compared with the baseline.
 
-    A process that starts takes its share of the cores, whatever it joins; where they are few, that is told apart.
+    A process that starts uses CPU time whether or not it joins the mesh. The TTFT while processes start without peers
+    shows this cost alone.
     """
-    before, beside, during = (percentile(_ttfts(each), 0.99) for each in (baseline, isolated_starts, rolling))
+    baseline_p99, isolated_p99, rolling_p99 = (
+        quantile(_ttfts(each), 0.99) for each in (baseline, isolated_starts, rolling)
+    )
+    baseline_p50, rolling_p50 = quantile(_ttfts(baseline), 0.5), quantile(_ttfts(rolling), 0.5)
     return [
-        reported("requests in the calm", len(baseline)),
-        reported("requests while processes were rolled", len(rolling)),
-        reported("P99 TTFT calm", before, "s"),
-        reported("P99 TTFT while processes start that join nothing", beside, "s"),
-        reported("P99 TTFT rolling", during, "s"),
-        reported("P50 TTFT ratio", percentile(_ttfts(rolling), 0.5) / max(1e-9, percentile(_ttfts(baseline), 0.5))),
-        reported("P99 TTFT ratio to mere starts", during / max(1e-9, beside)),
-        at_most("P99 TTFT ratio", during / max(1e-9, before), MAX_TTFT_RATIO),
+        reported("requests of the baseline", len(baseline)),
+        reported("requests during the rolling restart", len(rolling)),
+        reported("P99 TTFT of the baseline", baseline_p99, "s"),
+        reported("P99 TTFT while processes start without peers", isolated_p99, "s"),
+        reported("P99 TTFT rolling", rolling_p99, "s"),
+        reported("P50 TTFT ratio", rolling_p50 / max(1e-9, baseline_p50)),
+        reported("P99 TTFT ratio to starts without peers", rolling_p99 / max(1e-9, isolated_p99)),
+        at_most("P99 TTFT ratio", rolling_p99 / max(1e-9, baseline_p99), MAX_TTFT_RATIO),
     ]
 
 
-def _ttfts(transcripts: list[TokenTranscript]) -> list[float]:
+def _ttfts(transcripts: Sequence[TokenTranscript]) -> list[float]:
     return [each.ttft or 0.0 for each in transcripts]
 
 
-def _slowest_by_fault(transcripts: list[TokenTranscript], faults: list[InjectedFault]) -> Iterator[str]:
-    """Which process's absence made whom wait."""
+def _slowest_by_fault(transcripts: Sequence[TokenTranscript], faults: Sequence[InjectedFault]) -> Iterator[str]:
+    """Yield the slowest TTFT of the requests that waited while each process was down."""
     for fault in faults:
         waits = [each.ttft for each in transcripts if each.ttft and fault.overlaps(each.started_at, each.arrivals[0])]
-        away_s = fault.recovered_at - fault.injected_at
-        yield f"{fault.name} away for {away_s:.1f} s: slowest TTFT {max(waits, default=0.0):.3f} s"
+        downtime = fault.recovered_at - fault.injected_at
+        yield f"{fault.name} down for {downtime:.1f} s: slowest TTFT {max(waits, default=0.0):.3f} s"
 
 
-def _slowest_stages(rolling: list[TokenTranscript]) -> Iterator[str]:
-    """Where the slowest first tokens spent their time."""
+def _slowest_stages(rolling: Sequence[TokenTranscript]) -> Iterator[str]:
+    """Yield the stages of the slowest first tokens."""
     for each in sorted(rolling, key=lambda each: -(each.ttft or 0.0))[:SLOWEST_SHOWN]:
-        known = sum(each.stage_durations.values())
-        stages = ", ".join(
-            f"{name} {1e3 * took:.0f}" for name, took in each.stage_durations.items() if took >= MIN_SHOWN_STAGE_S
-        )
-        rest = 1e3 * ((each.ttft or 0.0) - known)
-        yield f"first token after {1e3 * (each.ttft or 0.0):.0f} ms: {stages}, on the way {rest:.0f}"
+        durations = each.stage_durations
+        stages = ", ".join(f"{name} {1e3 * s:.0f}" for name, s in durations.items() if s >= MIN_SHOWN_STAGE_S)
+        ttft_ms = 1e3 * (each.ttft or 0.0)
+        other_ms = ttft_ms - 1e3 * sum(durations.values())
+        yield f"first token after {ttft_ms:.0f} ms: {stages}, in transit {other_ms:.0f}"

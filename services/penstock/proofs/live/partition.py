@@ -1,12 +1,11 @@
-"""Links cut, both ways or one, with every connection left open: noticed, worked around, nothing stale afterwards.
+"""Links that are cut in one or both directions, with every connection open: detected, bypassed, nothing stale after.
 
-A client that is cut off from its edge asks another to go on. What the first makes until it notices is paid for, as
-with any client that leaves, and so is the prompt of a client that was cut off before it knew its answer's name; both
-are told. Charges of all other requests are exact.
+A client that is cut off from its edge resumes through another edge. The tokens that the first edge generates until it
+detects the cut are charged, as for any client that disconnects. So is the prompt of a client that was cut off before
+it received its `answer_id`. Both are reported. The charges of all other requests are exact.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -14,17 +13,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock.bench.transcript import TokenTranscript
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
-from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
+from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge, check_charges
-from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
-from penstock.proofs.lines import charge_lines, finding_lines, pause_lines, residue_lines
-from penstock.proofs.requests import request_catalog
+from penstock.proofs.lines import charge_lines, pause_lines
+from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.logs import read_events, read_ledger, requests_by_ticket, unix_time
+from penstock.proofs.testbed.logs import detection_delay, read_events, read_ledger, requests_by_ticket
 from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection, TcpRelay, TcpRelays
-from penstock.proofs.testbed.testbed import Testbed, open_testbed, progress_text, under_load, wait_for_tokens
+from penstock.proofs.testbed.testbed import open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)
 CATALOG_SIZE = 16
@@ -58,115 +57,101 @@ class PartitionResult:
 
 
 async def partition(options: PartitionOptions, mesh: MeshOptions, console: Console) -> ProofCard:
+    planned = len(options.links) * len(options.cuts)
     async with AsyncExitStack() as stack:
-        laid = TcpRelays(stack)
-        stage = await stack.enter_async_context(open_testbed(mesh, console, settings=SETTINGS, relays=laid))
-        stage.report_progress("answering every request without a fault")
-        wishes, calm = await run_baseline(stage.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed))
-        load = ClosedLoopLoad(stage.client, wishes, options.streams, options.seed)
-        async with under_load(load):
-            parted = await _cut_all(stage, laid, load, options)
-            await asyncio.sleep(PAUSE_BETWEEN_S)  # for the last that were apart to find one another
-        residue = await stage.residue()
-        instances = {each.name: await stage.instance_id(each.address) for each in stage.mesh.plan.processes}
-        folder = stage.mesh.folder
-    faults = [each.fault for each in parted]
-    findings = check_transcripts(load.transcripts, calm.transcripts)
-    card = ProofCard(
-        proof="partition", void_reason=void_reason(faults, len(options.links) * len(options.cuts), options.streams)
-    )
-    card.lines += finding_lines(findings)
-    card.lines += _charge_lines([*calm.transcripts, *load.transcripts], parted, folder)
+        relays = TcpRelays(stack)
+        testbed = await stack.enter_async_context(open_testbed(mesh, console, settings=SETTINGS, relays=relays))
+        testbed.report_progress("answering every request without a fault")
+        requests, baseline = await run_baseline(testbed.client, CATALOG_SIZE, options.tokens, options.seed)
+        load = ClosedLoopLoad(testbed.driver, requests, options.streams, options.seed)
+        async with fault_run(testbed, load, baseline, options.streams, planned) as run:
+            results = await _cut_all(run, relays, options)
+            await asyncio.sleep(PAUSE_BETWEEN_S)  # until the last processes that were cut off have reconnected
+        residue = await testbed.residue()
+        instances = {each.name: await testbed.instance_id(each.address) for each in testbed.mesh.plan.processes}
+    card = run.card("partition", run.check_all())
+    card.lines += _charge_lines([*baseline, *load.transcripts], results, run.folder)
     for link in options.links:
-        card.lines += _link_lines(link, [each for each in parted if each.link == link], instances, folder)
-    card.lines += [
-        *pause_lines(load.transcripts, calm.transcripts, faults, detection_s=MAX_DETECTION_S),
-        *residue_lines(residue),
-    ]
-    card.notes += [*findings.failure_reasons[:10], *residue]
+        card.lines += _link_lines(link, [each for each in results if each.link == link], instances, run.folder)
+    card.lines += pause_lines(load.transcripts, baseline, run.faults, detection_s=MAX_DETECTION_S)
+    add_residue(card, residue)
     return card
 
 
-async def _cut_all(
-    testbed: Testbed, relays: TcpRelays, load: ClosedLoopLoad, options: PartitionOptions
-) -> list[PartitionResult]:
-    parted: list[PartitionResult] = []
-    await wait_for_tokens(load, options.streams)
-    for number, cut in enumerate(options.cuts):
+async def _cut_all(run: FaultRun, relays: TcpRelays, options: PartitionOptions) -> list[PartitionResult]:
+    results = []
+    for number, direction in enumerate(options.cuts):
         for link in options.links:
-            between = relays.between(*link)
-            before = load.tokens_received
+            candidates = relays.between(*link)
             await asyncio.sleep(PAUSE_BETWEEN_S)
-            wire = between[(options.seed + number) % len(between)]
-            done = progress_text(load, [each.fault for each in parted], len(options.links) * len(options.cuts))
-            testbed.report_progress(f"{wire.ends.client} and {wire.ends.server} are cut off, {cut.value}; {done}")
-            parted.append(PartitionResult(await _cut_one(load, wire, cut, load.tokens_received - before), wire, link))
-    return parted
+            relay = candidates[(options.seed + number) % len(candidates)]
+            run.report_progress(f"{relay.ends.client} and {relay.ends.server} are cut off, {direction.value}")
+            results.append(PartitionResult(await _cut_one(run, relay, direction), relay, link))
+    return results
 
 
-async def _cut_one(load: ClosedLoopLoad, relay: TcpRelay, direction: CutDirection, tokens: int) -> InjectedFault:
-    at, under_way = time.time(), load.active_requests
-    relay.cut(direction)
-    try:
-        await asyncio.sleep(CUT_S)
-    finally:
-        relay.restore()
-    return InjectedFault(
-        name=relay.ends.server,
-        kind=direction.value,
-        injected_at=at,
-        recovered_at=time.time(),
-        has_taken_effect=relay.has_blocked_data,
-        active_requests=under_way,
-        tokens_before=tokens,
-    )
+async def _cut_one(run: FaultRun, relay: TcpRelay, direction: CutDirection) -> InjectedFault:
+    with run.injecting(relay.ends.server, direction.value) as fault:
+        relay.cut(direction)
+        try:
+            await asyncio.sleep(CUT_S)
+        finally:
+            relay.restore()
+        fault.has_taken_effect = relay.has_blocked_data
+    return fault
 
 
 def _charge_lines(
     transcripts: Sequence[TokenTranscript], results: Sequence[PartitionResult], folder: Path
 ) -> list[CardLine]:
-    """Of requests that were never cut off from their edge; and what the others were charged beyond what they saw."""
+    """Exact charges of requests that were never cut off from their edge, and the excess charges of the others."""
     cuts = [each.fault for each in results if each.link[0] == CLIENTS]
-    is_apart = {
+    is_cut_off = {
         each.request_id: any(cut.overlaps(each.started_at, each.ended_at) for cut in cuts) for each in transcripts
     }
-    request_of = requests_by_ticket(folder)
+    request_by_ticket = requests_by_ticket(folder)
     rows: tuple[list[LedgerCharge], list[LedgerCharge]] = ([], [])
     for row in read_ledger(folder):
-        rows[is_apart.get(request_of.get(row.ticket_id, ""), False)].append(row)
-    whole = check_charges([each for each in transcripts if not is_apart[each.request_id]], rows[False], request_of)
-    apart = check_charges([each for each in transcripts if is_apart[each.request_id]], rows[True], request_of)
+        rows[is_cut_off.get(request_by_ticket.get(row.ticket_id, ""), False)].append(row)
+    connected, cut_off = (
+        check_charges(
+            [each for each in transcripts if is_cut_off[each.request_id] == group], rows[group], request_by_ticket
+        )
+        for group in (False, True)
+    )
     return [
-        *charge_lines(whole),
-        reported("requests under way at a client's cut", sum(is_apart.values())),
-        exactly("of theirs: tokens seen and not charged", apart.undercharged_tokens, 0),
-        exactly("of theirs: tickets charged twice", apart.double_charged_tickets, 0),
-        reported("of theirs: tokens made for nobody until that was noticed", apart.overcharged_tokens),
-        reported("of theirs: prompts charged again", apart.double_charged_prompts),
+        *charge_lines(connected),
+        reported("requests active when their client was cut off", sum(is_cut_off.values())),
+        exactly("of them: tokens seen and not charged", cut_off.undercharged_tokens, 0),
+        exactly("of them: tickets charged twice", cut_off.double_charged_tickets, 0),
+        reported("of them: tokens generated until the cut was detected", cut_off.overcharged_tokens),
+        reported("of them: prompts charged again", cut_off.double_charged_prompts),
     ]
 
 
 def _link_lines(
     link: tuple[str, str], results: Sequence[PartitionResult], instances: Mapping[str, str], folder: Path
 ) -> list[CardLine]:
-    """When those that had opened the connection gave it up; what clients do is seen by what they miss."""
+    """The time until the process that opened the connection closed it; for clients, the pauses show it."""
     opener, server = link
     if opener == CLIENTS:
         return []
     downs = list(read_events(folder, opener, "link_down"))
     delays = [
-        [
-            unix_time(down) - each.fault.injected_at
-            for down in downs
-            if down["process"].startswith(each.relay.ends.client)
-            and down["peer"] == instances[each.relay.ends.server]
-            and each.fault.injected_at <= unix_time(down) < each.fault.recovered_at
-        ]
+        detection_delay(
+            each.fault,
+            (
+                event
+                for event in downs
+                if event["process"].startswith(each.relay.ends.client)
+                and event["peer"] == instances[each.relay.ends.server]
+            ),
+        )
         for each in results
     ]
-    slowest = [max(heard) for heard in delays if heard]
+    detected = [delay for delay in delays if delay is not None]
     return [
         reported(f"{opener} to {server}: cuts", len(results)),
-        exactly(f"{opener} to {server}: cuts that nobody noticed", len(delays) - len(slowest), 0),
-        at_most(f"{opener} to {server}: noticed after", max(slowest, default=CUT_S), MAX_DETECTION_S, "s"),
+        exactly(f"{opener} to {server}: cuts that no process detected", len(delays) - len(detected), 0),
+        at_most(f"{opener} to {server}: detected after", max(detected, default=CUT_S), MAX_DETECTION_S, "s"),
     ]

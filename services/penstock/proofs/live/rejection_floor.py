@@ -1,6 +1,6 @@
-"""What it costs to be refused whatever decides it: empty handlers that say no, in a process of their own.
+"""Measures the rejection floor: the least cost of a rejection, by empty handlers in their own process.
 
-By a call of its own, in one frame of a stream that stands, and by HTTP; one after the other, as refusals come.
+The handlers reject a gRPC call, a message on an open stream and an HTTP request, one at a time.
 """
 
 import asyncio
@@ -13,51 +13,51 @@ from typing import Any, NamedTuple
 
 import grpc
 import httpx
-import psutil
 import uvicorn
 import uvloop
 
+from penstock.bench.run import process_cpu_s
 from penstock.chassis.channels import channel
 from penstock.chassis.server.server import SERVER_OPTIONS
 
-SERVICE_NAME, UNARY_METHOD, STREAM_METHOD = "penstock.Floor", "Refuse", "Converse"
+SERVICE_NAME, UNARY_METHOD, STREAM_METHOD = "penstock.Floor", "Reject", "RejectEach"
 REJECTED_STATUS = httpx.codes.SERVICE_UNAVAILABLE
 CALLS_PER_DRIVER = 500
-CALL_INTERVAL_S = 0.005  # s between calls
+CALL_INTERVAL_S = 0.005  # s
 
 RejectFn = Callable[[], Awaitable[object]]
 
 
 class RejectionFloor(NamedTuple):
-    cpu_s: float  # s of a refusal, of the server alone
-    latencies_s: Sequence[float]  # s until each answer
+    cpu_s: float  # s of the server for one rejection
+    latencies_s: Sequence[float]  # s until each rejection
 
 
 async def measure_floors(calls: int = CALLS_PER_DRIVER) -> dict[str, RejectionFloor]:
-    """Return the floors of the ways to ask, by their names."""
-    async with _rejecting_server() as (ports, process), channel(f"127.0.0.1:{ports[0]}") as to_server:
+    """Return the floor of each API by its name."""
+    async with _rejecting_server() as (ports, pid), channel(f"127.0.0.1:{ports[0]}") as to_server:
         call: Any = to_server.unary_stream(f"/{SERVICE_NAME}/{UNARY_METHOD}")
         stream: Any = to_server.stream_stream(f"/{SERVICE_NAME}/{STREAM_METHOD}")()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[1]}") as http:
-            ways: dict[str, RejectFn] = {
+            rejections: dict[str, RejectFn] = {
                 "session": lambda: _reject_on_stream(stream),
-                "call": lambda: _reject_call(call),
-                "HTTP": lambda: http.post("/", content=b""),
+                "grpc": lambda: _reject_call(call),
+                "completions": lambda: http.post("/", content=b""),
             }
-            floors = {name: await _measure(refuse, process, calls) for name, refuse in ways.items()}
+            floors = {api: await _measure(reject, pid, calls) for api, reject in rejections.items()}
         stream.cancel()
         return floors
 
 
-async def _measure(reject: RejectFn, process: psutil.Process, calls: int) -> RejectionFloor:
+async def _measure(reject: RejectFn, pid: int, calls: int) -> RejectionFloor:
     await reject()
-    before, waits = _cpu(process), []
+    cpu_before, latencies = process_cpu_s(pid), []
     for _ in range(calls):
-        began = time.monotonic()
+        started_at = time.monotonic()
         await reject()
-        waits.append(time.monotonic() - began)
+        latencies.append(time.monotonic() - started_at)
         await asyncio.sleep(CALL_INTERVAL_S)
-    return RejectionFloor((_cpu(process) - before) / calls, waits)
+    return RejectionFloor((process_cpu_s(pid) - cpu_before) / calls, latencies)
 
 
 async def _reject_on_stream(stream: Any) -> None:
@@ -70,24 +70,20 @@ async def _reject_call(call: Any) -> None:
         await call(b"").read()
     except grpc.aio.AioRpcError:
         return
-    raise AssertionError("an empty handler answered")
+    raise AssertionError("the empty handler accepted a call")
 
 
 @asynccontextmanager
-async def _rejecting_server() -> AsyncIterator[tuple[list[int], psutil.Process]]:
+async def _rejecting_server() -> AsyncIterator[tuple[list[int], int]]:
+    """Yield the gRPC and HTTP ports, and the process id."""
     argv = (sys.executable, "-m", __name__)
     child = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
     assert child.stdout is not None
     try:
-        yield [int(port) for port in (await child.stdout.readline()).split()], psutil.Process(child.pid)
+        yield [int(port) for port in (await child.stdout.readline()).split()], child.pid
     finally:
         child.kill()
         await child.wait()
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 async def _abort_call(_: bytes, context: Any) -> None:

@@ -1,8 +1,8 @@
-"""A clairvoyant at the door: how many have to be refused by whoever knows all but who is yet to come. Pure.
+"""Clairvoyant admission: the rejections that are needed if all lengths are known, but not future arrivals. Pure.
 
-For each that arrives, the engine is copied with it let in, and run until everybody let in so far has a first token: it
-may come in if all of them are in time. So nobody is ever late, nobody is refused who could have been in time without
-making another late, and no prediction is needed: answers are as long as they turn out to be, and no frame takes time.
+For each request that arrives, the engine is copied with the request in it, and runs until every admitted request has a
+first token. The request is admitted if all of them meet their deadlines. So no admitted request is late, and no request
+is rejected that could have met its deadline without making another one late. Frames take no time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,20 +17,19 @@ from penstock.simulator.scenario import WorkerKind
 
 @dataclass(slots=True)
 class EngineTimeline:
-    """An engine on its way."""
+    """An engine that runs through virtual time, and the first tokens that are due."""
 
     kind: WorkerKind
     engine: FastEngine
     now: float = 0.0  # s; end of the last step
-    ttft_deadlines: dict[int, tuple[SimRun, float]] = field(
-        default_factory=dict
-    )  # without a first token: by when each is to have it
+    # Runs without a first token, with the deadline of each.
+    ttft_deadlines: dict[int, tuple[SimRun, float]] = field(default_factory=dict)
 
     def copy(self) -> "EngineTimeline":
         return deepcopy(self, {id(self.kind): self.kind})
 
     def run_until(self, at: float) -> None:
-        """Do the steps that begin before `at`."""
+        """Run the steps that start before `at`."""
         while self.now < at and self.engine.has_work:
             self.step()
         self.now = max(self.now, at)
@@ -40,13 +39,13 @@ class EngineTimeline:
         self.ttft_deadlines[run.run_id] = run, deadline
 
     def step(self) -> list[float]:
-        """Return by how much each first token of this step comes early, in s."""
+        """Run one step; return the slack in s of each first token in it."""
         self.now += self.engine.step().duration
-        first = [name for name, (run, _) in self.ttft_deadlines.items() if run.first_token_step != NO_STEP]
-        return [self.ttft_deadlines.pop(name)[1] - self.now for name in first]
+        first = [run_id for run_id, (run, _) in self.ttft_deadlines.items() if run.first_token_step != NO_STEP]
+        return [self.ttft_deadlines.pop(run_id)[1] - self.now for run_id in first]
 
     def meets_all_deadlines(self) -> bool:
-        """Tell whether everybody is in time if nobody else comes; spoils the course."""
+        """Whether every run meets its deadline if no other arrives; it changes this timeline, so call it on a copy."""
         while self.ttft_deadlines:
             if (
                 min(self.step(), default=0.0) < 0
@@ -59,18 +58,18 @@ class EngineTimeline:
 def clairvoyant_rejections(
     requests: Iterable[SimRequest], kind: WorkerKind, ttft_target: float
 ) -> Sequence[SimRequest]:
-    """Return whom it refuses at a single worker; requests in the order in which they come."""
-    course, found = EngineTimeline(kind, FastEngine(kind)), []
+    """Return the requests that it rejects at a single worker; `requests` are in order of arrival."""
+    timeline, rejected = EngineTimeline(kind, FastEngine(kind)), []
     for number, request in enumerate(requests):
         at = request.transcript.started_at
-        course.run_until(at)
-        asked = course.copy()
-        asked.add(_run_of(number, request), at + ttft_target)
-        if asked.meets_all_deadlines():
-            course.add(_run_of(number, request), at + ttft_target)
+        timeline.run_until(at)
+        candidate = timeline.copy()
+        candidate.add(_run_of(number, request), at + ttft_target)
+        if candidate.meets_all_deadlines():
+            timeline.add(_run_of(number, request), at + ttft_target)
         else:
-            found.append(request)
-    return found
+            rejected.append(request)
+    return rejected
 
 
 def _run_of(number: int, request: SimRequest) -> SimRun:

@@ -1,4 +1,4 @@
-"""Far past its limit the mesh still does what it did at its limit, and does it in time: beside what others do."""
+"""Goodput far beyond the knee stays near its peak and in time, compared with other scheduling policies."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
+from penstock.bench.plot import new_figure
 from penstock.bench.progress import progress_reporter
+from penstock.bench.statistics import quantile
 from penstock.bench.transcript import OK
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import CardLine, ProofCard, at_most, percentile, reported
+from penstock.proofs.card import CardLine, ProofCard, at_most, reported
 from penstock.proofs.simulated import clairvoyant
 from penstock.proofs.simulated.process_pool import ProcessPool, process_pool
 from penstock.proofs.simulated.scenarios import (
@@ -31,30 +33,20 @@ from penstock.simulator.simulation import Simulation
 
 GOODPUT = "goodput_weighted_tokens_per_s"
 
-FiguresBySeed = Mapping[float, Sequence[Mapping[str, Any]]]  # by load, of each seed
+FiguresBySeed = Mapping[float, Sequence[Mapping[str, Any]]]  # by load: the figures of each seed
 
 
 def plot_overload(ours: FiguresBySeed, others: Mapping[str, FiguresBySeed], path: Path) -> None:
-    """Write a PNG or SVG, by the suffix of `path`."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
     peak = max(_median_goodput(ours, load) for load in ours)
-    for name, figures in {"penstock": ours, **others}.items():
-        bold = {"linewidth": 3, "color": "black"} if name == "penstock" else {"alpha": 0.8}
-        shares = [100 * _median_goodput(figures, load) / peak for load in figures]
-        axes.plot(list(figures), shares, marker="o", label=name, **bold)
-    axes.set(title="Goodput past the knee", xlabel="offered load / FIFO's knee", ylabel="% of penstock's peak")
-    axes.set_xscale("log")
-    axes.set_xticks(list(ours), [f"{load:g}x" for load in ours])
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    with new_figure(path, width=8.0, height=4.6) as (axes,):
+        for name, figures in {"penstock": ours, **others}.items():
+            style: dict[str, Any] = {"linewidth": 3, "color": "black"} if name == "penstock" else {"alpha": 0.8}
+            shares = [100 * _median_goodput(figures, load) / peak for load in figures]
+            axes.plot(list(figures), shares, marker="o", label=name, **style)
+        axes.set(title="Goodput past the knee", xlabel="offered load / FIFO's knee", ylabel="% of penstock's peak")
+        axes.set_xscale("log")
+        axes.set_xticks(list(ours), [f"{load:g}x" for load in ours])
+        axes.set_ylim(bottom=0)
 
 
 def _median_goodput(figures: FiguresBySeed, load: float) -> float:
@@ -62,23 +54,23 @@ def _median_goodput(figures: FiguresBySeed, load: float) -> float:
 
 
 LOADS = (0.8, 1.0, 1.5, 3.0, 10.0)  # multiples of the knee
-MAX_PEAK_LOAD = 1.5  # the highest of them that the peak is looked for in: beyond, short requests get in more often
+MAX_PEAK_LOAD = 1.5  # the peak is that of loads up to this; beyond, short requests are admitted more often
 MIN_GOODPUT_PERCENT = {3.0: 95.0, 10.0: 90.0}  # % of the peak, by load
-MAX_LATE_PERCENT = 1.0  # % of what was admitted
-DECLARED_NOISE = 0.6  # by which what callers declare is off
+MAX_LATE_PERCENT = 1.0  # % of admitted requests
+DECLARED_NOISE = 0.6  # relative error of declared lengths
 MAX_NOISE_COST_PERCENT = 10.0  # % of goodput
 MAX_WASTED_PERCENT = 1.0  # % of engine tokens
 ABANDONING_CLIENTS = ClientBehavior(patience=5.0, leave_share=0.3, leave_within=5.0, deadline=15.0)
-MAX_TTFT_ERROR_PERCENT = 20.0  # % of the time to the first token
+MAX_TTFT_ERROR_PERCENT = 20.0  # % of the TTFT
 MAX_REPLAYED_REJECTIONS = 10
-MAX_EXCESS_REJECTIONS_PERCENT = 5.0  # % of refusals
+MAX_EXCESS_REJECTIONS_PERCENT = 5.0  # % of rejections
 BASELINES = {
     "fifo": "unbounded FIFO",
     "bounded_fifo": "FIFO of 64",
     "codel": "folly's CoDel",
     "adaptive_lifo": "adaptive LIFO",
     "gradient": "Envoy's gradient",
-    "round_robin": "flows in turn, TTL 1 s",
+    "round_robin": "round robin over flows, TTL 1 s",
     "vtc": "plain VTC",
 }
 GOODPUT_KEYS = {"tokens": "goodput_weighted_tokens_per_s", "requests": "goodput_requests_per_s"}
@@ -94,17 +86,17 @@ class OverloadOptions:
 
 @dataclass(slots=True)
 class LoadSweep:
-    """Figures by load, a list of them by seed."""
+    """Figures by load, one for each seed."""
 
     figures: dict[float, list[Figures]] = field(default_factory=dict)
 
     def percent_of_peak(self, load: float, kind: str) -> list[float]:
-        """Return the % of each seed's peak that is left at `load`."""
-        of_seeds = zip(
+        """Return the goodput at `load` in % of the peak, for each seed."""
+        goodputs = zip(
             *([each[GOODPUT_KEYS[kind]] for each in self.figures[at]] for at in self.figures if at <= MAX_PEAK_LOAD),
             strict=True,
         )
-        peaks = [max(values) or 1.0 for values in of_seeds]
+        peaks = [max(values) or 1.0 for values in goodputs]
         return [100 * each[GOODPUT_KEYS[kind]] / peak for each, peak in zip(self.figures[load], peaks, strict=True)]
 
 
@@ -113,30 +105,30 @@ async def overload(options: OverloadOptions, _: MeshOptions, console: Console) -
 
 
 def prove(options: OverloadOptions, console: Console) -> ProofCard:
-    with progress_reporter(console) as say, process_pool(say) as cores:
-        say("looking for the load that FIFO still serves")
-        limit = knee_load(overload_scenario(0, 1.0))
+    with progress_reporter(console) as report_progress, process_pool(report_progress) as pool:
+        report_progress("searching the load that FIFO still serves")
+        knee = knee_load(overload_scenario(0, 1.0))
         seeds = range(options.seeds)
-        ours = sweep_loads("penstock", LOADS, seeds, limit, cores)
+        ours = sweep_loads("penstock", LOADS, seeds, knee, pool)
         others = {
-            policy: sweep_loads(policy, (1.0, *MIN_GOODPUT_PERCENT), range(2), limit, cores) for policy in BASELINES
+            policy: sweep_loads(policy, (1.0, *MIN_GOODPUT_PERCENT), range(2), knee, pool) for policy in BASELINES
         }
         card = ProofCard(proof="overload")
-        card.lines.append(reported("knee of FIFO", limit * 16.0, "requests/s"))
+        card.lines.append(reported("knee of FIFO", knee * 16.0, "requests/s"))
         card.lines += goodput_lines(ours)
         card.lines += baseline_lines(others, ours)
         card.lines += noise_lines(
-            cores.map(simulate, _noisy_scenarios(seeds, 3.0 * limit), "worlds of unknown lengths"), ours
+            pool.map(simulate, _noisy_scenarios(seeds, 3.0 * knee), "runs with unknown lengths"), ours
         )
         card.lines += abandoned_work_lines(
-            cores.map(simulate, _abandoning_scenarios(seeds, 3.0 * limit), "worlds of clients that leave")
+            pool.map(simulate, _abandoning_scenarios(seeds, 3.0 * knee), "runs with clients that leave")
         )
-        say("what was predicted, and whom a clairvoyant would have refused")
-        runs = [Simulation(overload_scenario(seed, 3.0 * limit)).run() for seed in seeds]
+        report_progress("predictions, and rejections of a clairvoyant")
+        runs = [Simulation(overload_scenario(seed, 3.0 * knee)).run() for seed in seeds]
         card.lines += prediction_lines(runs)
         card.lines += excess_rejection_lines(runs)
         card.notes.append(
-            "refused that alone would have met the SLO: there is always a place for one more, never for all"
+            "rejected requests that alone would have met the SLO: there is room for one more, but not for all of them"
         )
     if options.plot:
         plot_overload(ours.figures, {BASELINES[name]: each.figures for name, each in others.items()}, options.plot)
@@ -144,11 +136,12 @@ def prove(options: OverloadOptions, console: Console) -> ProofCard:
     return card
 
 
-def overload_scenario(seed: int, load: float, policy: str = "penstock", **tenant: Any) -> Scenario:
-    asking = chat_tenant(arrivals_for_seed(seed), **tenant)
-    found = proof_scenario("overload", asking, policy=policy, seed=seed, duration=50.0, warm_up=10.0, load=load)
-    is_short = policy == "bounded_fifo"
-    return replace(found, queues=replace(found.queues, max_depth=64)) if is_short else found
+def overload_scenario(seed: int, load: float, policy: str = "penstock", **fields: Any) -> Scenario:
+    tenant = chat_tenant(arrivals_for_seed(seed), **fields)
+    scenario = proof_scenario("overload", tenant, policy=policy, seed=seed, duration=50.0, warm_up=10.0, load=load)
+    if policy == "bounded_fifo":
+        return replace(scenario, queues=replace(scenario.queues, max_depth=64))
+    return scenario
 
 
 def simulate(scenario: Scenario) -> Figures:
@@ -156,12 +149,10 @@ def simulate(scenario: Scenario) -> Figures:
     return {**figures_of(simulation), "late_share": _late_share(simulation)}
 
 
-def sweep_loads(
-    policy: str, loads: Sequence[float], seeds: Sequence[int], limit: float, pool: ProcessPool
-) -> LoadSweep:
-    asked = [overload_scenario(seed, load * limit, policy) for load in loads for seed in seeds]
-    found = iter(pool.map(simulate, asked, f"worlds of {policy}"))
-    return LoadSweep({load: list(islice(found, len(seeds))) for load in loads})
+def sweep_loads(policy: str, loads: Sequence[float], seeds: Sequence[int], knee: float, pool: ProcessPool) -> LoadSweep:
+    scenarios = [overload_scenario(seed, load * knee, policy) for load in loads for seed in seeds]
+    figures = iter(pool.map(simulate, scenarios, f"runs of {policy}"))
+    return LoadSweep({load: list(islice(figures, len(seeds))) for load in loads})
 
 
 def goodput_lines(ours: LoadSweep) -> list[CardLine]:
@@ -177,7 +168,7 @@ def goodput_lines(ours: LoadSweep) -> list[CardLine]:
 
 
 def baseline_lines(others: Mapping[str, LoadSweep], ours: LoadSweep) -> list[CardLine]:
-    """A steady and a bursty seed, as % of the peak that the mesh has with them."""
+    """Goodput of each policy for a steady and a bursty seed, in % of the mesh's peak."""
     peak = max(_total_tokens(ours, load) for load in LOADS if load <= MAX_PEAK_LOAD) / 100
     return [
         line
@@ -191,42 +182,40 @@ def baseline_lines(others: Mapping[str, LoadSweep], ours: LoadSweep) -> list[Car
 
 
 def noise_lines(noisy: Sequence[Figures], ours: LoadSweep) -> list[CardLine]:
-    """What callers declare is up to four times too much, and says little of what comes."""
+    """Declared lengths are up to four times too long, and only loosely related to the real ones."""
     kind = GOODPUT_KEYS["tokens"]
     costs = [100 - 100 * each[kind] / known[kind] for each, known in zip(noisy, ours.figures[3.0], strict=True)]
-    return worst_at_most("goodput lost where lengths are unknown", costs, MAX_NOISE_COST_PERCENT)
+    return worst_at_most("goodput lost with unknown lengths", costs, MAX_NOISE_COST_PERCENT)
 
 
 def abandoned_work_lines(runs: Sequence[Figures]) -> list[CardLine]:
     wasted = [100 * each["engine_tokens_abandoned"] / each["engine_tokens"] for each in runs]
-    return worst_at_most("engine tokens for clients that had left, 30 % do", wasted, MAX_WASTED_PERCENT)
+    return worst_at_most("engine tokens for clients that had left (30 % leave)", wasted, MAX_WASTED_PERCENT)
 
 
 def prediction_lines(runs: Sequence[Simulation]) -> list[CardLine]:
-    """How far first tokens came from what was predicted when their tickets came in."""
-    by_seed = [_predicted_ttfts(seen) for seen in runs]
-    errors = [[100 * abs(said - first) / first for said, first in pairs] for pairs in by_seed]
-    everyone = [error for seed in errors for error in seed]
+    """The error of the TTFT that was predicted when a ticket arrived."""
+    by_seed = [_predicted_ttfts(run) for run in runs]
+    errors = [[100 * abs(predicted - ttft) / ttft for predicted, ttft in pairs] for pairs in by_seed]
+    every = [error for seed in errors for error in seed]
     target = runs[0].scenario.targets.ttft
-    of_target = [100 * abs(said - first) / target for pairs in by_seed for said, first in pairs]
-    assert everyone, "where three times too much comes, first tokens are predicted"
+    of_target = [100 * abs(predicted - ttft) / target for pairs in by_seed for predicted, ttft in pairs]
+    assert every, "an overloaded queue predicts TTFTs"
     return [
-        reported("error of the first token predicted at 3x, P50", percentile(everyone, 0.5), "%"),
-        at_most(
-            "error of the first token predicted at 3x, P95", percentile(everyone, 0.95), MAX_TTFT_ERROR_PERCENT, "%"
-        ),
-        reported("the same of the worst seed", max(percentile(seed, 0.95) for seed in errors), "%"),
-        reported("P95 of it as a share of the SLO", percentile(of_target, 0.95), "%"),
+        reported("error of the predicted TTFT at 3x, P50", quantile(every, 0.5), "%"),
+        at_most("error of the predicted TTFT at 3x, P95", quantile(every, 0.95), MAX_TTFT_ERROR_PERCENT, "%"),
+        reported("P95 of the worst seed", max(quantile(seed, 0.95) for seed in errors), "%"),
+        reported("P95 in % of the SLO", quantile(of_target, 0.95), "%"),
     ]
 
 
 def excess_rejection_lines(runs: Sequence[Simulation]) -> list[CardLine]:
-    """Whom we refuse beyond what a clairvoyant has to, by requests and by tokens.
+    """Rejections beyond those of a clairvoyant, by requests and by tokens.
 
-    Beside it what would have come of some of the refused, had each been the only one more: at the limit nearly all of
-    them would have been in time, as there is always a little slack, and next to none of them together.
+    A sample of the rejected requests is replayed, each as the only additional one. Nearly all of them meet the SLO,
+    because there is always a little slack; together, almost none would.
     """
-    beyond = [_excess_over_clairvoyant(seen) for seen in runs]
+    excess = [_excess_over_clairvoyant(run) for run in runs]
     first = runs[0]
     sampled = _rejected(first)[:: len(_rejected(first)) // MAX_REPLAYED_REJECTIONS + 1]
     alone = sum(_would_meet_slo(first.scenario, each.transcript.number) for each in sampled)
@@ -235,32 +224,32 @@ def excess_rejection_lines(runs: Sequence[Simulation]) -> list[CardLine]:
             line
             for place, kind in enumerate(GOODPUT_KEYS)
             for line in worst_at_most(
-                f"refused beyond a clairvoyant's at 3x, in {kind}",
-                [each[place] for each in beyond],
+                f"rejected beyond a clairvoyant's at 3x, in {kind}",
+                [each[place] for each in excess],
                 MAX_EXCESS_REJECTIONS_PERCENT,
             )
         ),
-        reported("refused that alone would have met the SLO at 3x", 100 * alone / len(sampled), "%"),
+        reported("rejected that alone would have met the SLO at 3x", 100 * alone / len(sampled), "%"),
     ]
 
 
 def _predicted_ttfts(simulation: Simulation) -> list[tuple[float, float]]:
-    """Return what was predicted and what came, in s, of requests that came after the warm-up."""
+    """Return predicted and real TTFT in s, of requests that arrived after the warm-up."""
     return [
-        (each.predicted_ttft, first)
+        (each.predicted_ttft, ttft)
         for each in _requests_after_warm_up(simulation)
-        if each.predicted_ttft is not None and (first := each.transcript.ttft) is not None
+        if each.predicted_ttft is not None and (ttft := each.transcript.ttft) is not None
     ]
 
 
 def _excess_over_clairvoyant(simulation: Simulation) -> tuple[float, float]:
-    """Return weighted tokens and requests refused beyond a clairvoyant's, in % of ours; below 0: fewer."""
+    """Return the excess of our rejections over a clairvoyant's in weighted tokens and in requests, in % of ours."""
     ours, warm_up = _rejected(simulation), simulation.scenario.warm_up
     theirs = clairvoyant.clairvoyant_rejections(
         simulation.ledger.requests, simulation.scenario.workers[0], simulation.scenario.targets.ttft
     )
     theirs = [each for each in theirs if each.transcript.started_at >= warm_up]
-    assert ours, "where three times too much comes, somebody is refused"
+    assert ours, "an overloaded mesh rejects requests"
     tokens = 100 - 100 * sum(map(weighted_tokens, theirs)) / sum(map(weighted_tokens, ours))
     return tokens, 100 - 100 * len(theirs) / len(ours)
 
@@ -274,10 +263,10 @@ def _rejected(simulation: Simulation) -> list[SimRequest]:
 
 
 def _would_meet_slo(scenario: Scenario, number: int) -> bool:
-    """Run all that again with this one let in."""
-    let_in: QueueSettings = replace(scenario.queues, exempt_tickets=frozenset({f"{number}.1"}))
-    history = Simulation(replace(scenario, queues=let_in)).run().ledger.requests[number].transcript
-    return history.outcome == OK and (history.ttft or 0.0) <= scenario.targets.ttft
+    """Run the scenario again with this request admitted."""
+    queues: QueueSettings = replace(scenario.queues, exempt_tickets=frozenset({f"{number}.1"}))
+    transcript = Simulation(replace(scenario, queues=queues)).run().ledger.requests[number].transcript
+    return transcript.outcome == OK and (transcript.ttft or 0.0) <= scenario.targets.ttft
 
 
 def _total_tokens(found: LoadSweep, load: float) -> float:
@@ -289,7 +278,7 @@ def _late_shares(found: LoadSweep, load: float) -> list[float]:
 
 
 def _late_share(simulation: Simulation) -> float:
-    """Of requests that got a first token, those that came after the warm-up; where none did, all are late."""
+    """Return the share of late first tokens after the warm-up; 1 if there was no first token."""
     firsts = [first for each in _requests_after_warm_up(simulation) if (first := each.transcript.ttft) is not None]
     return sum(first > simulation.scenario.targets.ttft for first in firsts) / len(firsts) if firsts else 1.0
 

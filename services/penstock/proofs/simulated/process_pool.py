@@ -1,4 +1,4 @@
-"""Worlds of a proof, on all cores."""
+"""Runs the simulations of a proof on all cores."""
 
 import gc
 import multiprocessing
@@ -15,23 +15,23 @@ Result = TypeVar("Result")
 
 
 class ProcessPool:
-    """A process for each core. What goes there and back has to be picklable."""
+    """One process per core. Items and results must be picklable."""
 
     def __init__(self, pool: Pool, report_progress: ProgressFn) -> None:
         self._pool = pool
         self._report_progress = report_progress
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
-        """Return what `work` makes of each, in order."""
-        found = []
-        for each in self._pool.imap(work, items):
-            found.append(each)
-            self._report_progress(f"{len(found)} of {len(items)} {label}")
-        return found
+        """Return the results of `work` in the order of `items`."""
+        results = []
+        for result in self._pool.imap(work, items):
+            results.append(result)
+            self._report_progress(f"{len(results)} of {len(items)} {label}")
+        return results
 
 
 @contextmanager
 def process_pool(report_progress: ProgressFn) -> Iterator[ProcessPool]:
-    spawning = multiprocessing.get_context("spawn")
-    with spawning.Pool(os.cpu_count() or 1, initializer=gc.freeze) as pool:  # no collection walks what was imported
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(os.cpu_count() or 1, initializer=gc.freeze) as pool:  # the collector skips imported modules
         yield ProcessPool(pool, report_progress)

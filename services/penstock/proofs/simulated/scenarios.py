@@ -1,4 +1,4 @@
-"""Worlds of the proofs under virtual time: workers of the reference model, and who asks them for what. Pure."""
+"""Scenarios of the proofs under virtual time: workers of the reference model, and their load. Pure."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -12,9 +12,10 @@ from penstock.simulator.traffic.lengths import LogNormal
 
 PROMPT = LogNormal(mean=400.0, sigma=0.7, low=1, high=8192)
 OUTPUT = LogNormal(mean=120.0, sigma=0.7, low=1, high=8192)
-FIFO_CAPACITY_RPS = 16.0  # requests/s; about what FIFO can serve of them
+FIFO_CAPACITY_RPS = 16.0  # requests/s that FIFO can serve, about
 
-# As many as the law can decode beside full prefill chunks: with more, the line is in the engine, where none is refused.
+# As many slots as can decode beside full prefill chunks. With more slots, requests would wait in the engine, which
+# cannot reject them.
 WORKER = WorkerKind(slots=64)
 IMPATIENT_CLIENTS = ClientBehavior(patience=5.0)
 
@@ -26,7 +27,7 @@ def chat_tenant(
 
 
 def arrivals_for_seed(seed: int, rate: float = FIFO_CAPACITY_RPS) -> ArrivalProcess:
-    """Poisson for even seeds, bursts for odd ones: silences that a line within the SLO can bridge."""
+    """Return Poisson arrivals for even seeds; for odd seeds bursts whose pauses a queue can bridge within the SLO."""
     return Bursty(rate, mean_on_s=0.5, mean_off_s=0.25) if seed % 2 else Poisson(rate)
 
 
@@ -35,13 +36,18 @@ def queue_settings(policy: str, **fields: Any) -> QueueSettings:
 
 
 def proof_scenario(name: str, *tenants: SimTenant, policy: str = "penstock", seed: int = 0, **fields: Any) -> Scenario:
-    given: dict[str, Any] = {"workers": (WORKER,), "queues": queue_settings(policy), "drain": 30.0, "sample_every": 1.0}
-    given |= fields
-    return Scenario(name=name, tenants=tenants, seed=seed, **given)
+    settings: dict[str, Any] = {
+        "workers": (WORKER,),
+        "queues": queue_settings(policy),
+        "drain": 30.0,
+        "sample_every": 1.0,
+    }
+    settings |= fields
+    return Scenario(name=name, tenants=tenants, seed=seed, **settings)
 
 
 def worst_at_least(figure: str, values: Sequence[float], bound: float, unit: str = "%") -> list[CardLine]:
-    """The worst seed is judged; the median is told."""
+    """The worst seed is judged; the median is reported."""
     return [reported(f"{figure}, median", median(values), unit), at_least(f"{figure}, worst", min(values), bound, unit)]
 
 

@@ -1,41 +1,39 @@
-"""A process of clients, and the few words in which it is told to have them come and leave.
+"""A process of clients that send requests and cancel them on command.
 
-In processes of their own, clients that leave at once wait for a core at most, and not for one another. The words are
-lines of JSON: first a `Place`, then for each crowd a `Call`, answered by `HERE` once all have come, a line to have
-them leave, and the answer to that, a `Report`.
+In separate processes, clients that cancel at once wait for a core at most, and not for one another. The messages on
+standard input and output are lines of JSON: first a `ClientProcessConfig`; then for each round a `CancelRound`, which
+the process answers with `READY_LINE` when all clients have sent their requests, a line to cancel them, and the
+`CancelReport` as the answer to that.
 """
 
 import asyncio
 import random
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 import uvloop
 
+from penstock.bench.drivers.driver import Driver, open_driver
+from penstock.bench.load import BenchRequest
+from penstock.bench.transcript import Transcript
 from penstock.chassis.lifecycle import background, freeze_gc
+from penstock.client import Options, RetryPolicy
 from penstock.proofs.requests import request_catalog
-from penstock.proofs.testbed.cancelling_clients import (
-    CancellableRequest,
-    CancelledClient,
-    ClientTransports,
-    open_transports,
-)
 
-READY_LINE = b'"here"\n'
+TRANSPORTS = {"grpc": "grpc", "session": "session", "http": "completions"}  # API by transport
+READY_LINE = b'"ready"\n'
 CATALOG_SIZE = 16
 TIMER_INTERVAL_S = 0.01  # s
-EXIT_TIMEOUT_S = 5.0  # s, for a process that has heard the end to go by itself
+EXIT_TIMEOUT_S = 5.0  # s, for the process to exit when its standard input is closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProcessConfig:
-    """Where the clients ask, and for what."""
-
     grpc_addresses: list[str]
     http_addresses: list[str]
     api_key: str
@@ -48,50 +46,113 @@ class CancelRound:
     name: str
     transport: str
     clients: int
-    arrival_period_s: float  # s, over which they come
-    cancel_period_s: float  # s, over which they leave; 0: all at once
+    arrival_period_s: float  # s, over which the clients send their requests
+    cancel_period_s: float  # s, over which they cancel; 0: all at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelledClient:
+    """One client that has cancelled. Times are Unix s, by the clock of the host that the mesh runs on as well."""
+
+    request_id: str
+    transport: str
+    cancelled_at: float
+    cancel_sent_at: float  # when the client's own event loop had passed the cancel on
+    was_active: bool
+    failure_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelReport:
     clients: list[CancelledClient]
-    timer_lags_s: list[float]  # s by which a timer was late, again and again while clients came
+    timer_lags_s: list[float]  # s by which a timer was late, measured repeatedly while clients arrived
 
     @classmethod
     def from_json(cls, line: bytes) -> "CancelReport":
-        found = orjson.loads(line)
-        return cls(clients=[CancelledClient(**each) for each in found["clients"]], timer_lags_s=found["timer_lags_s"])
+        report = orjson.loads(line)
+        return cls(clients=[CancelledClient(**each) for each in report["clients"]], timer_lags_s=report["timer_lags_s"])
+
+
+class CancellableRequest:
+    """One client that reads its answer until it cancels."""
+
+    def __init__(self, driver: Driver, transport: str, request: BenchRequest, group: asyncio.TaskGroup) -> None:
+        self._transport = transport
+        self._request = request
+        self._transcript = Transcript(request.number, time.time())
+        self._reading = group.create_task(self._read(driver))
+        self._cancelled_at = 0.0
+        self._cancel_sent_at = 0.0
+        self._was_active = False
+
+    async def cancel(self) -> None:
+        """Cancel, and let the event loop send the cancel before other clients use its time."""
+        self._cancelled_at, self._was_active = time.time(), not self._reading.done()
+        self._reading.cancel()
+        await asyncio.sleep(0)
+
+    async def result(self) -> CancelledClient:
+        await asyncio.wait([self._reading])
+        transcript = self._transcript
+        has_failed = transcript.code not in ("", "OK")
+        return CancelledClient(
+            request_id=self._request.options["request_id"],
+            transport=self._transport,
+            cancelled_at=self._cancelled_at,
+            cancel_sent_at=self._cancel_sent_at,
+            was_active=self._was_active,
+            failure_text=f"{transcript.code} / {transcript.outcome}" if has_failed else "",
+        )
+
+    async def _read(self, driver: Driver) -> None:
+        try:
+            await driver.send(self._request, self._transcript)
+        finally:
+            self._cancel_sent_at = time.time()
 
 
 async def serve(config: ClientProcessConfig) -> None:
-    """Do what the lines on the standard input say, to their end."""
-    async with open_transports(config.grpc_addresses, config.http_addresses, config.api_key) as doors:
+    """Run the rounds that standard input names, until its end."""
+    async with AsyncExitStack() as stack:
+        drivers = {
+            transport: await stack.enter_async_context(_open_driver(api, config))
+            for transport, api in TRANSPORTS.items()
+        }
         while line := await _read_line():
-            report = await _run_round(doors, config, CancelRound(**line))
+            report = await _run_round(drivers, config, CancelRound(**line))
             _write_line(orjson.dumps(report) + b"\n")
 
 
-async def _run_round(transports: ClientTransports, config: ClientProcessConfig, round_: CancelRound) -> CancelReport:
-    rng = random.Random(f"{config.seed}-{round_.name}")
-    wishes = request_catalog(CATALOG_SIZE, config.max_output_tokens, config.seed)
-    late: list[float] = []
+def _open_driver(api: str, config: ClientProcessConfig) -> Any:
+    addresses = config.http_addresses if api == TRANSPORTS["http"] else config.grpc_addresses
+    return open_driver(api, addresses, config.api_key, retries=RetryPolicy(), sessions=len(addresses))
+
+
+async def _run_round(
+    drivers: Mapping[str, Driver], config: ClientProcessConfig, cancel_round: CancelRound
+) -> CancelReport:
+    rng = random.Random(f"{config.seed}-{cancel_round.name}")
+    catalog = request_catalog(CATALOG_SIZE, config.max_output_tokens, config.seed)
+    driver, count = drivers[cancel_round.transport], cancel_round.clients
+    lags: list[float] = []
     async with asyncio.TaskGroup() as group:
-        crowd = []
-        async with background(_measure_timer_lag(late)):
-            for number in range(round_.clients):
-                await asyncio.sleep(rng.uniform(0, 2) * round_.arrival_period_s / round_.clients)
-                crowd.append(
-                    CancellableRequest(
-                        transports, round_.transport, rng.choice(wishes), f"{round_.name}-{number}", group
-                    )
-                )
+        clients = []
+        async with background(_measure_timer_lag(lags)):
+            for number in range(count):
+                await asyncio.sleep(rng.uniform(0, 2) * cancel_round.arrival_period_s / count)
+                request = _with_id(rng.choice(catalog), f"{cancel_round.name}-{number}")
+                clients.append(CancellableRequest(driver, cancel_round.transport, request, group))
         _write_line(READY_LINE)
         await _read_line()
-        for visit in crowd:
-            if round_.cancel_period_s:
-                await asyncio.sleep(rng.uniform(0, 2) * round_.cancel_period_s / round_.clients)
-            await visit.cancel()
-    return CancelReport(clients=[await visit.result() for visit in crowd], timer_lags_s=late)
+        for client in clients:
+            if cancel_round.cancel_period_s:
+                await asyncio.sleep(rng.uniform(0, 2) * cancel_round.cancel_period_s / count)
+            await client.cancel()
+    return CancelReport(clients=[await client.result() for client in clients], timer_lags_s=lags)
+
+
+def _with_id(request: BenchRequest, request_id: str) -> BenchRequest:
+    return replace(request, options=Options(**{**request.options, "request_id": request_id}))
 
 
 async def _measure_timer_lag(lags: list[float]) -> None:
@@ -102,7 +163,7 @@ async def _measure_timer_lag(lags: list[float]) -> None:
 
 
 async def _read_line() -> Any:
-    """One line from whoever started this process; nothing at its end."""
+    """Return one message from the parent process; None at the end of standard input."""
     line = await asyncio.to_thread(sys.stdin.buffer.readline)
     return orjson.loads(line) if line else None
 
@@ -113,16 +174,16 @@ def _write_line(line: bytes) -> None:
 
 
 class ClientProcess:
-    """One such process, as who started it sees it."""
+    """A process of clients, as its parent sees it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def start_round(self, round_: CancelRound) -> None:
-        """Return once all are there, and have asked."""
-        await self.send(round_)
+    async def start_round(self, cancel_round: CancelRound) -> None:
+        """Return when all clients have sent their requests."""
+        await self.send(cancel_round)
         if await self._receive() != READY_LINE:
-            raise RuntimeError("the clients' process said something else than that they are there")
+            raise RuntimeError("the client process sent another line than the ready line")
 
     async def cancel_all(self) -> CancelReport:
         await self.send(None)
@@ -147,24 +208,24 @@ class ClientProcess:
         assert self._process.stdout
         if line := await self._process.stdout.readline():
             return line
-        raise RuntimeError("the clients' process ended; what it wrote to standard error says why")
+        raise RuntimeError("the client process has ended; its standard error has the reason")
 
 
 @asynccontextmanager
 async def open_client_process(config: ClientProcessConfig) -> AsyncIterator[ClientProcess]:
-    """Have a process of clients for as long as the block runs."""
+    """Run a client process for the duration of the block."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=2**24,
     )
-    crowd = ClientProcess(process)
+    client_process = ClientProcess(process)
     try:
-        await crowd.send(config)
-        yield crowd
+        await client_process.send(config)
+        yield client_process
     finally:
-        await crowd.close()
+        await client_process.close()
 
 
 if __name__ == "__main__":

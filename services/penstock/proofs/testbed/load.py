@@ -1,123 +1,122 @@
-"""Clients that ask, one request after the other, through the shipped SDK."""
+"""A closed loop of clients that keeps a transcript of every request."""
 
 import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from penstock.chassis.errors import PenstockError
-from penstock.client import Client
-from penstock.proofs.checks.transcript import TokenTranscript
-from penstock.proofs.requests import ProofRequest, with_stop
-from penstock.v1.inference_pb2 import FinishReason, Timeline
+from penstock.bench.drivers.driver import Driver
+from penstock.bench.drivers.grpc import GrpcDriver
+from penstock.bench.load import BenchRequest
+from penstock.bench.run import run_closed_loop
+from penstock.bench.transcript import TokenTranscript
+from penstock.client import Client, Options
+from penstock.proofs.requests import request_catalog, with_stop
 
-REQUEST_TIMEOUT_S = 120.0  # s for one answer with all its attempts; an answer later than that is a failure
+REQUEST_TIMEOUT_S = 120.0  # s for one answer with all its attempts
 BASELINE_CONCURRENCY = 4
-REQUEST_NUMBERS = itertools.count(1)  # of requests, over all loads: the ledger knows them by nothing else
+REQUEST_NUMBERS = itertools.count(1)  # over all loads: a request id in the ledger and the logs is unique
 
 
 class ClosedLoopLoad:
-    """`streams` clients in a closed loop, for as long as nobody says stop. Histories of all requests are kept."""
+    """`streams` clients that send random requests of a catalog until `stop` is called."""
 
     def __init__(
-        self, client: Client, requests: Sequence[ProofRequest], streams: int, seed: int, *, explain: bool = False
+        self,
+        driver: Driver,
+        requests: Sequence[BenchRequest],
+        streams: int,
+        seed: int,
+        *,
+        explain: bool = False,
+        via: str = "",
+        is_plain: bool = False,
     ) -> None:
-        """`explain`: have each answer say where its time went, for its history's stages."""
+        """`explain`: request a timeline, for `stage_durations`. `via`, `is_plain`: as in `TokenTranscript`."""
         self.transcripts: list[TokenTranscript] = []
-        self.tokens_received = 0
-        self._client = client
+        self._driver = driver
         self._requests = requests
         self._streams = streams
-        self._explain = explain
+        self._common_options = Options(timeout=REQUEST_TIMEOUT_S, explain=explain)
+        self._via = via
+        self._is_plain = is_plain
         self._rng = random.Random(seed)
-        self._stop_requested = asyncio.Event()
+        self._is_stopped = False
+
+    @property
+    def tokens_received(self) -> int:
+        return sum(transcript.tokens for transcript in self.transcripts)
 
     @property
     def active_requests(self) -> int:
-        return sum(not history.ended_at for history in self.transcripts)
+        return sum(not transcript.ended_at for transcript in self.transcripts)
+
+    @property
+    def ended_requests(self) -> int:
+        return len(self.transcripts) - self.active_requests
 
     @property
     def failed_requests(self) -> int:
-        return sum(bool(history.failure_text) for history in self.transcripts)
+        return sum(bool(transcript.failure_text) for transcript in self.transcripts)
 
     def stop(self) -> None:
-        """Ask nothing more; what is under way goes on to its end."""
-        self._stop_requested.set()
+        """Send no further request; active requests run to their end."""
+        self._is_stopped = True
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._streams):
-                group.create_task(self._run_client())
+        await run_closed_loop(self._streams, self._next_requests(), self.send)
 
-    async def _run_client(self) -> None:
-        while not self._stop_requested.is_set():
-            await self.send(self._rng.randrange(len(self._requests)))
+    def _next_requests(self) -> Iterator[BenchRequest]:
+        while not self._is_stopped:
+            yield self._rng.choice(self._requests)
 
-    async def send(self, request_index: int) -> TokenTranscript:
-        wish = self._requests[request_index]
-        history = TokenTranscript(
-            request_index=request_index, request_id=f"score-{next(REQUEST_NUMBERS)}", started_at=time.time()
+    async def send(self, request: BenchRequest) -> None:
+        request_id = f"proof-{next(REQUEST_NUMBERS)}"
+        transcript = TokenTranscript(
+            request.number, time.time(), request_id=request_id, via=self._via, is_plain=self._is_plain
         )
-        self.transcripts.append(history)
-        options = {
-            **wish.options,
-            "request_id": history.request_id,
-            "timeout": REQUEST_TIMEOUT_S,
-            "explain": self._explain,
-        }
-        answer = self._client.generate(wish.prompt, **options)  # type: ignore[arg-type]  # Options and two more
-        try:
-            async with answer:
-                async for piece in answer:
-                    history.record(time.time(), piece.first_index, piece.token_ids, piece.text)
-                    self.tokens_received += len(piece.token_ids)
-            history.finish_reason = FinishReason.Name(answer.finished.reason) + answer.finished.stop_string
-            history.usage_tokens = answer.finished.usage.output_tokens
-            history.stage_durations = stages_before_decode(answer.finished.timeline)
-        except PenstockError as error:
-            history.failure_text = f"{error.code.name} / {error.reason}: {error}"
-        history.attempts, history.ended_at = answer.attempts, time.time()
-        return history
+        self.transcripts.append(transcript)
+        options = Options(**{**request.options, **self._common_options, "request_id": request_id})
+        await self._driver.send(replace(request, options=options), transcript)
 
 
-def stages_before_decode(timeline: Timeline) -> dict[str, float]:
-    """Seconds of each stretch up to the first token, by tier and name; of the last run alone what it did."""
-    found: dict[str, float] = {}
-    for stage in timeline.stages:
-        if stage.name == "decode":
-            return found
-        found[f"{stage.tier} {stage.name}"] = stage.length.ToTimedelta().total_seconds()
-    return found
+class Loads(ClosedLoopLoad):
+    """Several loads that count as one."""
+
+    def __init__(self, loads: Sequence[ClosedLoopLoad]) -> None:
+        self._loads = loads
+
+    @property
+    def transcripts(self) -> list[TokenTranscript]:  # type: ignore[override]  # an attribute of a single load
+        return [transcript for load in self._loads for transcript in load.transcripts]
+
+    def stop(self) -> None:
+        for load in self._loads:
+            load.stop()
+
+    async def run(self) -> None:
+        await asyncio.gather(*(load.run() for load in self._loads))
 
 
-async def run_baseline(client: Client, requests: Sequence[ProofRequest]) -> tuple[list[ProofRequest], ClosedLoopLoad]:
-    """Have every wish answered without a fault, then half of them, greedy and drawn, once more with a stop string.
+async def run_baseline(
+    client: Client, count: int, tokens: int, seed: int
+) -> tuple[list[BenchRequest], list[TokenTranscript]]:
+    """Answer a catalog without a fault, then half of its requests again with a stop string.
 
-    Returns all wishes; the load's histories are theirs, in the same order.
+    Return all requests, and their transcripts in the same order.
     """
-    gate = asyncio.Semaphore(BASELINE_CONCURRENCY)
-    plain = await _send_all(ClosedLoopLoad(client, requests, 0, 0), range(len(requests)), gate)
+    catalog = request_catalog(count, tokens, seed)
+    load = ClosedLoopLoad(GrpcDriver([client], time.time), catalog, 0, 0)
+    await run_closed_loop(BASELINE_CONCURRENCY, iter(catalog), load.send)
+    load.transcripts.sort(key=lambda transcript: transcript.number)
+    # Of four requests in a row the first is greedy and the second is sampled.
+    answers = [each.text for each in load.transcripts if each.number % 4 < 2 and each.text]
+    sources = [catalog[each.number] for each in load.transcripts if each.number % 4 < 2 and each.text]
     stopped = [
-        with_stop(requests[each.request_index], each.text)
-        for each in plain.transcripts
-        if each.request_index % 4 < 2 and each.text
+        with_stop(request, text, number)
+        for number, (request, text) in enumerate(zip(sources, answers, strict=True), start=count)
     ]
-    every = [*requests, *stopped]
-    load = ClosedLoopLoad(client, every, 0, 0)
-    load.transcripts = plain.transcripts
-    return every, await _send_all(load, range(len(requests), len(every)), gate)
-
-
-async def _send_all(
-    load: ClosedLoopLoad, request_indexes: Sequence[int], semaphore: asyncio.Semaphore
-) -> ClosedLoopLoad:
-    async def one(number: int) -> None:
-        async with semaphore:
-            await load.send(number)
-
-    async with asyncio.TaskGroup() as group:
-        for number in request_indexes:
-            group.create_task(one(number))
-    load.transcripts.sort(key=lambda history: history.request_index)
-    return load
+    await run_closed_loop(BASELINE_CONCURRENCY, iter(stopped), load.send)
+    return [*catalog, *stopped], sorted(load.transcripts, key=lambda transcript: transcript.number)

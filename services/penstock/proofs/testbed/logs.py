@@ -1,7 +1,8 @@
-"""What the tiers of a local mesh have written down: their logs, and auth's ledger once auth has ended."""
+"""Reads the records of a local mesh: the logs of its tiers, and auth's ledger after auth has ended."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -9,30 +10,45 @@ from typing import Any
 
 import orjson
 
+from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge
 
 
 def read_events(folder: Path, tier: str, event: str) -> Iterator[dict[str, Any]]:
-    """Every `event` in the logs of a tier's processes, over all their lives; `process` names the one."""
+    """Yield every `event` in the logs of a tier's processes, over all restarts; `process` names the process."""
     needle = b'"' + event.encode() + b'"'
     for log in sorted(folder.glob(f"{tier}*.log")):
         for line in log.read_bytes().splitlines():
             if needle in line and line.startswith(b"{") and line.endswith(b"}"):
-                found = orjson.loads(line)
-                if found.get("event") == event:
-                    yield {**found, "process": log.stem}
+                record = orjson.loads(line)
+                if record.get("event") == event:
+                    yield {**record, "process": log.stem}
 
 
-def unix_time(event: dict[str, Any]) -> float:
+def unix_time(event: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
+def detection_delay(fault: InjectedFault, link_downs: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return the s from a fault to the last `link_down` during it; None if no process detected it."""
+    times = [unix_time(event) for event in link_downs]
+    return max((at - fault.injected_at for at in times if fault.injected_at <= at < fault.recovered_at), default=None)
 
 
 def requests_by_ticket(folder: Path) -> dict[str, str]:
     return {each["ticket_id"]: each["request_id"] for each in read_events(folder, "edge", "ticket_done")}
 
 
+def edges_by_request(folder: Path) -> dict[str, set[str]]:
+    """Return the edges that have logged the end of each request."""
+    edges: dict[str, set[str]] = defaultdict(set)
+    for each in read_events(folder, "edge", "ticket_done"):
+        edges[each["request_id"]].add(each["process"])
+    return edges
+
+
 def read_ledger(folder: Path) -> list[LedgerCharge]:
-    """Auth's own rows; auth must have ended, as it keeps the file for itself."""
-    with closing(sqlite3.connect(folder / "auth.sqlite")) as books:
-        rows = books.execute("SELECT request_id, prompt_tokens, output_tokens, outcome FROM ledger")
+    """Return auth's ledger; auth must have ended, because it locks the file."""
+    with closing(sqlite3.connect(folder / "auth.sqlite")) as database:
+        rows = database.execute("SELECT request_id, prompt_tokens, output_tokens, outcome FROM ledger")
         return [LedgerCharge(*row) for row in rows]

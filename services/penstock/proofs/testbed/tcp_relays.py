@@ -1,7 +1,7 @@
-"""TCP relays in place of every connection of a local mesh, each of which can be cut like a cable.
+"""TCP relays in place of every connection of a local mesh, each of which can be cut in one or both directions.
 
-A cut wire drops nothing for good and closes nothing: bytes wait, as TCP would send them again. So both ends are left
-with a connection that is open and silent, and what waited arrives, stale, once the wire is whole.
+A relay that is cut loses no bytes and closes no connection: bytes wait, as TCP would retransmit them. Both ends keep an
+open, silent connection, and the waiting bytes arrive, stale, when the relay is restored.
 """
 
 import asyncio
@@ -13,29 +13,29 @@ from typing import NamedTuple
 
 from penstock.local_mesh.plan import MeshPlan, ProcessSpec
 
-CHUNK_BYTES = 64 << 10  # bytes
+CHUNK_BYTES = 64 << 10
 CLIENTS = "clients"
-PEER_SETTINGS = ("QUEUES", "SCHEDULERS", "AUTHS")  # settings that name whom a process connects to
-ADVERTISING_TIER = "worker"  # the tier that tells the others where it is; one wire leads all of them there
+PEER_SETTINGS = ("QUEUES", "SCHEDULERS", "AUTHS")  # settings with the addresses that a process connects to
+ADVERTISING_TIER = "worker"  # the tier that advertises its address; one relay carries all connections to a worker
 
 
 class CutDirection(Enum):
-    """Which ways are cut, as whoever opened the connection sees it."""
+    """Directions that are cut, as seen from the process that opened the connection."""
 
-    BOTH = "both ways"
-    UPSTREAM = "the way there"
-    DOWNSTREAM = "the way back"
+    BOTH = "both directions"
+    UPSTREAM = "upstream"
+    DOWNSTREAM = "downstream"
 
 
 class RelayEnds(NamedTuple):
-    """Names of processes, or of many where one wire serves them."""
+    """Names of the processes at both ends; `client` is a tier if a relay serves several processes."""
 
     client: str
     server: str
 
 
 class TcpRelay:
-    """Carries every connection made to `address` on to `target`."""
+    """Forwards every connection to `address` to `target`."""
 
     def __init__(self, ends: RelayEnds, target: str) -> None:
         self.ends = ends
@@ -43,17 +43,17 @@ class TcpRelay:
         self._target = target
         self._open_events = {CutDirection.UPSTREAM: asyncio.Event(), CutDirection.DOWNSTREAM: asyncio.Event()}
         self._connections: set[asyncio.Task[None]] = set()
-        self.has_blocked_data = False  # something since it was cut
+        self.has_blocked_data = False  # since the last cut
         self.restore()
 
     def __repr__(self) -> str:
-        cut = [way.value for way, event in self._open_events.items() if not event.is_set()]
-        return f"<Wire {self.ends.client} > {self.ends.server}{', cut: ' + ' and '.join(cut) if cut else ''}>"
+        cut = [direction.value for direction, event in self._open_events.items() if not event.is_set()]
+        return f"<TcpRelay {self.ends.client} > {self.ends.server}{', cut: ' + ' and '.join(cut) if cut else ''}>"
 
     def cut(self, direction: CutDirection) -> None:
         self.has_blocked_data = False
-        for way, event in self._open_events.items():
-            if direction in (way, CutDirection.BOTH):
+        for each, event in self._open_events.items():
+            if direction in (each, CutDirection.BOTH):
                 event.clear()
 
     def restore(self) -> None:
@@ -62,7 +62,7 @@ class TcpRelay:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Take connections for as long as the block lasts; it ends them all."""
+        """Accept connections for the duration of the block, which closes them all."""
         async with await asyncio.start_server(self._accept, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
             self.address = f"{host}:{port}"
@@ -74,11 +74,11 @@ class TcpRelay:
                 await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        carrying = asyncio.current_task()
-        assert carrying
-        self._connections.add(carrying)
-        carrying.add_done_callback(self._connections.discard)
-        with suppress(OSError, asyncio.CancelledError):  # the target is away, or this wire: so is the connection
+        task = asyncio.current_task()
+        assert task
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        with suppress(OSError, asyncio.CancelledError):  # the target or this relay has closed the connection
             await self._open_events[CutDirection.UPSTREAM].wait()
             host, _, port = self._target.rpartition(":")
             far_reader, far_writer = await asyncio.open_connection(host, int(port))
@@ -90,39 +90,41 @@ class TcpRelay:
                 far_writer.transport.abort()
         writer.transport.abort()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: CutDirection) -> None:
-        is_open = self._open_events[way]
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: CutDirection
+    ) -> None:
+        is_open = self._open_events[direction]
         with suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):
                 self.has_blocked_data |= not is_open.is_set()
                 await is_open.wait()
                 writer.write(chunk)
                 await writer.drain()
-            await is_open.wait()  # the other end must not hear of it before
+            await is_open.wait()  # the end of the stream waits like any byte
             writer.write_eof()
 
 
 class TcpRelays:
-    """All wires of one mesh, once `rewire` has seen its plan; they are there until `stack` is left."""
+    """All relays of one mesh, after `insert_relays` has seen its plan; they listen until `stack` closes."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.all: list[TcpRelay] = []
         self._stack = stack
-        self._planned_addresses: set[str] = set()  # addresses of the mesh's processes
+        self._planned_addresses: set[str] = set()
 
     def between(self, client: str, server: str) -> list[TcpRelay]:
-        """Those between processes of two tiers, or between clients and a tier."""
+        """Return the relays between processes of two tiers, or between clients and a tier."""
         return [
             each for each in self.all if (_tier_of(each.ends.client), _tier_of(each.ends.server)) == (client, server)
         ]
 
     @property
     def client_addresses(self) -> list[str]:
-        """Addresses by which clients reach the edges."""
+        """Addresses at which clients reach the edges."""
         return [each.address for each in self.between(CLIENTS, "edge")]
 
     async def insert_relays(self, plan: MeshPlan) -> MeshPlan:
-        """Put a wire into each connection that a process of `plan` is told to make, and before each edge and worker."""
+        """Insert a relay into every connection that the settings of `plan` name, and before each edge and worker."""
         names = {each.address: each.name for each in plan.processes}
         self._planned_addresses = {
             address for each in plan.processes for address in (each.address, each.http, each.admin)
@@ -134,29 +136,28 @@ class TcpRelays:
     async def _with_relays(self, spec: ProcessSpec, names: Mapping[str, str]) -> ProcessSpec:
         settings = dict(spec.environment)
         prefix = f"PENSTOCK_{spec.tier.upper()}_"
-        for name in (prefix + dialed for dialed in PEER_SETTINGS):
+        for name in (prefix + peers for peers in PEER_SETTINGS):
             if name in settings:
-                wires = [
+                relays = [
                     await self._open_relay(RelayEnds(spec.name, names[each]), each)
                     for each in settings[name].split(",")
                 ]
-                settings[name] = ",".join(each.address for each in wires)
+                settings[name] = ",".join(relay.address for relay in relays)
         if spec.tier == ADVERTISING_TIER:
-            settings[prefix + "ADVERTISE"] = (
-                await self._open_relay(RelayEnds("edge", spec.name), spec.address)
-            ).address
+            relay = await self._open_relay(RelayEnds("edge", spec.name), spec.address)
+            settings[prefix + "ADVERTISE"] = relay.address
         return replace(spec, environment=settings)
 
     async def _open_relay(self, ends: RelayEnds, target: str) -> TcpRelay:
-        """Begin a wire at a port of its own: one that is free now may be meant for a process that is yet to start."""
+        """Open a relay at a port that no process of the plan will use."""
         while True:
-            async with AsyncExitStack() as laid:
-                wire = TcpRelay(ends, target)
-                await laid.enter_async_context(wire.listening())
-                if wire.address not in self._planned_addresses:
-                    self._stack.push_async_callback(laid.pop_all().aclose)
-                    self.all.append(wire)
-                    return wire
+            async with AsyncExitStack() as opened:
+                relay = TcpRelay(ends, target)
+                await opened.enter_async_context(relay.listening())
+                if relay.address not in self._planned_addresses:
+                    self._stack.push_async_callback(opened.pop_all().aclose)
+                    self.all.append(relay)
+                    return relay
 
 
 def _tier_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What every proof stands on: a mesh of its own, a client of all its edges, and a line that says what happens."""
+"""The testbed of a live proof: its own mesh, a client of all edges, and a progress line."""
 
 import asyncio
 import gc
@@ -7,34 +7,39 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import httpx
 from rich.console import Console
 
+from penstock.bench.drivers.grpc import GrpcDriver
 from penstock.bench.progress import ProgressFn, progress_reporter
 from penstock.chassis.channels import channel
 from penstock.client import Client
 from penstock.local_mesh.mesh import LocalMesh, local_mesh
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.testbed.load import ClosedLoopLoad
 from penstock.proofs.testbed.tcp_relays import TcpRelays
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 
-REST_TIMEOUT_S = 60.0  # s; above the grace that auth gives an edge that stays away
+REST_TIMEOUT_S = 60.0  # s; above the grace that auth gives an edge that does not return
 POLL_INTERVAL_S = 0.1  # s
 
-# What must be back at zero when nothing runs, by tier.
+ENVOY_REQUESTS = "http.front.downstream_rq_active"  # requests that an Envoy carries
+
+# Figures that are zero if no request runs, by tier.
 FIGURES_ZERO_AT_REST = {
     "edge": ("active_requests", "reservations_open", "unread_bytes"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
     "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
+    "routing": (),
+    "envoy": (ENVOY_REQUESTS,),
 }
 
 COMMON_SETTINGS = (
     "PENSTOCK_AUTH_EDGE_GRACE=8",  # s; a proof ends when auth has given up the edges that died
-    # Nothing is refused for load: what is lost is to be told from what is not let in.
+    # No request is rejected for load, so that every failure is the result of a fault.
     "PENSTOCK_QUEUE_TTFT_INTERACTIVE=0",
     "PENSTOCK_QUEUE_TTFT_STANDARD=0",
 )
@@ -46,6 +51,11 @@ class Testbed:
     client: Client
     report_progress: ProgressFn
 
+    @property
+    def driver(self) -> GrpcDriver:
+        """A driver of the client, whose transcripts have Unix times."""
+        return GrpcDriver([self.client], time.time)
+
     async def figures_of(self, address: str) -> dict[str, float]:
         return dict((await self._snapshot(address)).figures)
 
@@ -56,50 +66,62 @@ class Testbed:
         return sum([(await self.figures_of(each.address))[name] for each in self.mesh.plan.processes_of(tier)])
 
     async def residue(self) -> dict[str, float]:
-        """What processes still hold when they should hold nothing, after a while for them to come to rest."""
+        """Wait up to 60 s for the mesh to be at rest; return the figures that are not zero."""
         give_up_at = time.monotonic() + REST_TIMEOUT_S
-        while (held := await self._figures_not_zero()) and time.monotonic() < give_up_at:
-            self.report_progress(f"coming to rest: {held}")
+        while (residue := await self._figures_not_zero()) and time.monotonic() < give_up_at:
+            self.report_progress(f"waiting for figures to be zero: {residue}")
             await asyncio.sleep(POLL_INTERVAL_S)
-        return held
+        return residue
 
     async def _snapshot(self, address: str) -> Snapshot:
         async with channel(address) as to_process:
             return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
 
     async def _figures_not_zero(self) -> dict[str, float]:
-        held: dict[str, float] = {}
+        residue: dict[str, float] = {}
         for child in self.mesh.processes.children:
-            figures = await self.figures_of(child.spec.address)
-            held |= {
-                f"{child.spec.name} {name}": figures[name]
-                for name in FIGURES_ZERO_AT_REST[child.spec.tier]
-                if figures[name]
+            spec = child.spec
+            figures = await (_envoy_figures(spec.admin) if spec.tier == "envoy" else self.figures_of(spec.address))
+            residue |= {
+                f"{spec.name} {name}": figures[name] for name in FIGURES_ZERO_AT_REST[spec.tier] if figures[name]
             }
-        return held
+        return residue
+
+
+async def _envoy_figures(admin: str) -> dict[str, float]:
+    async with httpx.AsyncClient(base_url=f"http://{admin}") as client:
+        response = await client.get("/stats", params={"filter": f"^{ENVOY_REQUESTS}$", "format": "json"})
+    return {each["name"]: each["value"] for each in response.json()["stats"]}
 
 
 @asynccontextmanager
 async def open_testbed(
-    options: MeshOptions, console: Console, *, settings: tuple[str, ...] = (), relays: TcpRelays | None = None
+    options: MeshOptions,
+    console: Console,
+    *,
+    settings: tuple[str, ...] = (),
+    relays: TcpRelays | None = None,
+    envoys: int = 0,
 ) -> AsyncIterator[Testbed]:
-    """`asked` as it is, but for ports of its own, no proxy that would hide which edge is spoken to, and `settings`;
-    with `wires`, all that its processes and clients say goes over these.
+    """Start a mesh by `options`, except for free ports, further `settings` and `envoys` Envoys.
+
+    The client connects to the edges. With `relays`, all connections of the processes and the client use these.
     """
-    own = replace(options, base_port=0, envoy=False, settings=(*COMMON_SETTINGS, *settings, *options.settings))
-    with progress_reporter(console) as say:
-        say("starting a mesh")
+    every = (*COMMON_SETTINGS, *settings, *options.settings)
+    own = replace(options, base_port=0, envoy=bool(envoys), envoys=max(1, envoys), settings=every)
+    with progress_reporter(console) as report_progress:
+        report_progress("starting a mesh")
         async with local_mesh(own, transform_plan=relays.insert_relays if relays else None) as mesh:
-            gc.collect()  # the channels that watched the start are closed, and yet their connections wait for this
+            gc.collect()  # frees the connections of the closed channels that watched the start
             addresses = relays.client_addresses if relays else [each.address for each in mesh.plan.processes_of("edge")]
             async with Client(*addresses, api_key=mesh.api_key) as client:
-                yield Testbed(mesh, client, say)
-            say("draining the mesh")
+                yield Testbed(mesh, client, report_progress)
+            report_progress("draining the mesh")
 
 
 @asynccontextmanager
 async def under_load(load: ClosedLoopLoad) -> AsyncIterator[None]:
-    """Run the block while `load` is offered; afterwards let what is under way end."""
+    """Run `load` beside the block; afterwards wait for its active requests."""
     running = asyncio.create_task(load.run())
     try:
         yield
@@ -109,15 +131,7 @@ async def under_load(load: ClosedLoopLoad) -> AsyncIterator[None]:
 
 
 async def wait_for_tokens(load: ClosedLoopLoad, tokens: int) -> None:
-    """Wait until clients have got `tokens` more."""
-    wanted = load.tokens_received + tokens
-    while load.tokens_received < wanted:  # noqa: ASYNC110  # who waits here is a proof that counts, not the load that makes
+    """Wait until clients have received `tokens` more."""
+    target = load.tokens_received + tokens
+    while load.tokens_received < target:  # noqa: ASYNC110  # the load has no event for a number of tokens
         await asyncio.sleep(POLL_INTERVAL_S)
-
-
-def progress_text(load: ClosedLoopLoad, faults: list[InjectedFault], planned: int) -> str:
-    done = len(load.transcripts) - load.active_requests
-    return (
-        f"{len(faults)} of {planned} faults, {done} requests done, {load.active_requests} active, "
-        f"{load.failed_requests} failed, {load.tokens_received:,} tokens"
-    )

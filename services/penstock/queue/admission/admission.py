@@ -138,7 +138,7 @@ class Admission:
                 )
 
     def _blocked_range(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> BlockedRange | None:
-        """Return the period and lengths for which commitments block the prompt; None if they do not."""
+        """Return the prompt lengths and the period for which commitments block a ticket; None if none blocks it."""
         commitments = self._model_queues[ticket.model].forecast.commitments
         if prediction.delays is not None:
             breached = [each for each in prediction.delays if each.is_breach(ticket.commitment_rank)]
@@ -189,5 +189,5 @@ class Admission:
 
 
 def _breaches(ticket: QueuedTicket, delays: Sequence[PromptDelay]) -> int:
-    """Return the number of first tokens that the ticket would make late."""
+    """Return how many first tokens the ticket would make late."""
     return sum([each.is_breach(ticket.commitment_rank) for each in delays])

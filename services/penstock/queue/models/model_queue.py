@@ -154,7 +154,8 @@ class ModelQueues:
                 continue
             if hold_if_blocked(ticket):
                 continue
-            queue.forecast.record_offer(ticket, schedulers.pool_stats(ticket.model, now - MAX_POOL_STATS_AGE_S), now)
+            pool_stats = schedulers.pool_stats(ticket.model, now - MAX_POOL_STATS_AGE_S)
+            queue.forecast.record_offer(ticket, pool_stats, now)
             yield self._record_offered(ticket, offer(ticket, scheduler))
             unfit.clear()  # the offered ticket may be the one that blocked the credit of other schedulers
 

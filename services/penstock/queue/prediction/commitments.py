@@ -73,9 +73,9 @@ class TtftCommitments:
         return self.combined_block(prompt_tokens, late)
 
     def combined_block(self, prompt_tokens: int, ranges: Iterable[BlockedRange]) -> BlockedRange | None:
-        """Return the range that a prompt is in if each of `ranges` is blocked by one commitment.
+        """Return the range in which a prompt is blocked if one commitment blocks each of `ranges`.
 
-        None if the breach budget allows to break all of them.
+        The prompt may break as many commitments as the breach budget has. None if the budget covers all of them.
         """
         breaches = sorted(ranges, reverse=True)[: int(self.breach_budget) + 1]
         if len(breaches) <= self.breach_budget:
@@ -84,7 +84,7 @@ class TtftCommitments:
         return BlockedRange(breaches[-1].duration, min(prompt_tokens, shortest))
 
     def record_breaches(self, count: int) -> None:
-        """Subtract the commitments that an admission breaks from the breach budget."""
+        """Subtract commitments that an admission breaks from the breach budget."""
         self.breach_budget = max(0.0, self.breach_budget - count)
 
     def delay_overtaken(self, prompt_tokens: int, prefill_delay: float, starts_at: float, now: float) -> None:

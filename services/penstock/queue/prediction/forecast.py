@@ -1,11 +1,11 @@
 """Forecast: predicts wait and TTFT of a ticket at its arrival, corrected by the errors of earlier predictions.
 
-The prediction follows from step costs and slot releases (`ttft_model`) and from the prompts that each worker prefills
-(`prefill_backlog`), all from reports of schedulers. It is available once a worker of each scheduler has done a step.
-Until then, and for engines that do not report steps, there is a fallback (`_predict_by_service_rate`): the wait is the
-work ahead of the ticket, less the work that free slots take at once, divided by the measured service rate of full
-batches; the prefill backlog of the next worker, the ticket's own prompt and one step are added for the first token.
-Safety margins do not learn from the fallback.
+The prediction follows from the cost of a step, the times at which leases are likely to end (`ttft_model`) and the
+prompts that each worker prefills (`prefill_backlog`), all from the reports of schedulers. It is available once a worker
+of each scheduler has done a step. Until then, and for engines that report no steps, there is a fallback for retry hints
+(`_predict_by_service_rate`): the wait is the work ahead of the ticket, less the work that free slots take at once,
+divided by the measured service rate of full batches. The prefill backlog of the next worker, the ticket's own prompt
+and one step are added for the first token. Safety margins do not learn from the fallback.
 """
 
 from collections import deque
@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
     raw_ttft: float = 0.0  # s to the first token, before correction
     undisturbed_ttft: float = 0.0  # s to the first token without later arrivals
     prefill_delay: float = 0.0  # s by which its prompt delays the prompts that it passes; 0: not known
-    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None: it waits, and they are not known
+    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None: it waits, so they are not known
 
     @property
     def min_ttft(self) -> float:
@@ -125,7 +125,7 @@ class Forecast:
             self._saturated_since = now
 
     def record_pool_stats(self, scheduler: str, stats: PoolStats, pool_stats: Sequence[PoolStats]) -> None:
-        """Record a report of `scheduler`; `pool_stats` are the latest reports of all schedulers."""
+        """Apply a report of `scheduler`; `pool_stats` are the reports of all schedulers."""
         now = stats.received_at
         if stats.has_step_costs:
             steps = self._step_costs = step_costs_of(combined([each for each in pool_stats if each.has_step_costs]))
@@ -134,7 +134,7 @@ class Forecast:
         self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
 
     def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:
-        """Count a prompt from its offer on, because later tickets are predicted before it is placed."""
+        """Add a prompt to the backlog at its offer, because later tickets are predicted before it is placed."""
         self._view = None
         if pool_stats and all(each.has_step_costs for each in pool_stats):
             stats = combined(pool_stats)
@@ -162,14 +162,14 @@ class Forecast:
             self.record_ratio(ticket.raw_ttft, realised)
         waited, predicted, prompt = ticket.was_predicted_to_wait, ticket.predicted_ttft, ticket.pending_prompt
         if prompt:
-            if not waited:  # the expected time includes delays by prompts that were admitted later
+            if not waited:  # the expectation includes the delay by prompts that were admitted later
                 predicted = max(predicted, prompt.expected_at - ticket.arrived)
             self.discard_prompt(ticket, ticket.arrived + realised)
         if ticket.ttft_limit and (prompt or waited):
             self.margins[waited].record(predicted, realised, ticket.ttft_limit)
 
     def discard_prompt(self, ticket: QueuedTicket, now: float) -> None:
-        """Remove the prompt of an offered ticket: it is complete at `now`, or will not be computed."""
+        """Remove the prompt of an offered ticket, which is complete at `now` or will not be computed."""
         if ticket.pending_prompt and self._step_costs:
             self.prefill_backlog.remove(ticket.pending_prompt, now, self._step_costs)
             ticket.pending_prompt = self._view = None
@@ -224,11 +224,11 @@ class Forecast:
         return Prediction(tickets, wait, first, first - wait, 0.0, found.ttft, undisturbed, found.prefill_delay)
 
     def _new_view(self, pool_stats: Sequence[PoolStats], now: float) -> PoolView:
-        stats = combined(pool_stats)
-        if stats.leases < stats.slots and self._is_saturated(now):
-            stats = stats._replace(slots=stats.leases)
+        speed = combined(pool_stats)
+        if speed.leases < speed.slots and self._is_saturated(now):
+            speed = speed._replace(slots=speed.leases)
         placements = PlacementStats(self.prompt_inflow.tokens_per_second(now), self.prompt_sizes.mean_tokens)
-        return PoolView(pool_stats, now, stats, TtftModel(stats, now, self.prefill_backlog, placements))
+        return PoolView(pool_stats, now, speed, TtftModel(speed, now, self.prefill_backlog, placements))
 
     def _curve_for(
         self, pool_stats: Sequence[PoolStats], combined_stats: PoolStats, mean_output_tokens: float

@@ -42,10 +42,9 @@ class PoolStats(NamedTuple):
 
     @property
     def has_step_costs(self) -> bool:
-        """Whether the duration of steps is known, as it is from the first step on.
+        """Whether the duration of steps is known, which it is from the first step on.
 
-        `seconds_per_prefill_token` is 0 while all steps were alike. If it is infinite, negative or NaN, the costs count
-        as unknown.
+        `seconds_per_prefill_token` is 0 while all steps were alike. NaN or a negative value makes the costs unknown.
         """
         is_linear = 0 <= self.seconds_per_prefill_token < inf
         return self.slots > 0 and self.decode_step_time > 0 and self.max_step_tokens > 0 and is_linear

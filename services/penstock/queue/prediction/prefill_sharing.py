@@ -1,8 +1,7 @@
 """How one worker shares the token budget of its steps among the prompts that it prefills. Pure arithmetic.
 
 The model of the worker's batching policy (`worker/engine/batching/policy.py`): the oldest prompt has a share of each
-step's budget, and the prompt with the fewest tokens left has the rest. Express prompts are computed before all others;
-the small share that the policy leaves to the oldest prompt meanwhile is not modelled.
+step's budget, and the prompt with the fewest tokens left has the rest. Express prompts are computed before all others.
 """
 
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ class Worker:
     promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
     promised_blocks: int = 0  # sum of `promised`
     unstarted_tokens: int = 0  # prompt tokens of leases that have not started
-    started_tokens: int = 0  # prompt tokens of leases that have started since its latest load report
+    started_tokens: int = 0  # prompt tokens of leases that have started since its last load report
     reported_steps: dict[str, int] = field(default_factory=dict)  # steps last reported, by shard
     changed_workers: list["Worker"] = field(default_factory=list)  # list of its pool, to which it is added on a change
     is_marked_changed: bool = False
@@ -92,12 +92,12 @@ class Worker:
             self._update_capacity()
 
     def add_unstarted_tokens(self, prompt_tokens: int) -> None:
-        """Add the prompt of a new lease. A negative value removes the prompt of a lease that has ended."""
+        """Add the prompt of a new lease. A negative value removes the prompt of a lease that will not start."""
         self.unstarted_tokens += prompt_tokens
         self.mark_changed()
 
     def on_lease_started(self, prompt_tokens: int) -> None:
-        """Count the prompt of a started lease until the next load report, which is the first to include it."""
+        """Keep counting a prompt that the worker has received, because only its next load report includes it."""
         self.unstarted_tokens -= prompt_tokens
         self.started_tokens += prompt_tokens
 

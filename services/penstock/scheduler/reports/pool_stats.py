@@ -61,7 +61,7 @@ def _lease_ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]
 
 
 RESEND_INTERVAL_S = 1.0  # s; unchanged statistics are sent again, because shards ignore old ones
-MAX_PREFILL_BACKLOGS = 64  # workers whose backlog is reported: the smallest, because the next tickets go there
+MAX_PREFILL_BACKLOGS = 64  # workers whose backlog is reported; the next tickets go to those with the smallest
 SIGNIFICANT_DIGITS = 3  # digits of a rate, so that noise does not cause frames
 
 

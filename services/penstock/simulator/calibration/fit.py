@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.report import quantile
+from penstock.bench.statistics import quantile
 from penstock.worker.engine.simulated.step_time import StepTimeModel, StepWork
 
 FOLDS = 5

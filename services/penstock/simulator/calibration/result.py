@@ -7,7 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from penstock.bench.report import quantile
+from penstock.bench.plot import new_figure
+from penstock.bench.statistics import quantile
+from penstock.bench.tables import new_table
 from penstock.simulator.calibration.fit import MeasuredStep, StepTimeFit
 from penstock.simulator.calibration.points import CalibrationPoint
 from penstock.worker.engine.simulated.step_time import FIELD_BY_KEY, SECONDS_PER_MS, MeasurementFacts
@@ -44,11 +46,10 @@ class CalibrationResult:
         return {"step_time": step_time, "measured": dict(self.facts), "points": measured}
 
     def law_table(self) -> Table:
-        table = _table(("term", "left"), ("us", "right"), ("for", "left"))
+        table = new_table("term", "for", numbers=("us",))
         for name, field in FIELD_BY_KEY.items():
-            table.add_row(
-                name.removesuffix("_ms"), f"{getattr(self.fit.step_time, field) * 1e6:,.5g}", TERM_MEANINGS[name]
-            )
+            us = getattr(self.fit.step_time, field) * 1e6
+            table.add_row(name.removesuffix("_ms"), TERM_MEANINGS[name], f"{us:,.5g}")
         return table
 
     def error_table(self) -> Table:
@@ -57,7 +58,7 @@ class CalibrationResult:
         for point, error in zip(self.points, self.fit.relative_errors, strict=True):
             errors[point.kind].append(error)
             errors["all"].append(error)
-        table = _table(("steps", "left"), ("points", "right"), ("median error", "right"), ("P95", "right"))
+        table = new_table("steps", numbers=("points", "median error", "P95"))
         for kind in ("decode", "prefill", "mixed", "all"):
             if values := errors[kind]:
                 table.add_row(kind, str(len(values)), f"{quantile(values, 0.5):.1%}", f"{quantile(values, 0.95):.1%}")
@@ -65,45 +66,24 @@ class CalibrationResult:
 
     def plot(self, path: Path) -> None:
         """Write a PNG or SVG, by the suffix of `path`: measured durations against held-out predictions."""
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-
-        figure, (plain, relative) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-        for kind in ("decode", "prefill", "mixed"):
-            places = [place for place, point in enumerate(self.points) if point.kind == kind]
-            measured = [self.steps[place].duration_s / SECONDS_PER_MS for place in places]
-            predicted = [self.fit.held_out_predictions[place] / SECONDS_PER_MS for place in places]
-            plain.scatter(measured, predicted, s=18, label=kind)
-            relative.scatter(measured, [100 * (b / a - 1) for a, b in zip(measured, predicted, strict=True)], s=18)
-        ends = [
-            min(step.duration_s for step in self.steps) / SECONDS_PER_MS,
-            max(step.duration_s for step in self.steps) / SECONDS_PER_MS,
-        ]
-        plain.plot(ends, ends, color="grey", linewidth=1)
-        plain.set(
-            xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title="Steps of the engine"
-        )
-        relative.axhline(0, color="grey", linewidth=1)
-        relative.set(
-            xscale="log",
-            xlabel="measured, ms",
-            ylabel="prediction above measurement, %",
-            title="Error of held-out steps",
-        )
-        plain.legend()
-        for axes in (plain, relative):
-            axes.grid(alpha=0.3)
-        figure.suptitle(
-            f"{self.facts['model']}, median error {self.fit.median_error:.1%}, P95 {self.fit.p95_error:.1%}"
-        )
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
-
-
-def _table(*columns: tuple[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, side in columns:
-        table.add_column(column, justify=side)
-    return table
+        title = f"{self.facts['model']}, median error {self.fit.median_error:.1%}, P95 {self.fit.p95_error:.1%}"
+        durations = [step.duration_s / SECONDS_PER_MS for step in self.steps]
+        ends = [min(durations), max(durations)]
+        with new_figure(path, columns=2, height=4.6, title=title) as (plain, relative):
+            for kind in ("decode", "prefill", "mixed"):
+                places = [place for place, point in enumerate(self.points) if point.kind == kind]
+                measured = [durations[place] for place in places]
+                predicted = [self.fit.held_out_predictions[place] / SECONDS_PER_MS for place in places]
+                plain.scatter(measured, predicted, s=18, label=kind)
+                relative.scatter(measured, [100 * (b / a - 1) for a, b in zip(measured, predicted, strict=True)], s=18)
+            plain.plot(ends, ends, color="grey", linewidth=1)
+            relative.axhline(0, color="grey", linewidth=1)
+            plain.set(
+                xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title="Steps of the engine"
+            )
+            relative.set(
+                xscale="log",
+                xlabel="measured, ms",
+                ylabel="prediction above measurement, %",
+                title="Error of held-out steps",
+            )

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.bench.cpu_wait import cpu_use_of
 from penstock.worker.engine.batching.plan import StepPlan
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.simulated.step_time import StepWork, work_of
@@ -16,7 +16,6 @@ from penstock.worker.engine.torch.runner import Runner
 
 MAX_CPU_WAIT_SHARE = 0.03  # of a step's wall time: CPU wait of all threads in an undisturbed step
 MIN_UNDISTURBED_STEPS = 3  # undisturbed steps that are needed to use their wall time
-THREADS_FOLDER = Path("/proc/self/task")
 
 
 class StepTiming(NamedTuple):
@@ -39,12 +38,12 @@ class TimedEngine:
 
     def step(self) -> tuple[StepResult, StepTiming]:
         self._runner.forward_s = 0.0
-        cpu_wait, cpu, wall = total_cpu_wait_s(), time.process_time(), time.perf_counter()
+        cpu_wait, cpu, wall = cpu_use_of(["self"]).waited_s, time.process_time(), time.perf_counter()
         result = self.engine.step()
         durations = time.perf_counter() - wall, time.process_time() - cpu
         plan = self._runner.plan
         work = work_of(plan.decodes, plan.prefills) if plan else StepWork(0, 0, 0, 0)
-        return result, StepTiming(*durations, self._runner.forward_s, total_cpu_wait_s() - cpu_wait, work)
+        return result, StepTiming(*durations, self._runner.forward_s, cpu_use_of(["self"]).waited_s - cpu_wait, work)
 
     def run_to_end(self) -> None:
         """Run steps until no sequence is left, cancelled ones included."""
@@ -66,11 +65,6 @@ class _TimedRunner:
         self.forward_s = time.perf_counter() - start
         self.plan = plan
         return logits
-
-
-def total_cpu_wait_s() -> float:
-    """Return the time in s that this process's threads waited for a core; 0 if the system does not report it."""
-    return sum(int(file.read_text().split()[1]) for file in THREADS_FOLDER.glob("*/schedstat")) * 1e-9
 
 
 def undisturbed_steps(timings: Iterable[StepTiming]) -> list[StepTiming]:

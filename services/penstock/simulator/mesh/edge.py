@@ -88,7 +88,7 @@ class SimEdge:
 
     def on_arrival(self, tenant: SimTenant, offered: OfferedRequest) -> None:
         now, client = self._events.now, tenant.client
-        transcript = Transcript(len(self._ledger.requests), now, prompt_tokens=offered.prompt_tokens)
+        transcript = Transcript(len(self._ledger.requests), now)
         request = SimRequest(
             tenant, offered.prompt_tokens, offered.output_tokens, transcript, self._rngs[tenant.name], offered.prefix
         )

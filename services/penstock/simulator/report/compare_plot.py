@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from penstock.bench.plot import new_figure
 from penstock.bench.report import Slo
 from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.simulation import Simulation
@@ -14,28 +15,14 @@ COLORS = "tab:red", "tab:blue"
 
 def plot_comparison(other: Simulation, own: Simulation, path: Path) -> None:
     """Write a PNG or SVG, by the suffix of `path`; `own` is drawn over `other`."""
-    import matplotlib as mpl  # imported here, because it takes half a second
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (rates, firsts) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    rates.plot(
-        *_rates_over_time([each.transcript.started_at for each in own.ledger.requests]),
-        "--",
-        color="grey",
-        label="offered",
-    )
-    for run, color in zip((other, own), COLORS, strict=True):
-        _draw(run, color, rates, firsts)
-    firsts.axhline(own.scenario.targets.ttft, color="grey", linestyle="--", label="SLO")
-    rates.set(title="Answered within the SLO, by arrival", xlabel="s", ylabel="requests/s")
-    firsts.set(title="Time to first token", xlabel="s", ylabel="s")
-    for axes in (rates, firsts):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    offered = _rates_over_time([each.transcript.started_at for each in own.ledger.requests])
+    with new_figure(path, columns=2, width=10.0, height=3.8) as (rates, ttft):
+        rates.plot(*offered, "--", color="grey", label="offered")
+        for run, color in zip((other, own), COLORS, strict=True):
+            _draw(run, color, rates, ttft)
+        ttft.axhline(own.scenario.targets.ttft, color="grey", linestyle="--", label="SLO")
+        rates.set(title="Answered within the SLO, by arrival", xlabel="s", ylabel="requests/s")
+        ttft.set(title="Time to first token", xlabel="s", ylabel="s")
 
 
 def _draw(run: Simulation, color: str, rates: Any, firsts: Any) -> None:

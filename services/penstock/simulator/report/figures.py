@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from penstock.bench.report import Slo, quantile, report_of
+from penstock.bench.report import Slo, report_of
+from penstock.bench.statistics import quantile
 from penstock.bench.transcript import OK
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.report.service_accounting import INPUT_WEIGHT, OUTPUT_WEIGHT

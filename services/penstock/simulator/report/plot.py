@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.report import Slo, quantile
+from penstock.bench.plot import new_figure
+from penstock.bench.report import Slo
+from penstock.bench.statistics import quantile
 from penstock.simulator.capacity_plan import CapacityPlan
 from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import PRIORITIES
@@ -17,52 +19,33 @@ MAX_BUCKETS = 120  # over the duration; none is shorter than 1 s
 
 def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee: float, path: Path) -> None:
     """Write a PNG or SVG, by the suffix of `path`. Plots over time show the last run, which has the highest load."""
-    import matplotlib as mpl  # imported here, because it takes half a second
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     last = runs[-1][0]
-    figure, ((goodput, ttft), (service, depth)) = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
-    if len(runs) > 1:
-        _plot_goodput_over_load(goodput, [figures for _, figures in runs], knee)
-    else:
-        _plot_goodput_over_time(goodput, last)
-    _plot_ttft(ttft, last)
-    _plot_service(service, last)
-    _plot_depth(depth, last)
-    for axes in (goodput, ttft, service, depth):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.suptitle(f"{last.scenario.name}: {last.scenario.queues.policy}, seed {last.scenario.seed}")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    title = f"{last.scenario.name}: {last.scenario.queues.policy}, seed {last.scenario.seed}"
+    with new_figure(path, 2, 2, width=12.0, height=8.0, title=title) as (goodput, ttft, service, depth):
+        if len(runs) > 1:
+            _plot_goodput_over_load(goodput, [figures for _, figures in runs], knee)
+        else:
+            _plot_goodput_over_time(goodput, last)
+        _plot_ttft(ttft, last)
+        _plot_service(service, last)
+        _plot_depth(depth, last)
 
 
 def plot_capacity_plan(plan: CapacityPlan, path: Path) -> None:
     """Plot the result of each number of workers."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     counts = sorted(plan.trials)
-    for label, name in (
-        ("answered within the SLO", "good_share"),
-        ("rejected", "rejected_share"),
-        ("slots in use", "slot_utilization"),
-    ):
-        shares = [100 * getattr(plan.trials[count], name) for count in counts]
-        axes.plot(counts, shares, marker="o", label=label)
-    axes.axhline(100 * plan.target_share, color="grey", linestyle="--", label="target")
-    if plan.workers:
-        axes.axvline(plan.workers, color="grey", linestyle=":", label=f"{plan.workers} workers")
-    axes.set(xlabel="workers", ylabel="%", ylim=(0, 103), xticks=counts)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with new_figure(path, width=7.0, height=4.5) as (axes,):
+        for label, name in (
+            ("answered within the SLO", "good_share"),
+            ("rejected", "rejected_share"),
+            ("slots in use", "slot_utilization"),
+        ):
+            shares = [100 * getattr(plan.trials[count], name) for count in counts]
+            axes.plot(counts, shares, marker="o", label=label)
+        axes.axhline(100 * plan.target_share, color="grey", linestyle="--", label="target")
+        if plan.workers:
+            axes.axvline(plan.workers, color="grey", linestyle=":", label=f"{plan.workers} workers")
+        axes.set(xlabel="workers", ylabel="%", ylim=(0, 103), xticks=counts)
 
 
 def _plot_goodput_over_load(axes: Any, figures: Sequence[Mapping[str, Any]], knee: float) -> None:

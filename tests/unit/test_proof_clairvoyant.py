@@ -1,4 +1,4 @@
-"""Whom somebody would refuse who knows how long each answer is."""
+"""Rejections of a clairvoyant admission that knows the length of each answer."""
 
 from dataclasses import replace
 
@@ -20,23 +20,23 @@ def asked(rate, duration=8.0):
     )
 
 
-def test_nobody_is_refused_whom_an_engine_can_serve():
+def test_no_request_is_rejected_that_an_engine_can_serve():
     assert clairvoyant_rejections(asked(8.0), WORKER, TTFT) == []
 
 
-def test_who_cannot_be_in_time_however_empty_the_engine_is_is_refused():
-    slow = replace(WORKER, law=replace(WORKER.step_time, base_s=2.0))
+def test_a_request_that_is_late_even_on_an_idle_engine_is_rejected():
+    slow = replace(WORKER, step_time=replace(WORKER.step_time, base_s=2.0))
     requests = asked(2.0)
     assert clairvoyant_rejections(requests, slow, TTFT) == requests
 
 
 @pytest.mark.parametrize("rate", [32.0, 96.0])
-def test_about_as_many_are_let_in_as_an_engine_can_serve_however_many_come(rate):
+def test_admissions_match_the_engines_capacity_at_any_load(rate):
     requests = asked(rate)
     let_in = len(requests) - len(clairvoyant_rejections(requests, WORKER, TTFT))
     assert 10 * 8 < let_in < 30 * 8
 
 
-def test_much_more_time_lets_more_in():
+def test_a_longer_target_admits_more():
     requests = asked(48.0)
     assert len(clairvoyant_rejections(requests, WORKER, 3.0)) < len(clairvoyant_rejections(requests, WORKER, 0.2))

@@ -1,17 +1,17 @@
-"""Whether memory grew: a line through all looks, so that neither end's chance decides."""
+"""Growth of memory by a line through all samples, so that no single sample decides."""
 
 import random
 
 import pytest
 
-from penstock.proofs.checks.slope import fit_slope
+from penstock.bench.statistics import fit_slope
 from penstock.proofs.live.soak import MAX_GROWTH_PERCENT, ResourceSamples, growth_lines
 
 MIB = 2**20
 
 
-def looks_of(memory, descriptors=None, each=1_000):
-    """`each`: requests between two looks."""
+def samples_of(memory, descriptors=None, each=1_000):
+    """`each`: requests between two samples."""
     made = range(each, each * len(memory) + 1, each)
     cpu = [0.01 * at for at in made]
     return ResourceSamples(
@@ -23,51 +23,53 @@ def line_of(found, figure):
     return next(line for line in growth_lines(found) if line.figure.startswith(figure))
 
 
-def test_a_line_through_points_on_a_line_is_that_line():
+def test_the_slope_of_points_on_a_line_is_exact():
     assert fit_slope([0, 1, 2, 3], [5, 7, 9, 11]) == pytest.approx((2.0, 0.0))
 
 
-def test_the_error_is_that_of_the_textbook():
+def test_the_standard_error_follows_its_definition():
     # residuals -0.5, 1.0, -0.5; 1.5 left over one degree of freedom, a spread of x of 2
     assert fit_slope([0, 1, 2], [0, 2, 1]) == pytest.approx((0.5, (1.5 / 2) ** 0.5))
 
 
 @pytest.mark.parametrize("x", [[], [1], [1, 2], [3, 3, 3]])
-def test_too_few_looks_say_nothing(x):
+def test_too_few_samples_have_a_slope_of_zero(x):
     assert fit_slope(x, x) == (0.0, 0.0)
 
 
-def test_what_fills_in_the_warm_up_and_then_stays_has_not_grown():
+def test_memory_that_grows_only_in_the_warm_up_has_not_grown():
     memory = [100 * MIB] * 10 + [150 * MIB] * 50
-    assert line_of({"edge-1": looks_of(memory)}, "growth of").measured == 0.0
+    assert line_of({"edge-1": samples_of(memory)}, "growth of").measured == 0.0
 
 
-def test_a_leak_is_judged_by_what_it_makes_over_the_rest_of_the_run():
+def test_a_leak_is_judged_by_its_growth_over_the_rest_of_the_run():
     memory = [100 * MIB + number * MIB for number in range(60)]
-    found = {"edge-1": looks_of(memory, each=1_000), "auth": looks_of([50 * MIB] * 60, each=1_000)}
+    found = {"edge-1": samples_of(memory, each=1_000), "auth": samples_of([50 * MIB] * 60, each=1_000)}
     line = line_of(found, "growth beyond")
     assert line.measured == pytest.approx(100 * 35 / 124)
     assert not line.is_met
     assert line_of(found, "its standard error").measured == pytest.approx(0.0)
 
 
-def test_what_a_short_run_remembers_of_each_request_is_no_leak_and_that_of_a_long_one_is():
+def test_growth_of_caches_is_no_leak_in_a_short_run_but_in_a_long_one():
     memory = [50 * MIB + 1_000 * 300 * number for number in range(60)]
-    assert line_of({"auth": looks_of(memory, each=300)}, "growth of").measured > MAX_GROWTH_PERCENT
-    assert line_of({"auth": looks_of(memory, each=300)}, "growth beyond").measured == 0.0
-    assert not line_of({"auth": looks_of([3 * each for each in memory], each=900)}, "growth beyond").is_met
+    assert line_of({"auth": samples_of(memory, each=300)}, "growth of").measured > MAX_GROWTH_PERCENT
+    assert line_of({"auth": samples_of(memory, each=300)}, "growth beyond").measured == 0.0
+    assert not line_of({"auth": samples_of([3 * each for each in memory], each=900)}, "growth beyond").is_met
 
 
-def test_one_last_look_that_is_large_does_not_make_a_leak():
+def test_one_large_last_sample_is_no_leak():
     rng = random.Random(1)
     memory = [100 * MIB + rng.randrange(MIB) for _ in range(59)] + [106 * MIB]
-    line = line_of({"worker-1": looks_of(memory)}, "growth beyond")
+    line = line_of({"worker-1": samples_of(memory)}, "growth beyond")
     assert line.measured < MAX_GROWTH_PERCENT / 2
     assert line.is_met
 
 
-def test_cpu_is_told_for_each_request():
-    assert line_of({"edge-1": looks_of([MIB] * 60), "auth": looks_of([MIB] * 60)}, "CPU").measured == pytest.approx(20)
+def test_cpu_is_reported_per_request():
+    assert line_of({"edge-1": samples_of([MIB] * 60), "auth": samples_of([MIB] * 60)}, "CPU").measured == pytest.approx(
+        20
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,5 +80,5 @@ def test_cpu_is_told_for_each_request():
         ([20] * 40 + [21] * 20, 1),
     ],
 )
-def test_a_descriptor_leaked_is_one_that_is_there_in_every_last_look(descriptors, more):
-    assert line_of({"auth": looks_of([MIB] * 60, descriptors)}, "descriptors").measured == more
+def test_a_leaked_descriptor_is_open_in_every_last_sample(descriptors, more):
+    assert line_of({"auth": samples_of([MIB] * 60, descriptors)}, "descriptors").measured == more

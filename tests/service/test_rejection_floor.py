@@ -1,12 +1,12 @@
-"""The floors that refusals are held against, measured on a real process."""
+"""The rejection floor, measured on a real process."""
 
 from penstock.proofs.live.rejection_floor import measure_floors
-from penstock.proofs.testbed.drivers import DRIVERS
+from penstock.proofs.live.surge_lines import APIS
 
 
-async def test_each_way_of_being_refused_is_timed():
+async def test_a_rejection_by_each_api_is_timed():
     floors = await measure_floors(20)
-    assert floors.keys() == DRIVERS.keys()
+    assert floors.keys() == APIS.keys()
     for floor in floors.values():
         assert len(floor.latencies_s) == 20
         assert min(floor.latencies_s) > 0

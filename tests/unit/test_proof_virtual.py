@@ -1,4 +1,4 @@
-"""Proofs under virtual time see what is wrong, and count as they say."""
+"""Proofs under virtual time detect violations, and their figures follow their definitions."""
 
 from dataclasses import replace
 
@@ -36,12 +36,12 @@ def test_a_quiet_tenant_is_judged_by_the_requests_of_all_seeds():
     assert (usual.measured, worst.measured) == (pytest.approx((1.0 + 1.2 / 0.9) / 2), pytest.approx(1.2 / 0.9))
 
 
-def test_a_quiet_tenant_that_is_refused_does_not_pass_for_one_that_waits_for_nothing():
+def test_rejections_of_a_quiet_tenant_miss_the_goal_although_its_ttft_is_short():
     answered = fairness.quiet_lines([[1.0] * 98], [[1.0] * 100])[0]
     assert (answered.measured, answered.is_met) == (pytest.approx(2), False)
 
 
-def test_recovered_is_from_when_on_nothing_fails_again():
+def test_the_recovery_time_ends_after_the_last_failure():
     calm = [history(BURST_END_S + second / 2) for second in range(60)]
     assert recovery_time(calm) == 0
     relapse = [history(BURST_END_S + 7.2, "OVERLOADED")]
@@ -58,7 +58,7 @@ def test_noise_makes_no_declaration_smaller_than_the_answer():
     assert min(multiples) < 1.5
 
 
-def test_short_prompts_of_a_burst_make_none_late_that_were_promised_their_first_token_before(monkeypatch):
+def test_short_prompts_of_a_burst_delay_no_first_token_that_was_promised_before(monkeypatch):
     worlds = [replace(overload.overload_scenario(seed, 3.2), duration=17.0) for seed in (1, 3)]
 
     def late():
@@ -80,7 +80,7 @@ def test_admitted_long_prompts_of_a_burst_are_in_time(workers, load, seconds):
     assert sum(each.late for each in found) <= admitted / 100
 
 
-def test_work_for_clients_that_left_is_seen_where_nobody_stops_it():
+def test_work_for_clients_that_left_is_counted_if_it_is_not_cancelled():
     leaving = chat_tenant(Poisson(40.0), client=ClientBehavior(leave_share=0.5, leave_within=2.0))
     asked = proof_scenario("leaving", leaving, duration=10.0)
     deaf = replace(asked, queues=replace(asked.queues, policy="fifo", policy_options={}))
@@ -88,16 +88,16 @@ def test_work_for_clients_that_left_is_seen_where_nobody_stops_it():
     assert Simulation(asked).run().ledger.abandoned_tokens < 1_000
 
 
-def test_one_that_was_refused_can_be_let_in_to_see_what_would_have_come_of_it():
+def test_a_rejected_request_can_be_replayed_as_admitted():
     asked = replace(overload.overload_scenario(0, 3.0), duration=15.0)
     refused = next(each for each in Simulation(asked).run().ledger.requests if each.transcript.outcome == "OVERLOADED")
     number = refused.transcript.number
-    let_in = replace(asked, queues=replace(asked.queues, exempt_tickets=frozenset({f"{number}.1"})))
-    assert Simulation(let_in).run().ledger.requests[number].transcript.outcome != "OVERLOADED"
+    exempt = replace(asked, queues=replace(asked.queues, exempt_tickets=frozenset({f"{number}.1"})))
+    assert Simulation(exempt).run().ledger.requests[number].transcript.outcome != "OVERLOADED"
 
 
 class ForgetfulMesh(work_conservation.ObservedMesh):
-    """Loses all credit for a while: workers run empty beside a line."""
+    """Loses all credit for a while, so that workers are idle while tickets wait."""
 
     def send_to_shards(self, scheduler, effect):
         if not (isinstance(effect, GrantCredit) and 2.0 < self._events.now < 4.0):
@@ -105,7 +105,7 @@ class ForgetfulMesh(work_conservation.ObservedMesh):
 
 
 class SlowMesh(work_conservation.ObservedMesh):
-    """Tells schedulers of a place that fell free only after a step or two, and look-ahead does not bridge that."""
+    """Reports a free slot to schedulers only after a step or two, which look-ahead does not bridge."""
 
     def send_released(self, worker, served):
         self._events.schedule(self._events.now + 0.05, super().send_released, worker, served)
@@ -126,7 +126,7 @@ def test_an_engine_that_idles_beside_a_waiting_ticket_is_seen(mesh, load):
 
 
 def test_an_engine_whose_room_was_taken_in_the_step_that_made_other_room_is_not_idle():
-    """Seed 0 has such steps, with others waiting for long."""
+    """Seed 0 has such steps while other tickets wait."""
     found = work_conservation.simulate_observed(0)
     assert found.steps_with_waiting > 1_000
     assert found.idle_steps == 0

@@ -1,4 +1,4 @@
-"""Wires of a local mesh: what they carry, what a cut holds back, and that no connection of a plan goes around them."""
+"""TCP relays of a local mesh: forwarding, cuts, and that every connection of a plan uses a relay."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,8 +12,8 @@ PATIENCE = 5.0  # s
 
 
 @asynccontextmanager
-async def echo_behind_wire():
-    """A server that answers each line with itself, its count of lines, and a connection to it over a wire."""
+async def echo_behind_relay():
+    """A server that answers each line with itself, its count of lines, and a connection to it over a relay."""
     heard = []
 
     async def echo(reader, writer):
@@ -25,14 +25,14 @@ async def echo_behind_wire():
 
     async with await asyncio.start_server(echo, "127.0.0.1", 0) as far:
         host, port = far.sockets[0].getsockname()
-        wire = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}")
-        async with wire.listening(), connection(wire) as ends:
-            yield wire, ends, heard
+        relay = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}")
+        async with relay.listening(), connection(relay) as ends:
+            yield relay, ends, heard
 
 
 @asynccontextmanager
-async def connection(wire):
-    host, _, port = wire.address.rpartition(":")
+async def connection(relay):
+    host, _, port = relay.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         yield reader, writer
@@ -51,14 +51,14 @@ async def until(is_so):
             await asyncio.sleep(0)
 
 
-async def test_a_whole_wire_carries_both_ways_and_the_end():
-    async with echo_behind_wire() as (wire, (reader, writer), heard):
+async def test_a_relay_forwards_both_directions_and_the_end():
+    async with echo_behind_relay() as (relay, (reader, writer), heard):
         writer.write(b"a\n")
         assert await said(reader) == b"a\n"
         writer.write_eof()
         assert await said(reader) == b""
         assert heard == [b"a\n", b""]
-        assert not wire.has_blocked_data
+        assert not relay.has_blocked_data
 
 
 @pytest.mark.parametrize(
@@ -66,43 +66,43 @@ async def test_a_whole_wire_carries_both_ways_and_the_end():
     [(CutDirection.BOTH, []), (CutDirection.UPSTREAM, []), (CutDirection.DOWNSTREAM, [b"a\n"])],
     ids=["both", "there", "back"],
 )
-async def test_what_a_cut_holds_back_comes_once_the_wire_is_whole(cut, arrives):
-    async with echo_behind_wire() as (wire, (reader, writer), heard):
-        wire.cut(cut)
+async def test_bytes_that_a_cut_delays_arrive_when_the_relay_is_restored(cut, arrives):
+    async with echo_behind_relay() as (relay, (reader, writer), heard):
+        relay.cut(cut)
         writer.write(b"a\n")
-        await until(lambda: wire.has_blocked_data)
+        await until(lambda: relay.has_blocked_data)
         assert heard == arrives
         assert not reader._buffer
-        wire.restore()
+        relay.restore()
         assert await said(reader) == b"a\n"
 
 
-async def test_nobody_hears_over_a_cut_wire_that_the_other_has_closed():
-    async with echo_behind_wire() as (wire, (reader, writer), heard):
+async def test_the_end_of_a_stream_does_not_pass_a_cut_relay():
+    async with echo_behind_relay() as (relay, (reader, writer), heard):
         writer.write(b"a\n")
         await said(reader)
-        wire.cut(CutDirection.BOTH)
+        relay.cut(CutDirection.BOTH)
         writer.write(b"b\n")
         writer.close()
-        await until(lambda: wire.has_blocked_data)
+        await until(lambda: relay.has_blocked_data)
         assert heard == [b"a\n"]
-        wire.restore()
+        relay.restore()
         await until(lambda: heard == [b"a\n", b"b\n", b""])
 
 
-async def test_a_connection_made_over_a_cut_wire_is_open_and_silent():
-    async with echo_behind_wire() as (wire, (_, first), heard):
-        wire.cut(CutDirection.BOTH)
-        async with connection(wire) as (reader, writer):
+async def test_a_connection_over_a_cut_relay_is_open_and_silent():
+    async with echo_behind_relay() as (relay, (_, first), heard):
+        relay.cut(CutDirection.BOTH)
+        async with connection(relay) as (reader, writer):
             writer.write(b"a\n")
             first.write(b"b\n")
-            await until(lambda: wire.has_blocked_data)
+            await until(lambda: relay.has_blocked_data)
             assert heard == []
-            wire.restore()
+            relay.restore()
             assert await said(reader) == b"a\n"
 
 
-async def test_no_connection_of_a_mesh_goes_around_the_wires(tmp_path):
+async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
     options = MeshOptions(edges=2, queues=2, schedulers=2, workers=3, engine="sim", envoy=False)
     plan = plan_mesh(options, tmp_path, "pk_dev_x")
     async with AsyncExitStack() as stack:

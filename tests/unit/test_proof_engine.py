@@ -1,4 +1,4 @@
-"""The engine's proof: its arithmetic, that it sees what is wrong, and one small run of all of it."""
+"""The engine proof: its figures, the errors that it detects, and one small run of all of it."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from rich.console import Console
 
 from penstock.proofs.engine.batch_invariance import count_differences
 from penstock.proofs.engine.batch_stress import KV_BLOCKS, BatchStress
+from penstock.proofs.engine.decode_steps import DecodeStep
 from penstock.proofs.engine.long_prompt import (
     DECODING_SEQS,
     LONG_PROMPT_TOKENS,
@@ -16,7 +17,7 @@ from penstock.proofs.engine.long_prompt import (
 from penstock.proofs.engine.mixed_lengths import ThroughputCurve, mixed_requests, padded_outputs, throughput_curve
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.engine.proof import decode_lines, long_prompt_lines, prove, throughput_lines
-from penstock.proofs.engine.roofline import DecodeStep, step_bytes
+from penstock.proofs.engine.roofline import roofline_s, step_work
 from penstock.simulator.calibration.timed_engine import StepTiming, effective_cores, typical_duration_s
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
@@ -37,7 +38,9 @@ def test_a_step_reads_every_matrix_but_the_embedding_and_the_kv_of_every_positio
     layers = [(each.qkv, each.out, each.gate_up, each.down) for each in weights.layers]
     matrices = weights.head.nbytes + sum(matrix.nbytes for layer in layers for matrix in layer)
     kv = 3 * 20 * checkpoint.shape.kv_bytes_per_token(torch.float32)
-    assert step_bytes(checkpoint.shape, torch.float32, batch=3, context=20) == matrices + kv
+    work = step_work(checkpoint.shape, torch.float32, batch=3, context=20)
+    assert work.bytes_read == matrices + kv
+    assert roofline_s(work, bytes_per_s=2.0 * (matrices + kv)) == 0.5
 
 
 def test_a_static_batch_that_pads_computes_every_row_until_its_longest_is_done():
@@ -53,24 +56,24 @@ def test_the_load_is_the_same_for_the_same_seed_and_no_other():
 
 
 def test_the_goal_is_against_batches_that_pad():
-    flows = {
+    curves = {
         "continuous": ThroughputCurve(seconds=[1.0, 2.0], tokens=[300, 600]),
         "static": ThroughputCurve(seconds=[1.0, 2.0, 3.0, 3.5, 4.0, 4.0], tokens=[100, 200, 300, 400, 500, 600]),
         "padded": ThroughputCurve(seconds=[1.0, 2.0, 3.0, 5.9], tokens=[100, 200, 300, 600]),
     }
-    lines = lines_of(throughput_lines(flows))
+    lines = lines_of(throughput_lines(curves))
     assert lines["continuous over static batches that do not"].measured == pytest.approx(2.0)
     goal = lines["continuous over static batches that pad"]
     assert (goal.measured, goal.is_met) == (pytest.approx(2.95), False)
     assert lines["steps of static batches over continuous"].measured == pytest.approx(3.0)
 
 
-def test_a_disturbed_step_of_a_flow_counts_with_the_time_it_would_have_taken():
+def test_a_disturbed_step_of_a_curve_counts_with_its_undisturbed_time():
     calm = StepTiming(wall_s=0.010, cpu_s=0.020, forward_s=0.0, cpu_wait_s=0.0, work=NO_WORK)
     disturbed = StepTiming(wall_s=0.030, cpu_s=0.022, forward_s=0.0, cpu_wait_s=0.02, work=NO_WORK)
-    flow = throughput_curve([(calm, 3), (disturbed, 4)], cores=2.0)
-    assert flow.seconds == pytest.approx([0.010, 0.021])
-    assert flow.tokens == [3, 7]
+    curve = throughput_curve([(calm, 3), (disturbed, 4)], cores=2.0)
+    assert curve.seconds == pytest.approx([0.010, 0.021])
+    assert curve.tokens == [3, 7]
 
 
 @pytest.mark.parametrize(("outside", "is_met"), [(0.1, True), (0.101, False)])
@@ -100,7 +103,7 @@ def test_a_long_prompt_that_holds_others_up_misses_the_goals():
 
 
 class Forgetful:
-    """An engine that swallows the first token of every hundredth step, or gives another one."""
+    """An engine that drops the first token of every hundredth step, or changes it."""
 
     def __init__(self, inner, fault):
         self.inner, self.fault = inner, fault
@@ -119,21 +122,21 @@ class Forgetful:
         return result
 
 
-def test_a_crowd_goes_through_with_nothing_lost_and_everything_given_back():
-    crowd = BatchStress(simulated_engine(KV_BLOCKS, 32, 128), 1_000, IDS)
-    crowd.run()
-    assert crowd.errors == crowd.counts["changed"] == crowd.counts["blocks not back"] == 0
-    assert min(crowd.counts[name] for name in ("preempted", "cached", "cancelled")) > 10
+def test_a_stressed_batch_loses_no_token_and_frees_every_block():
+    stress = BatchStress(simulated_engine(KV_BLOCKS, 32, 128), 1_000, IDS)
+    stress.run()
+    assert stress.errors == stress.counts["changed"] == stress.counts["blocks not freed"] == 0
+    assert min(stress.counts[name] for name in ("preempted", "cached", "cancelled")) > 10
 
 
 @pytest.mark.parametrize("fault", ["swallow", "change"])
-def test_a_crowd_sees_tokens_that_an_engine_swallows_or_changes(fault):
-    crowd = BatchStress(Forgetful(simulated_engine(KV_BLOCKS, 32, 128), fault), 500, IDS)
-    crowd.run()
-    assert crowd.errors > 0 if fault == "swallow" else crowd.counts["changed"] > 0
+def test_batch_stress_detects_tokens_that_an_engine_drops_or_changes(fault):
+    stress = BatchStress(Forgetful(simulated_engine(KV_BLOCKS, 32, 128), fault), 500, IDS)
+    stress.run()
+    assert stress.errors > 0 if fault == "swallow" else stress.counts["changed"] > 0
 
 
-def test_a_step_that_neighbours_disturbed_does_not_lengthen_what_a_step_takes():
+def test_steps_that_other_processes_disturbed_do_not_change_the_typical_duration():
     quiet = [StepTiming(wall_s=0.010, cpu_s=0.0198, forward_s=0.0, cpu_wait_s=0.0001, work=NO_WORK)] * 5
     disturbed = [StepTiming(wall_s=0.020, cpu_s=0.0200, forward_s=0.0, cpu_wait_s=0.018, work=NO_WORK)] * 20
     cores = effective_cores(quiet + disturbed)
@@ -142,11 +145,11 @@ def test_a_step_that_neighbours_disturbed_does_not_lengthen_what_a_step_takes():
     assert typical_duration_s(disturbed, cores) == pytest.approx(0.0101, rel=0.01)  # by CPU time, where none was quiet
 
 
-def test_all_of_it_runs_on_a_small_model_and_every_exact_promise_is_kept(tmp_path):
+def test_the_whole_proof_runs_on_a_small_model_and_meets_every_exact_goal(tmp_path):
     model = write_tiny_model(tmp_path / "tiny", context=512)
     picture = tmp_path / "engine.svg"
-    asked = EngineProofOptions(requests=32, crowd=400, real_crowd=64, plot=picture)
-    card = prove(asked, str(model), Console(quiet=True))
+    options = EngineProofOptions(requests=32, stress_requests=400, real_stress_requests=64, plot=picture)
+    card = prove(options, str(model), Console(quiet=True))
     exact = [line for line in card.lines if line.goal == "0"]
     assert len(exact) == 10
     assert not [line for line in exact if not line.is_met]

@@ -1,4 +1,4 @@
-"""What the proofs of drains and freezes make of what they saw."""
+"""Lines and isolated starts of the proofs of drains and freezes."""
 
 import json
 from datetime import UTC, datetime
@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench.transcript import TokenTranscript, stages_before_decode
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
-from penstock.proofs.checks.transcript import TokenTranscript
 from penstock.proofs.live.drain import ttft_lines
 from penstock.proofs.testbed.cpu_stress import CpuStress, stress_lines
 from penstock.proofs.testbed.idle_start import UNREACHABLE_ADDRESS, isolated_spec
-from penstock.proofs.testbed.load import stages_before_decode
 from penstock.v1.inference_pb2 import Timeline
 
 BEGAN = 1_800_000_000.0  # s
 
 
 def answered(ttft):
-    return TokenTranscript(request_index=0, request_id="r", started_at=BEGAN, arrivals=[BEGAN + ttft])
+    return TokenTranscript(0, BEGAN, request_id="r", arrivals=[BEGAN + ttft])
 
 
 def line(lines, figure):
@@ -26,14 +25,14 @@ def line(lines, figure):
 
 
 @pytest.mark.parametrize(("slowest", "is_met"), [(0.11, True), (0.13, False)])
-def test_first_tokens_of_a_rolling_restart_are_held_against_the_calm_whatever_a_mere_start_costs(slowest, is_met):
+def test_ttft_of_a_rolling_restart_is_compared_with_the_baseline_whatever_a_start_alone_costs(slowest, is_met):
     calm, rolling = [answered(0.1)] * 100, [answered(0.1)] * 98 + [answered(slowest)] * 2
     lines = ttft_lines(calm, [answered(0.2)] * 100, rolling)
     assert line(lines, "P99 TTFT ratio").is_met is is_met
-    assert line(lines, "P99 TTFT ratio to mere starts").measured == pytest.approx(slowest / 0.2, rel=1e-4)
+    assert line(lines, "P99 TTFT ratio to starts without peers").measured == pytest.approx(slowest / 0.2, rel=1e-4)
 
 
-def test_where_the_time_to_the_first_token_went_leaves_out_what_came_after_it():
+def test_stages_of_the_first_token_end_before_decode():
     timeline = Timeline()
     for tier, name, nanos in (
         ("queue", "wait", 250_000_000),
@@ -45,7 +44,7 @@ def test_where_the_time_to_the_first_token_went_leaves_out_what_came_after_it():
 
 
 @pytest.mark.parametrize("tier", ["auth", "edge", "queue", "scheduler", "worker"])
-def test_a_process_that_joins_nothing_knows_nobody_of_the_mesh(tier):
+def test_an_isolated_process_has_no_address_of_the_mesh(tier):
     spec = plan_mesh(MeshOptions(), Path("/folder"), "key").processes_of(tier)[0]
     like = isolated_spec(spec, Path("/folder"))
     assert like.name != spec.name
@@ -56,14 +55,14 @@ def test_a_process_that_joins_nothing_knows_nobody_of_the_mesh(tier):
     assert [like.environment[each] for each in peers] == [UNREACHABLE_ADDRESS] * len(peers)
 
 
-def test_a_link_that_is_given_up_while_all_are_only_slow_is_a_false_alarm(tmp_path):
+def test_a_link_that_is_closed_while_all_processes_are_only_slow_is_a_false_alarm(tmp_path):
     for tier, seconds in (("edge-1", (-1, 5)), ("worker-2", (11,)), ("scheduler-1", (1,)), ("queue-1", (2,))):
         events = [
             {"event": "link_down", "timestamp": datetime.fromtimestamp(BEGAN + at, UTC).isoformat()} for at in seconds
         ]
         (tmp_path / f"{tier}.log").write_text("".join(json.dumps(each) + "\n" for each in events).replace(": ", ":"))
     lines = stress_lines(CpuStress(BEGAN, BEGAN + 10, 99.0), tmp_path)
-    alarms = line(lines, "links given up meanwhile")
+    alarms = line(lines, "links closed meanwhile")
     assert (alarms.measured, alarms.is_met) == (2, False)
     assert line(lines, "host CPU meanwhile").is_met
     assert not line(stress_lines(CpuStress(BEGAN, BEGAN + 10, 60.0), tmp_path), "host CPU meanwhile").is_met

@@ -1,4 +1,4 @@
-"""What a process has open is named, so that what grew can be told from what was there."""
+"""Open descriptors of a process are named, so that new ones can be listed."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ import socket
 from penstock.proofs.checks.leaks import new_descriptors, open_descriptors
 
 
-def test_a_connection_is_named_by_both_its_ends(tmp_path):
+def test_a_connection_is_named_by_both_ends(tmp_path):
     before = {"auth": open_descriptors(os.getpid())}
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -20,11 +20,11 @@ def test_a_connection_is_named_by_both_its_ends(tmp_path):
     assert all(line.startswith("auth opened ") for line in found)
 
 
-def test_only_processes_that_grew_are_told_of():
+def test_only_processes_whose_figures_grew_are_reported():
     assert new_descriptors(
         {"auth": {}, "edge-1": {}}, {"auth": {"3 pipe": "pipe"}, "edge-1": {"4 pipe": "pipe"}}, {"edge-1"}
     ) == ["edge-1 opened pipe"]
 
 
-def test_a_process_that_is_gone_has_nothing_open():
+def test_a_process_that_has_ended_has_no_descriptors():
     assert open_descriptors(2**22 + 1) == {}
