@@ -47,6 +47,9 @@ def test_without_express_slots_a_light_tenant_waits_for_slots():
 
 
 def test_without_prefill_preemption_heavy_prompts_delay_a_light_tenant(monkeypatch):
-    overtaken = mean(first_tokens(QUIET, LOUD))
+    def mean_ttft():
+        return mean([each for seed in range(SEEDS) for each in first_tokens(QUIET, LOUD, seed=seed)])
+
+    overtaken = mean_ttft()
     monkeypatch.setattr(policy, "OVERTAKEN_OLDEST_FACTOR", 1.0)
-    assert 1.02 * overtaken < mean(first_tokens(QUIET, LOUD))
+    assert 1.01 * overtaken < mean_ttft()

@@ -224,11 +224,11 @@ class Forecast:
         return Prediction(tickets, wait, first, first - wait, 0.0, found.ttft, undisturbed, found.prefill_delay)
 
     def _new_view(self, pool_stats: Sequence[PoolStats], now: float) -> PoolView:
-        speed = combined(pool_stats)
-        if speed.leases < speed.slots and self._is_saturated(now):
-            speed = speed._replace(slots=speed.leases)
+        stats = combined(pool_stats)
+        if stats.leases < stats.slots and self._is_saturated(now):
+            stats = stats._replace(slots=stats.leases)
         placements = PlacementStats(self.prompt_inflow.tokens_per_second(now), self.prompt_sizes.mean_tokens)
-        return PoolView(pool_stats, now, speed, TtftModel(speed, now, self.prefill_backlog, placements))
+        return PoolView(pool_stats, now, stats, TtftModel(stats, now, self.prefill_backlog, placements))
 
     def _curve_for(
         self, pool_stats: Sequence[PoolStats], combined_stats: PoolStats, mean_output_tokens: float

@@ -1,7 +1,8 @@
 """How one worker shares the token budget of its steps among the prompts that it prefills. Pure arithmetic.
 
 The model of the worker's batching policy (`worker/engine/batching/policy.py`): the oldest prompt has a share of each
-step's budget, and the prompt with the fewest tokens left has the rest. Express prompts are computed before all others.
+step's budget, and the prompt with the fewest tokens left has the rest. Express prompts are computed before all others;
+the small share that the policy leaves to the oldest prompt meanwhile is not modelled.
 """
 
 from collections.abc import Sequence

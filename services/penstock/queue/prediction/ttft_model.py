@@ -1,8 +1,8 @@
 """TTFT model: predicts lease and first token of a ticket from slot releases and step costs.
 
-A step takes `decode_step` and `prefill_token` more for each prompt token in it, so the time to a step is its number
-times the one and what was prefilled until then times the other. A ticket with n before it gets the slot that falls free
-as the (n+1)th; until then the prompts of all before it are computed, as far as the steps' budgets hold them. From then
+A step takes the decode step time, and the cost of each prompt token in it. The time to the n-th step is therefore n
+decode step times, and the cost of the prompt tokens in these steps. A ticket with n tickets ahead gets the (n+1)th slot
+that is released; until then, the prompts of the tickets ahead are computed, within the budgets of the steps. From then
 on its worker shares each step's budget among prompts. The prompts that a waiting ticket will meet there are not known,
 so a mean worker is assumed. A ticket that has a slot now joins the prompts at the next worker (`prefill_backlog`), and
 later prompts overtake it at the recent inflow rate.
@@ -18,32 +18,32 @@ from penstock.queue.prediction.prefill_backlog import PrefillBacklog, PromptDela
 from penstock.queue.prediction.prefill_sharing import OLDEST_PROMPT_BUDGET_SHARE, StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 
-MIN_BUDGET_SHARE = 1 / 8  # of the budget that is taken to be left to a prompt, whatever passes it
+MIN_BUDGET_SHARE = 1 / 8  # of the budget; a prompt gets at least this share
 MAX_INFLOW_BUDGETS = 16.0  # budgets per step; a larger inflow makes no difference
 INFLOW_PERSISTENCE_SHARE = 0.6  # of the recent inflow of prompts, which is assumed to continue
-RATE_WINDOW_SLOTS = 8  # slots that are looked at to tell how fast they fall free
+RATE_WINDOW_SLOTS = 8  # next releases, over which the release rate is measured
 
 
 class WorkAhead(NamedTuple):
-    """What goes before a ticket."""
+    """The tickets that are dispatched before a ticket."""
 
     tickets: float = 0.0
     work: float = 0.0  # tokens, prompt and predicted output
     prompt_tokens: float = 0.0  # tokens
-    reserved_tokens: float = 0.0  # prompt and output, as they are promised
+    reserved_tokens: float = 0.0  # prompt and output tokens
 
     @property
     def mean_output_tokens(self) -> float:
-        """Return the tokens of an answer as predicted, in the mean; 0: nothing is before it."""
+        """Return the mean of the predicted output tokens; 0.0 if there is no ticket."""
         return max(1.0, (self.work - self.prompt_tokens) / self.tickets) if self.tickets >= 1 else 0.0
 
 
 class TokenDemand(NamedTuple):
-    """What a ticket asks for, in tokens."""
+    """The demand of a ticket, in tokens."""
 
     prompt_tokens: int
     tokens: int  # prompt and output
-    share_of_shorter: float  # of all prompt tokens, in prompts shorter than its own
+    share_of_shorter: float  # share of all prompt tokens that belongs to shorter prompts
     is_express: bool = False
 
 
@@ -58,30 +58,30 @@ NO_PLACEMENTS = PlacementStats()
 
 
 class TtftEstimate(NamedTuple):
-    """In s from now, at least 0."""
+    """Times in s from now, at least 0."""
 
     wait: float  # to the lease
     ttft: float
-    waits_for_slot: bool  # for a slot, and not only for its prompt
-    undisturbed_ttft: float  # to the first token, if nobody comes after it
-    prefill_delay: float  # by which its prompt delays those that it passes, from its lease on
-    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None if it waits and they are not known
+    waits_for_slot: bool  # the ticket waits for a slot, and not only for its prompt
+    undisturbed_ttft: float  # to the first token, without later arrivals
+    prefill_delay: float  # by which its prompt delays the prompts that it passes
+    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None: it waits, and they are not known
 
 
 @dataclass(slots=True)
 class SlotEstimate:
-    """When a ticket has a slot, and what there is to prefill beside its prompt from then on, in tokens of a worker."""
+    """The slot of a ticket, and the prompt tokens of its worker that are computed concurrently with its prompt."""
 
     wait: float  # s from now, to the lease
     available_in: float  # s from now, at least 0
-    pending_prefill_tokens: float  # of prompts that came before it
-    inflow_tokens: float  # of others, that come with each step
+    pending_prefill_tokens: float  # of earlier prompts
+    inflow_tokens: float  # of later prompts, per step
 
 
 class TtftModel:
-    """What tickets may expect that are asked about at one time, by a report that has a law.
+    """Estimates of one time, from statistics with step costs.
 
-    When a slot comes is worked out once for all that wait for the same one, whatever their prompts.
+    The time of a slot is computed once for all tickets that wait for the same slot.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class TtftModel:
         self._slot_estimates: dict[tuple[ReleaseCurve, WorkAhead, float], SlotEstimate] = {}
 
     def estimate(self, curve: ReleaseCurve, ahead: WorkAhead, demand: TokenDemand) -> TtftEstimate:
-        """`curve`: when slots fall free from the report on, beside `ahead`."""
+        """`curve`: slot releases after the report, for the tickets in `ahead`."""
         count = _slots_to_free(self._stats, ahead, demand)
         if count <= 0 and ahead.tickets < 1:
             return self._estimate_without_wait(demand)
@@ -140,7 +140,7 @@ class TtftModel:
 
     def _slot_estimate(self, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> SlotEstimate:
         stats, steps, report_age = self._stats, self._step_costs, max(0.0, self._now - self._stats.received_at)
-        # Leases that wait at a worker for the next slot.
+        # Leases that wait at a worker for its next slot.
         ahead_of_slots = max(0, stats.available_leases + stats.leases - stats.slots)
         wait, left = _time_to_slot(stats, steps, curve, ahead, count - ahead_of_slots)
         at = wait
@@ -154,10 +154,10 @@ class TtftModel:
         return SlotEstimate(wait, max(0.0, at) + current_step, left, inflow)
 
     def _prefill_inflow(self, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> float:
-        """Return the prompt tokens that come to a worker with each step while tickets wait.
+        """Return the prompt tokens that a worker receives per step while tickets wait.
 
-        They are those of tickets behind this one, so their mean is that of recent placements: the few that are ahead
-        tell little, and one long prompt among them would be taken for a stream of such prompts.
+        They belong to later tickets, so their mean is that of recent placements. The mean of the few tickets ahead
+        would turn one long prompt into a stream of long prompts.
         """
         if count <= 0 or not ahead.tickets:
             return 0.0
@@ -176,7 +176,7 @@ def step_costs_of(stats: PoolStats) -> StepCosts:
 
 
 def _slots_to_free(stats: PoolStats, ahead: WorkAhead, demand: TokenDemand) -> float:
-    """Return how many slots have to fall free for a ticket to have one, and KV enough."""
+    """Return the number of slots that must be released before a ticket has a slot and enough KV blocks."""
     slots = stats.placed_since + ahead.tickets + 1 - (stats.slots - stats.leases)
     if not stats.leased_tokens or not stats.leases:
         return slots
@@ -187,7 +187,7 @@ def _slots_to_free(stats: PoolStats, ahead: WorkAhead, demand: TokenDemand) -> f
 def _time_to_slot(
     stats: PoolStats, steps: StepCosts, curve: ReleaseCurve, ahead: WorkAhead, count: float
 ) -> tuple[float, float]:
-    """Return the s until so many slots have fallen free, and the prompt tokens of a worker not done by then."""
+    """Return the s until `count` slots are released, and the prompt tokens of a worker that are left by then."""
     decoding = curve.time_of(count)
     prompts = (stats.pending_prefill_tokens + ahead.prompt_tokens) / max(1, stats.workers)
     done = min(prompts, steps.budget_tokens * decoding / steps.decode_step_time)
