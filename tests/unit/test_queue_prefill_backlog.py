@@ -1,7 +1,7 @@
 """Prompts that prefill at the same worker share its steps: when each has its first token, and what delays it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.mesh.v1 import queue_pb2 as pb
@@ -44,12 +44,29 @@ def by_steps(lefts, express):
     return found
 
 
+def differ(one, other, tokens):
+    return any(abs(first - second) > tokens for first, second in zip(one, other, strict=True))
+
+
+def is_near_tie(lefts, express):
+    """Tell whether a step more or less of one prompt decides which prompt is the shortest, and so goes first."""
+    exact = list(map(float, lefts))
+    found = completions(list(exact), express)
+    for place, left in enumerate(exact):
+        for change in (-2 * BUDGET, -BUDGET, BUDGET, 2 * BUDGET):
+            other = [*exact[:place], max(1.0, left + change), *exact[place + 1 :]]
+            if differ(found, completions(other, express), (len(lefts) + 2) * BUDGET):
+                return True
+    return False
+
+
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=6), st.booleans())
 def test_prompts_are_done_when_the_workers_own_policy_has_computed_them(lefts, are_express):
     express = [are_express] * len(lefts)
+    assume(not is_near_tie(lefts, express))
     found, exact = completions(list(map(float, lefts)), express), by_steps(lefts, express)
     assert max(found) == pytest.approx(sum(lefts))
-    assert all(abs(one - other) <= len(lefts) * BUDGET for one, other in zip(found, exact, strict=True))
+    assert not differ(found, exact, len(lefts) * BUDGET)
 
 
 def test_express_prompts_are_done_before_all_others():
