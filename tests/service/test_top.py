@@ -89,7 +89,7 @@ class Screen:
     def __init__(self, monkeypatch, *, is_terminal):
         self._page = io.StringIO()
         style = {"color_system": None, "force_terminal": is_terminal, "_environ": {"TERM": "xterm"}}
-        monkeypatch.setattr(command, "answers", Console(file=self._page, width=160, height=60, **style))
+        monkeypatch.setattr(command, "stdout_console", Console(file=self._page, width=160, height=60, **style))
 
     @property
     def text(self):
