@@ -303,11 +303,11 @@ async def test_a_quarantined_worker_gets_tickets_after_its_profile():
     blame.ttl.seconds = 30
     nothing = dict.fromkeys(PROFILE)
     async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, poison_reports=[blame]) as worker:
-        await turns_until(lambda: scheduler.dispatcher.poison.is_reported(5))
+        await turns_until(scheduler.dispatcher.poison.merged)
         assert scheduler.service.figures()["workers"] == 0
         worker.send(profile=Profile(**PROFILE))
         await scheduler.until(workers=1)
-        assert not scheduler.dispatcher.poison.is_reported(5)
+        assert not scheduler.dispatcher.poison.merged()
 
 
 async def test_a_load_report_before_the_profile_is_rejected():

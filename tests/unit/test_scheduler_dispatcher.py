@@ -94,15 +94,6 @@ def test_a_quarantined_worker_gets_no_tickets(scheduler):
     assert [each.worker_id for each in scheduler.fleet] == ["w2"]
 
 
-def test_an_offer_of_a_reported_request_is_declined(scheduler):
-    attach(scheduler)
-    scheduler.on_worker_quarantined("w2", "w2:1", [report(5)], START_UNIX_S)
-    assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
-    assert only(Place, offer(scheduler, "b", fingerprint=6)).lease.ticket_id == "b"
-    scheduler.on_poison_reports("w2:1", [], START_UNIX_S)
-    assert only(Place, offer(scheduler, "a", fingerprint=5)).lease.ticket_id == "a"
-
-
 def test_tickets_of_a_model_without_workers_are_declined_and_not_refused(scheduler):
     attach(scheduler)
     scheduler.on_worker_lost("w")

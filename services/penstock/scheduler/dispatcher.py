@@ -77,9 +77,7 @@ class Dispatcher:
         if former and former.attempt > ticket.attempt:
             return self._decline(queue, ticket)  # the edge has enqueued a newer attempt at another shard
         ended = self._transitions.end_unstarted([former]) if former else []
-        # The shard is about to receive that a reported request is blocked.
-        is_blocked = self.is_draining or self.poison.is_reported(ticket.fingerprint)
-        pool = None if is_blocked else self.fleet.pools.get(ticket.model)
+        pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
         worker = pool.choose_worker(ticket) if pool is not None else None
         if worker is None:
             return [*ended, *self._decline(queue, ticket)]

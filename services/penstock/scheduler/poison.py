@@ -27,9 +27,6 @@ class PoisonReports:
             self._reported[address] = latest
         return {key: each[0] for key, each in latest.items()} != {key: each[0] for key, each in known.items()}
 
-    def is_reported(self, fingerprint: int) -> bool:
-        return any(fingerprint in reports for reports in self._reported.values())
-
     def expire(self, now: float) -> bool:
         """Remove expired reports. Return whether there were any."""
         expired = [

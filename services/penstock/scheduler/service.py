@@ -110,10 +110,7 @@ class SchedulerService(SchedulerServiceServicer):
                 self._dispatcher.on_lease_started(key, frame.started.lease_id)
             case "released":
                 released = frame.released
-                effects = self._dispatcher.on_leases_released(key, released.lease_ids, released.served)
-                if released.poison_reports:
-                    effects += self._dispatcher.on_poison_reports(hello.address, released.poison_reports, self._now())
-                return effects
+                return self._dispatcher.on_leases_released(key, released.lease_ids, released.served)
             case "prefix_cache_update":
                 self._dispatcher.on_prefix_cache_update(key, frame.prefix_cache_update)
             case "progress":

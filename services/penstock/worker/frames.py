@@ -132,10 +132,6 @@ def unavailable_profile(reports: Iterable[PoisonReport]) -> scheduler_pb2.Profil
     return scheduler_pb2.Profile(poison_reports=map(_poison_report, reports))
 
 
-def poison_released_frame(reports: Iterable[PoisonReport]) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(released=scheduler_pb2.Released(poison_reports=map(_poison_report, reports)))
-
-
 def poison_broadcast_frame(reports: Iterable[PoisonReport]) -> scheduler_pb2.AttachRequest:
     return scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=map(_poison_report, reports)))
 

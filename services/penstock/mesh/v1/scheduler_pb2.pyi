@@ -390,7 +390,6 @@ class Released(_message.Message):
 
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
-    POISON_REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of the leases."""
@@ -399,20 +398,15 @@ class Released(_message.Message):
     def served(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
         """Total service of those that were served at all."""
 
-    @_builtins.property
-    def poison_reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
-        """Poison reports as in the profile. Empty: unchanged."""
-
     def __init__(
         self,
         *,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         served: _abc.Iterable[Global___ServedLease] | None = ...,
-        poison_reports: _abc.Iterable[_ticket_pb2.PoisonReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "poison_reports", b"poison_reports", "served", b"served"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "served", b"served"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
