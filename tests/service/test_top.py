@@ -70,12 +70,12 @@ async def busy_mesh():
         worker_at(scheduler) as worker,
         edge_at(first) as edge,
     ):
-        while not (await edge.hear("catalog")).entries:
+        while not (await edge.receive("catalog")).entries:
             pass
-        worker.send(report=LoadReport(running=2, tokens_per_second=40.0))
+        worker.send(load_report=LoadReport(running=2, tokens_per_second=40.0))
         edge.enqueue(*(ticket(f"t{number}") for number in range(3)))
         for _ in range(2):
-            await edge.hear("leased")
+            await edge.receive("leased")
         yield [first, second, scheduler], edge
 
 
@@ -117,7 +117,7 @@ async def test_json_is_one_object_of_what_waits_and_what_runs(screen):
 async def test_once_prints_one_frame(screen):
     async with busy_mesh() as (addresses, edge):
         edge.enqueue(ticket("late", deadline_unix_nano=1))
-        await edge.hear("shed")
+        await edge.receive("shed")
         text = await screen.top(addresses)
         assert text.count("tokens/s while busy") == 1
         for shown in ("1 waiting", "2 running of 2 slots", "acme", "DEADLINE", "██████████"):
@@ -138,7 +138,7 @@ async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):
         looking = asyncio.create_task(screen.top(addresses, once=False))
         await until_shown(screen, looking, "1 waiting")
         edge.withdraw("t2")
-        await edge.hear("withdrawn")
+        await edge.receive("withdrawn")
         await until_shown(screen, looking, "0 waiting")
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
