@@ -47,7 +47,7 @@ def assert_each_block_has_one_writer(batch, plan):
         for other in batch.running:
             for index in written if other is not part.sequence else ():
                 if part.sequence.table[index] in other.table:  # then the other still waits for it
-                    assert other.filled <= index < other.shared
+                    assert other.filled_blocks <= index < other.shared_blocks
                     assert other.table[index] == part.sequence.table[index]
 
 

@@ -47,7 +47,7 @@ class AnyOrder(RuleBasedStateMachine):
             elif isinstance(effect, StepTokens):
                 self.note_tokens(effect)
             elif isinstance(effect, RunEnded):
-                self.ended[effect.run] += not effect.run.is_orphan
+                self.ended[effect.run] += 1  # an orphan is a run of its own
                 assert effect.is_reported <= (effect.run.stream in self.open)
             elif isinstance(effect, LeaseStarted):
                 self.started[effect.lease_id] += 1
