@@ -173,3 +173,21 @@ def test_of_a_report_the_shard_keeps_what_the_contract_allows():
     for number in range(2 * MAX_PREFILL_BACKLOGS):
         frame.prefill_backlogs.add(worker_id=f"w{number}", tokens=7)
     assert len(pool_stats_of(frame, 0.0).prefill_backlogs) <= MAX_PREFILL_BACKLOGS
+
+
+def test_a_prompt_is_expected_at_a_worker_that_accepts_leases():
+    found = PrefillBacklog()
+    found.on_report("s", {"full": 100, "free": 9_000}, 1_000.0, 0.0, STEPS)
+    found.on_available_leases("s", {"full": 0, "free": 1}, 0.0)
+    alone = found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEPS).ttft
+    found.on_available_leases("s", {"full": 1, "free": 1}, 0.0)
+    assert found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEPS).ttft < alone
+
+
+def test_available_leases_of_a_lost_scheduler_expire():
+    found = PrefillBacklog()
+    found.on_available_leases("lost", {"w": 0}, 0.0)
+    found.on_report("s", {"w": 100_000, "busy": 200_000}, 1_000.0, 3.0, STEPS)
+    joined = found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEPS)
+    found.on_available_leases("s", {"w": 0, "busy": 1}, 3.0)
+    assert joined.ttft <= found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEPS).ttft

@@ -104,6 +104,7 @@ def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:
         leased_tokens=frame.leased_tokens,
         free_tokens=frame.free_tokens,
         prefill_backlogs=_prefill_backlogs_of(frame),
+        available_leases_by_worker=_available_leases_of(frame),
         releases=tuple(SlotRelease(seconds_of(each.after), each.ended_leases) for each in frame.slot_releases),
     )
 
@@ -115,6 +116,10 @@ def _prefill_backlogs_of(frame: pb.PoolStats) -> dict[str, int]:
         for each in islice(frame.prefill_backlogs, MAX_PREFILL_BACKLOGS)
         if 0 < len(each.worker_id) <= MAX_WORKER_ID_CHARS and each.tokens
     }
+
+
+def _available_leases_of(frame: pb.PoolStats) -> dict[str, int]:
+    return {each.worker_id: each.available_leases for each in islice(frame.prefill_backlogs, MAX_PREFILL_BACKLOGS)}
 
 
 def served_tickets_of(tickets: Iterable[pb.ServedTicket]) -> list[ServedTicket]:

@@ -651,19 +651,23 @@ class PrefillBacklog(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    AVAILABLE_LEASES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its instance id, at most 256 characters."""
     tokens: _builtins.int
     """Prompt tokens accepted and not prefilled, including those of leases that have not started."""
+    available_leases: _builtins.int
+    """Leases that the worker accepts before one of its leases ends. Without any, tickets are placed on other workers."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         tokens: _builtins.int = ...,
+        available_leases: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_leases", b"available_leases", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,6 +131,7 @@ class Forecast:
             steps = self._step_costs = step_costs_of(combined([each for each in pool_stats if each.has_step_costs]))
             mean = self.prompt_sizes.mean_tokens
             self.prefill_backlog.on_report(scheduler, stats.prefill_backlogs, mean, now, steps)
+            self.prefill_backlog.on_available_leases(scheduler, stats.available_leases_by_worker, now)
         self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
 
     def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:

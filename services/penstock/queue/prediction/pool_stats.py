@@ -38,6 +38,7 @@ class PoolStats(NamedTuple):
     free_tokens: int = 0  # not promised
     releases: tuple[SlotRelease, ...] = ()
     prefill_backlogs: Mapping[str, int] = NO_BACKLOGS  # prompt tokens by worker, of workers that have any
+    available_leases_by_worker: Mapping[str, int] = NO_BACKLOGS  # of workers with a backlog or with few of them
     placed_since: int = 0  # tickets offered to the scheduler since the report
 
     @property

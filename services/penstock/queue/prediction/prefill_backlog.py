@@ -13,6 +13,7 @@ from typing import NamedTuple
 from penstock.queue.prediction.prefill_sharing import StepCosts, busy_prefill_time, completions, idle_prefill_time
 
 MAX_UNKNOWN_PROMPTS = 16  # prompts of other shards that are modelled separately at one worker
+MAX_AVAILABLE_AGE_S = 2.0  # twice the longest time between reports of a scheduler
 PLACEHOLDER_PREFIX = "?"  # starts the name of an idle worker until a placement tells its instance id
 
 
@@ -123,10 +124,26 @@ class WorkerBacklog:
 
 
 @dataclass(slots=True)
+class AvailableLeases:
+    """Leases that workers of one scheduler accept, less the tickets since the report. Unnamed workers accept many."""
+
+    received_at: float  # s
+    by_worker: dict[str, int]
+
+    def is_current(self, now: float) -> bool:
+        return now - self.received_at <= MAX_AVAILABLE_AGE_S
+
+    @property
+    def full_workers(self) -> list[str]:
+        return [worker for worker, leases in self.by_worker.items() if leases <= 0]
+
+
+@dataclass(slots=True)
 class PrefillBacklog:
     """The pending prompts of all workers of one model. A worker without an entry has none."""
 
     _workers: dict[str, WorkerBacklog] = field(default_factory=dict)  # by instance id
+    _available: dict[str, AvailableLeases] = field(default_factory=dict)  # by scheduler
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -146,12 +163,15 @@ class PrefillBacklog:
         """Add a prompt to the next worker's backlog until its placement is known."""
         worker = self._next_worker(now, workers, steps) or f"{PLACEHOLDER_PREFIX}{id(prompt)}"
         self._add(worker, prompt, now, steps)
+        self._add_available(worker, -1)
 
     def on_placed(self, prompt: PendingPrompt, worker: str, scheduler: str, now: float, steps: StepCosts) -> None:
         prompt.is_placed = True
         if prompt.worker != worker:
+            self._add_available(prompt.worker, 1)
             self.remove(prompt, now, steps)
             self._add(worker, prompt, now, steps)
+            self._add_available(worker, -1)
         if backlog := self._workers.get(worker):
             backlog.scheduler = scheduler
 
@@ -166,6 +186,11 @@ class PrefillBacklog:
             if not backlog.prompts:
                 del self._workers[worker]
 
+    def on_available_leases(self, scheduler: str, available: Mapping[str, int], now: float) -> None:
+        """Apply the number of leases that workers of a scheduler accept."""
+        current = {key: each for key, each in self._available.items() if each.is_current(now)}
+        self._available = current | {scheduler: AvailableLeases(now, dict(available))}
+
     def remove(self, prompt: PendingPrompt, now: float, steps: StepCosts) -> None:
         """Remove a prompt that is complete at `now`, or will not be computed."""
         backlog = self._workers.get(prompt.worker)
@@ -177,16 +202,29 @@ class PrefillBacklog:
             if not backlog.prompts:
                 del self._workers[prompt.worker]
 
+    def _add_available(self, worker: str, leases: int) -> None:
+        for available in self._available.values():
+            if worker in available.by_worker:
+                available.by_worker[worker] += leases
+
     def _next_worker(self, now: float, workers: int, steps: StepCosts) -> str | None:
-        """Return the worker with the smallest backlog; None if a worker is idle."""
-        best, fewest = None, inf
+        """Return the worker with the smallest backlog among those that accept leases; None if one of these is idle.
+
+        If no worker accepts a lease, the next released slot may be at any of them.
+        """
+        full = {key for each in self._available.values() if each.is_current(now) for key in each.full_workers}
+        if len(full) >= workers:
+            full = set()
+        best, fewest, accepting = None, inf, 0
         for key, backlog in list(self._workers.items()):
             left = backlog.left_tokens - (now - backlog.updated_at) * steps.tokens_per_second
             if left <= 0:
                 del self._workers[key]
-            elif left < fewest:
-                best, fewest = key, left
-        return best if len(self._workers) >= workers else None
+            elif key not in full:
+                accepting += 1
+                if left < fewest:
+                    best, fewest = key, left
+        return best if accepting >= workers - len(full) else None
 
     def _add(self, worker: str, prompt: PendingPrompt, now: float, steps: StepCosts) -> None:
         backlog = self._workers.setdefault(worker, WorkerBacklog(now))

@@ -61,6 +61,7 @@ def _lease_ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]
 
 
 RESEND_INTERVAL_S = 1.0  # s; unchanged statistics are sent again, because shards ignore old ones
+FEW_AVAILABLE_LEASES = 8  # an idle worker with more of them is not reported by itself
 MAX_PREFILL_BACKLOGS = 64  # workers whose backlog is reported; the next tickets go to those with the smallest
 SIGNIFICANT_DIGITS = 3  # digits of a rate, so that noise does not cause frames
 
@@ -128,10 +129,17 @@ def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn
 
 
 def _prefill_backlogs(workers: Sequence[Worker]) -> list[PrefillBacklog]:
-    busy = [each for each in workers if each.prefill_backlog_tokens > 0]
+    busy = [
+        each for each in workers if each.prefill_backlog_tokens > 0 or each.available_leases <= FEW_AVAILABLE_LEASES
+    ]
     if len(busy) > MAX_PREFILL_BACKLOGS:
         busy = nsmallest(MAX_PREFILL_BACKLOGS, busy, key=lambda each: each.prefill_backlog_tokens)
-    return [PrefillBacklog(worker_id=each.worker_id, tokens=each.prefill_backlog_tokens) for each in busy]
+    return [
+        PrefillBacklog(
+            worker_id=each.worker_id, tokens=each.prefill_backlog_tokens, available_leases=each.available_leases
+        )
+        for each in busy
+    ]
 
 
 def _mean(measured: Sequence[float]) -> float:
