@@ -30,7 +30,7 @@ def flooded():
 
 
 def test_most_rejections_under_overload_never_reach_the_queue(flooded):
-    assert flooded["rejected_by_edges_share"] > 0.7
+    assert flooded["rejected_by_edges_share"] > 0.6
 
 
 def test_rejections_by_edges_do_not_reduce_goodput(flooded):
