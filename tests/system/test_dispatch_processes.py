@@ -1,4 +1,4 @@
-"""Queue and scheduler as real processes between an edge and workers in the test's hand: what a kill of either costs."""
+"""Queue and scheduler as real processes, with an edge and workers that the test controls: the effect of a kill."""
 
 import signal
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ async def process_of(tier, **settings):
 
 
 async def known_at(edge, *models):
-    while [entry.model for entry in (await edge.hear("catalog")).entries] != list(models):
+    while [entry.model for entry in (await edge.receive("catalog")).entries] != list(models):
         pass
 
 
@@ -30,7 +30,7 @@ async def test_a_ticket_goes_from_edge_to_worker_through_real_processes():
     ):
         await known_at(edge, "m")
         edge.enqueue(ticket("a"))
-        leased, expected = (await edge.hear("leased")).lease, (await worker.receive("expect")).lease
+        leased, expected = (await edge.receive("leased")).lease, (await worker.receive("expect")).lease
         assert (leased.lease_id, leased.ticket_id, leased.worker_id) == (expected.lease_id, "a", "w1")
 
 
@@ -39,11 +39,11 @@ async def test_tickets_outlive_the_scheduler_and_are_placed_by_the_next():
         async with process_of("scheduler", QUEUES=queue) as (victim, scheduler), worker_at(scheduler, slots=1):
             await known_at(edge, "m")
             edge.enqueue(ticket("runs"), ticket("ahead"), ticket("waits"), ticket("too"))
-            assert [(await edge.hear("leased")).lease.ticket_id for _ in range(2)] == ["runs", "ahead"]
+            assert [(await edge.receive("leased")).lease.ticket_id for _ in range(2)] == ["runs", "ahead"]
             victim.kill()
             await known_at(edge)
         async with process_of("scheduler", QUEUES=queue) as (_, scheduler), worker_at(scheduler, "w2"):
-            assert [(await edge.hear("leased")).lease.ticket_id for _ in range(2)] == ["waits", "too"]
+            assert [(await edge.receive("leased")).lease.ticket_id for _ in range(2)] == ["waits", "too"]
 
 
 async def test_a_shard_that_starts_again_is_found_again_by_its_scheduler():
@@ -57,7 +57,7 @@ async def test_a_shard_that_starts_again_is_found_again_by_its_scheduler():
         async with process_of("queue", LISTEN=queue), edge_at(queue) as edge:
             await known_at(edge, "m")
             edge.enqueue(ticket("a"))
-            assert (await edge.hear("leased")).lease.ticket_id == "a"
+            assert (await edge.receive("leased")).lease.ticket_id == "a"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
