@@ -53,7 +53,7 @@ async def test_a_hundred_thousand_waiting_tickets_fit_into_200_megabytes():
         for first in range(0, TICKETS, AT_ONCE):
             edge.enqueue(*(typical(number) for number in range(first, first + AT_ONCE)))
             for _ in range(AT_ONCE):
-                await edge.hear("queued")
+                await edge.receive("queued")
         figures = await figures_of(address)
         assert figures["waiting"] == TICKETS
         assert psutil.Process(process.pid).memory_info().rss < 200 * MEGABYTE
@@ -77,9 +77,9 @@ async def test_a_shard_asked_to_end_says_so_to_all_and_ends_well(number):
         edge_at(address) as edge,
     ):
         edge.enqueue(ticket("a"))
-        await edge.hear("queued")
+        await edge.receive("queued")
         process.send_signal(number)
-        assert (await edge.hear("end")).reason == "drained"
-        assert (await scheduler.hear("end")).reason == "drained"
+        assert (await edge.receive("end")).reason == "drained"
+        assert (await scheduler.receive("end")).reason == "drained"
         assert await wait_for_event(process, "drained")
         assert await process.wait() == 0
