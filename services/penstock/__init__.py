@@ -1,6 +1,6 @@
 """Penstock: a gRPC microservice mesh that serves large language models.
 
-The folder has more than a dozen entries: five tiers and `routing`, the `chassis` that they share, the generated contract
+The folder has more than a dozen entries: five tiers, `routing`, the `chassis` that they share, the generated contract
 (`v1`, `mesh`), the `client`, and the packages that run and measure a mesh (`local_mesh`, `bench`, `proofs`, `faults`,
 `simulator`, `cli`).
 """
@@ -13,4 +13,4 @@ import os
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 os.environ.setdefault(
     "GRPC_VERBOSITY", "NONE"
-)  # C-core writes plain lines into the JSON log; statuses carry its errors
+)  # C-core writes plain lines; statuses carry its errors
