@@ -11,6 +11,4 @@ import os
 # Without its event engine, gRPC reads a socket in the thread that passes messages to the event loop, and needs two
 # threads less: up to a quarter less CPU on paced streams, and a third fewer waits for a core on a busy host.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
-os.environ.setdefault(
-    "GRPC_VERBOSITY", "NONE"
-)  # C-core writes plain lines; statuses carry its errors
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # C-core writes plain lines; statuses carry its errors
