@@ -14,7 +14,7 @@ from pathlib import Path
 from image_check.dockerfile import Dockerfile
 from paths import REPO
 
-REFUSING = REPO / "tests" / "harness" / "requests_rejected"
+IMPORT_FILTER = REPO / "tests" / "harness" / "import_filter"
 MODULES = {".py", ".so"}
 
 closure = runpy.run_path(str(REPO / "tools" / "lock"))["closure"]
@@ -47,4 +47,4 @@ def variables_of(image, folder, environment=os.environ):
     told.write_text(json.dumps({"files": files, "distributions": sorted({*names, "penstock"})}), encoding="utf-8")
     kept = {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}
     state = str(folder / "state")  # not that of a mesh that a person runs here
-    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": str(REFUSING), "ONLY_INSTALLED": str(told)}
+    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": str(IMPORT_FILTER), "ONLY_INSTALLED": str(told)}

@@ -1,6 +1,6 @@
-"""Hides all installed packages but those that the file $ONLY_INSTALLED names, from this process and its children.
+"""Hides all installed packages except those that the file $ONLY_INSTALLED names, from this process and its children.
 
-In a folder of its own for PYTHONPATH, as Python imports `sitecustomize` before anything else.
+The folder is on PYTHONPATH, because Python imports `sitecustomize` before every other module.
 """
 
 import json
