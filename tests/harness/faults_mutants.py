@@ -227,7 +227,7 @@ def suspects_are_not_reported_to_queues(*_):
 
 @mutant(PoisonRequests, "is_blocked", mutate_plan=poison_without_schedulers)
 def lost_runs_start_before_poison_reports_arrive(_, self, ticket, now):
-    return self.rejection(ticket.fingerprint) is not None
+    return self.rejection(ticket.fingerprint, now) is not None
 
 
 @mutant(PoisonBroadcast, "send_changes", mutate_plan=poison_with_scheduler_unreachable)

@@ -49,7 +49,7 @@ class FakeScheduler(SchedulerServiceServicer):
             is_broadcast = False
             try:
                 async for frame in peer:
-                    is_broadcast |= frame.HasField("poison_update")
+                    is_broadcast |= frame.HasField("poison_update") and peer is not self.peer
                     if frame.HasField("profile"):
                         self.peer, self.worker = peer, peer.hello
                     self.on_frame(frame)

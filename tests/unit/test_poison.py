@@ -9,7 +9,7 @@ from penstock.edge.lifecycle.plan import GenerationPlan
 from penstock.edge.upstreams.hashing import poison_fingerprint
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out
-from penstock.queue.poison import REPORT_DELAY_S, PoisonRequests
+from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S, PoisonRequests
 from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
 from penstock.scheduler.poison import PoisonReports
 from penstock.v1.inference_pb2 import Sampling
@@ -154,19 +154,18 @@ def test_a_shard_rejects_confirmed_requests_and_lets_suspected_ones_retry():
     assert reports.apply("a", [said(1)]) == {1: False}
     assert reports.apply("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
     assert reports.apply("a", [said(1, is_guilty=True)]) == {}, "unchanged reports are no change"
-    assert reports.rejection(1).reason == "ENGINE_CRASHED"
-    assert reports.rejection(2).reason == "SUSPECT"
-    assert reports.rejection(2).retry_after
-    assert reports.rejection(3) is None
+    assert reports.rejection(1, 0.0).reason == "ENGINE_CRASHED"
+    assert reports.rejection(2, 0.0).reason == "SUSPECT"
+    assert reports.rejection(2, 0.0).retry_after
+    assert reports.rejection(3, 0.0) is None
 
 
-def test_the_reports_of_a_lost_scheduler_end_with_it():
+def test_the_reports_of_a_lost_scheduler_hold_for_a_while():
     reports = shard_requests()
     reports.apply("a", [said(1, is_guilty=True), said(2)])
-    reports.apply("b", [said(2)])
     reports.on_scheduler_disconnected("a", 5.0)
-    assert reports.rejection(1) is None
-    assert reports.rejection(2).reason == "SUSPECT"
+    assert [reports.rejection(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
+    assert reports.rejection(1, 15.0) is None
 
 
 @pytest.mark.parametrize("change", ["on_scheduler_connected", "on_scheduler_disconnected"], ids=["connected", "lost"])
@@ -183,8 +182,11 @@ def test_a_ticket_with_a_lost_run_waits_while_reports_may_be_missing(how, change
 def test_report_timeouts_of_a_shard_exclude_its_stalls():
     reports = PoisonRequests(StallFreeClock(0.5))
     reports.on_scheduler_connected("a", -60.0)
+    reports.apply("a", [said(1, is_guilty=True)])
     reports.on_scheduler_disconnected("a", 5.0)
-    assert reports.is_blocked(ticket("l", avoid_workers=("w0",)), 5.0 + REPORT_DELAY_S + 20.0)
+    lost = ticket("l", avoid_workers=("w0",))
+    assert reports.is_blocked(lost, 5.0 + REPORT_DELAY_S + 20.0)
+    assert reports.rejection(1, 5.0 + LOST_REPORT_TTL_S + 20.0).reason == "ENGINE_CRASHED"
 
 
 def shard_with_two_waiting():

@@ -1,5 +1,6 @@
 """Poison requests of a shard: requests that crashed an engine or may have, as schedulers report them."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue.errors import PoisonConfirmed, PoisonSuspected
 from penstock.queue.ticket import QueuedTicket
 
+LOST_REPORT_TTL_S = 10.0  # s for which the reports of a lost scheduler hold; its workers attach elsewhere by then
 REPORT_DELAY_S = 1.0  # s after a scheduler was lost or has connected, until its workers have sent their reports
 
 
@@ -23,6 +25,7 @@ class PoisonRequests:
 
     clock: StallFreeClock = field(default_factory=StallFreeClock)
     _reported: dict[str, dict[int, bool]] = field(default_factory=dict)  # confirmed, by scheduler and fingerprint
+    _lost_reports: dict[int, tuple[bool, float]] = field(default_factory=dict)  # confirmed, and s of expiration
     _incomplete_until: float = 0.0  # s; time from which the reports of all workers are known
 
     def on_scheduler_connected(self, scheduler: str, now: float) -> None:
@@ -30,8 +33,12 @@ class PoisonRequests:
         self._incomplete_until = self.clock.at(now) + REPORT_DELAY_S
 
     def on_scheduler_disconnected(self, scheduler: str, now: float) -> None:
-        del self._reported[scheduler]  # its workers report to the scheduler that they attach to next
-        self._incomplete_until = self.clock.at(now) + REPORT_DELAY_S
+        ran = self.clock.at(now)
+        self._lost_reports = {key: each for key, each in self._lost_reports.items() if each[1] > ran}
+        self._lost_reports |= {
+            key: (is_confirmed, ran + LOST_REPORT_TTL_S) for key, is_confirmed in self._reported.pop(scheduler).items()
+        }
+        self._incomplete_until = ran + REPORT_DELAY_S
 
     def apply(self, scheduler: str, reports: Iterable[PoisonReport]) -> dict[int, bool]:
         """Replace the reports of a scheduler. Return the changes: by fingerprint, whether it is confirmed."""
@@ -43,15 +50,18 @@ class PoisonRequests:
             if known.get(key) is not is_confirmed
         }
 
-    def rejection(self, fingerprint: int) -> PenstockError | None:
+    def rejection(self, fingerprint: int, now: float) -> PenstockError | None:
         """Return the error of a reported request; None if it is not reported."""
         verdicts = {reports.get(fingerprint) for reports in self._reported.values()}
+        is_confirmed, until = self._lost_reports.get(fingerprint, (False, -math.inf))
+        if until > self.clock.at(now):
+            verdicts.add(is_confirmed)
         return PoisonConfirmed() if True in verdicts else PoisonSuspected() if False in verdicts else None
 
     def is_blocked(self, ticket: QueuedTicket, now: float) -> bool:
         """Whether an admitted ticket must not be offered now."""
         is_incomplete = self.clock.at(now) < self._incomplete_until
-        return (is_incomplete and ticket.is_possible_poison) or self.rejection(ticket.fingerprint) is not None
+        return (is_incomplete and ticket.is_possible_poison) or self.rejection(ticket.fingerprint, now) is not None
 
     @property
     def _merged_reports(self) -> dict[int, bool]:

@@ -132,7 +132,7 @@ def unavailable_profile(reports: Iterable[PoisonReport]) -> scheduler_pb2.Profil
     return scheduler_pb2.Profile(poison_reports=map(_poison_report, reports))
 
 
-def poison_broadcast_frame(reports: Iterable[PoisonReport]) -> scheduler_pb2.AttachRequest:
+def poison_update_frame(reports: Iterable[PoisonReport]) -> scheduler_pb2.AttachRequest:
     return scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=map(_poison_report, reports)))
 
 

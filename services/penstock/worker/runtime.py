@@ -213,6 +213,7 @@ class WorkerRuntime:
             log.warning("runs_quarantined", runs=quarantined)
         reports = self.runs.quarantine.poison_reports(time.time())
         if reports:
+            self.scheduler.send_poison_reports(reports)
             self.poison_broadcast.send_changes()
         self.scheduler.detach("the engine died")
         if reports and not self.runs.is_draining:

@@ -76,7 +76,7 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def poison_update(self) -> Global___PoisonUpdate:
-        """Poison reports, on a stream without other frames, because the stream of the attachment may be blocked."""
+        """Poison reports. Also sent on a stream without other frames, because the stream of the attachment may be blocked."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttachRequest]:
@@ -414,8 +414,8 @@ Global___Released: _TypeAlias = Released  # noqa: Y015
 
 @_typing.final
 class PoisonUpdate(_message.Message):
-    """PoisonUpdate is sent to every scheduler by a worker that has lost its engine, while it tests the suspected requests
-    and once at the end. The stream has no profile and no other effect.
+    """PoisonUpdate is sent by a worker that has lost its engine: on the stream of the attachment before it detaches, and to
+    every scheduler while it tests the suspected requests and once at the end, on a stream without a profile.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -102,7 +102,7 @@ class TicketBook:
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued_effect(known, self.model_queues.predict(known, now))]
         effects = self._transitions.withdraw([ticket.ticket_id], "REPLACED")
-        rejection = self.schedulers.poison.rejection(ticket.fingerprint) or self._admission.rejection(ticket, now)
+        rejection = self.schedulers.poison.rejection(ticket.fingerprint, now) or self._admission.rejection(ticket, now)
         if rejection is None:
             prediction = self._predict(ticket, now)
             rejection = self._admission.check_slo(ticket, prediction, now)

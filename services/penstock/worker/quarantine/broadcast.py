@@ -12,7 +12,7 @@ from penstock.chassis.streams.link import Link
 from penstock.mesh.v1 import scheduler_pb2 as pb
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.v1.stream_pb2 import Hello
-from penstock.worker.frames import poison_broadcast_frame
+from penstock.worker.frames import poison_update_frame
 from penstock.worker.quarantine.poison_list import PoisonReport
 
 SchedulerLink = Link[pb.AttachRequest, pb.AttachResponse]
@@ -50,7 +50,7 @@ class PoisonBroadcast:
             return
         self._sent = known
         for link in self._links:
-            link.send(poison_broadcast_frame(reports))
+            link.send(poison_update_frame(reports))
         if all(each.is_confirmed for each in reports):
             self._started.clear()
             self._finished.set()
@@ -68,7 +68,7 @@ class PoisonBroadcast:
                 await self._keep_stream(address, lambda: SchedulerServiceStub(to_scheduler).Attach())
 
     def _send_all(self, link: SchedulerLink) -> None:
-        link.send(poison_broadcast_frame(self._reports()))
+        link.send(poison_update_frame(self._reports()))
 
     async def _keep_stream(self, address: str, call: Callable[[], AttachCall]) -> None:
         """Keep a link to one scheduler until no suspect is left."""

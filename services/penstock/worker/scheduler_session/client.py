@@ -19,11 +19,13 @@ from penstock.mesh.v1 import scheduler_pb2 as pb
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.v1.stream_pb2 import Hello
 from penstock.worker.frames import (
+    poison_update_frame,
     prefix_cache_frame,
     progress_frame,
     released_frame,
     report_frame,
 )
+from penstock.worker.quarantine.poison_list import PoisonReport
 from penstock.worker.runs.effects import LeasesReleased
 from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.scheduler_session.load_report import LoadReport
@@ -97,6 +99,10 @@ class SchedulerClient:
 
     def send_released(self, released: LeasesReleased) -> None:
         self._send(released_frame(released))
+
+    def send_poison_reports(self, reports: Sequence[PoisonReport]) -> None:
+        """Send the reports at once; the profile of the next attachment has them, too."""
+        self._send(poison_update_frame(reports))
 
     def send_progress(self, leases: Sequence[LeaseProgress]) -> None:
         self._send(progress_frame(leases))
