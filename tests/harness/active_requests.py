@@ -5,8 +5,8 @@ from datetime import timedelta
 
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import Accept, AcknowledgeCancel, Enqueue, Fail, Finish, Reserve, StartRun
-from penstock.edge.lifecycle.plan import GenerationPlan
-from penstock.edge.lifecycle.state import LifecycleLimits
+from penstock.edge.lifecycle.output import GenerationPlan
+from penstock.edge.lifecycle.record import LifecycleLimits
 from penstock.edge.text.detokenizer import TextDelta
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease

@@ -12,7 +12,7 @@ from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as queue_effects
 from penstock.queue import frames as queue_frames
-from penstock.queue.admission.limits import QueueLimits
+from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.policies.priority_classes import ClassFifo
 from penstock.queue.ticket import from_frame

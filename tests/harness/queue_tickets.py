@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
-from penstock.queue.admission.limits import QueueLimits, TtftTargets
+from penstock.queue.admission.admission import QueueLimits, TtftTargets
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.policies.factory import PolicyConfig
 from penstock.queue.schedulers import Credit

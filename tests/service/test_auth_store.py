@@ -14,7 +14,7 @@ from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, R
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import sql, sqlite
-from penstock.auth.store.schema import MIGRATIONS, StoreTooNew, migrate
+from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
 from penstock.auth.store.sqlite import StoreClosed, opened_store
 from penstock.auth.store.store import Barrier, Charged, PutKey, PutTenant, Reserved
 

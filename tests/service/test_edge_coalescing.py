@@ -7,15 +7,15 @@ import pytest
 from edge_calls import wait_at_rest
 from edge_mesh import edge_mesh
 from edge_sessions import session
-from penstock.edge.upstreams import coalescer
+from penstock.edge.upstreams import settlements
 
-CROWD = coalescer.MAX_IMMEDIATE_FRAMES + 4
-HELD = CROWD - coalescer.MAX_IMMEDIATE_FRAMES
+CROWD = settlements.MAX_IMMEDIATE_FRAMES + 4
+HELD = CROWD - settlements.MAX_IMMEDIATE_FRAMES
 
 
 @pytest.fixture(autouse=True)
 def _held_for_good(monkeypatch):
-    monkeypatch.setattr(coalescer, "COALESCE_WINDOW_S", 3_600.0)
+    monkeypatch.setattr(settlements, "COALESCE_WINDOW_S", 3_600.0)
 
 
 async def leave(mesh, client):
@@ -30,7 +30,7 @@ async def leave(mesh, client):
     for _ in range(CROWD):
         await client.next_frame("cancelled")
     mesh.queue.holds_tickets = False
-    assert {(await mesh.auth.settles.get()).outcome for _ in range(coalescer.MAX_IMMEDIATE_FRAMES)} == {"cancelled"}
+    assert {(await mesh.auth.settles.get()).outcome for _ in range(settlements.MAX_IMMEDIATE_FRAMES)} == {"cancelled"}
     assert len(mesh.auth.open_reservations) == HELD
 
 

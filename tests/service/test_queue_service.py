@@ -16,7 +16,7 @@ from penstock.chassis.server.server import serving
 from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
-from penstock.queue.admission.limits import QueueLimits
+from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService
 from penstock.queue.telemetry import record_depths

@@ -15,7 +15,7 @@ from active_requests import (
 )
 from penstock.chassis.errors import Unavailable
 from penstock.edge.lifecycle.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
-from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.record import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 
 LEFT = 20.0  # s

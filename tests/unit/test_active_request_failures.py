@@ -20,7 +20,7 @@ from penstock.edge.lifecycle.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.record import RequestState
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 

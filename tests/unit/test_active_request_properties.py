@@ -12,7 +12,7 @@ from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.edge.lifecycle.effects import Emit, Settle, StartRun
-from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.record import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 

@@ -24,7 +24,7 @@ from engine_bench.roofline import cell_work, read_shape
 from engine_bench.summary import ratios, summarise, to_json
 from naive_loop import naive_logits
 from penstock.bench.cpu_wait import CpuUse
-from penstock.proofs.engine.roofline import StepWork, roofline_s
+from penstock.proofs.engine.throughput import StepWork, roofline_s
 from penstock.worker.engine.loaders import load
 
 TINY = replace(

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine.batching.block_hash import chain_hash, root_hash
-from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool
+from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool, chain_hash, root_hash
 
 
 def test_a_pool_gives_out_each_block_once():

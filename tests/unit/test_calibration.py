@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.cli.__main__ import cli
 from penstock.simulator.calibration.fit import MeasuredStep, fit_step_time, fit_with_validation
-from penstock.simulator.calibration.points import BLOCK_SIZE, cached_lengths, kv_blocks_for, points_for
+from penstock.simulator.calibration.result import BLOCK_SIZE, cached_lengths, kv_blocks_for, points_for
 from penstock.worker.config import WorkerConfig
 from penstock.worker.engine.simulated.step_time import (
     FIELD_BY_KEY,

@@ -5,8 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.__main__ import cli
-from penstock.cli.options import LAST_BASE_PORT, mesh_options
-from penstock.cli.param_types import ModelFile
+from penstock.cli.options import LAST_BASE_PORT, ModelFile, mesh_options
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
 
 

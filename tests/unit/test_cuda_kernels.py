@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuda_device import DEVICE, DTYPES
-from penstock.worker.engine.batching.plan import Slice, StepPlan
-from penstock.worker.engine.batching.sequence import Sequence
+from penstock.worker.engine.batching.sequence import Sequence, Slice, StepPlan
 from penstock.worker.engine.cuda.attention import TILE_KEYS, attend_decodes, attend_prefills, split_length
 from penstock.worker.engine.cuda.rows import add_norm, rotate_and_write, silu_multiply
 from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack

@@ -14,9 +14,8 @@ from penstock.worker.engine.cuda.runner import CudaRunner
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.sampler import sample
-from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.engine import TorchEngine, TorchRunner
 from penstock.worker.engine.torch.model import Model
-from penstock.worker.engine.torch.runner import TorchRunner
 from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
 SLOTS = 8

@@ -6,8 +6,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from penstock.worker.engine.batching.plan import Slice, StepPlan
-from penstock.worker.engine.batching.sequence import Sequence
+from penstock.worker.engine.batching.sequence import Sequence, Slice, StepPlan
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda, requirements
 from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
 from penstock.worker.engine.interface import SequenceSpec, StepResult

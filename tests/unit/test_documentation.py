@@ -34,7 +34,7 @@ from documents import (
 from paths import REPO
 from penstock.chassis.observability import semconv
 from penstock.cli.__main__ import cli
-from penstock.cli.param_types import TIERS
+from penstock.cli.options import TIERS
 from tiny_model import write_tiny_model
 
 LANGUAGES = {"console", "python", "mermaid", "text", "json", "toml", "yaml", "protobuf"}

@@ -3,7 +3,7 @@
 import pytest
 
 from fake_loop import FakeLoop
-from penstock.edge.upstreams.coalescer import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
+from penstock.edge.upstreams.settlements import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
 
 CROWD = MAX_IMMEDIATE_FRAMES + 5
 

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.chassis.errors import Overloaded
 from penstock.edge.lifecycle.effects import Emit
-from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.lifecycle.output import GenerationPlan
+from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.sinks import ResponseBuffer
-from penstock.edge.lifecycle.state import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.registry import ModelRegistry
 from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_HASHES, answer_fingerprint, block_hashes

@@ -17,9 +17,8 @@ from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBatching
 from penstock.worker.engine.interface import AllowedChoices, SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders import load
-from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.engine import TorchEngine, TorchRunner
 from penstock.worker.engine.torch.kv_cache import blocks_that_fit
-from penstock.worker.engine.torch.runner import TorchRunner
 from tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 
 from penstock.worker.engine.loaders import ModelUnsupported
-from penstock.worker.engine.loaders.dequantise import read_tensor
+from penstock.worker.engine.loaders.gguf import read_tensor
 from penstock.worker.engine.loaders.gguf_file import GgufFile
 from tiny_gguf import write_gguf
 from tiny_model import write_tiny_model

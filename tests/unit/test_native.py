@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from paths import REPO
 from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native, compiler
+from penstock.worker.engine.torch.engine import TorchRunner
 from penstock.worker.engine.torch.model import Model
-from penstock.worker.engine.torch.runner import TorchRunner
 from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
 SHAPES = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.clocks import StallFreeClock
-from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.upstreams.hashing import poison_fingerprint
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from penstock.bench.transcript import TokenTranscript, TranscriptFindings, check_transcripts
 from penstock.client.progress import TokenChunk
-from penstock.proofs.card import ProofCard, at_most, exit_code
+from penstock.proofs.card import ProofCard, at_most, exit_code, pause_lines
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.ledger import ChargeFindings, LedgerCharge, check_charges
-from penstock.proofs.lines import pause_lines
 from penstock.proofs.requests import request_catalog, with_stop
 
 TOKENS = [(index, 100 + index) for index in range(8)]

@@ -4,9 +4,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from penstock.proofs.engine.batch_invariance import count_differences
-from penstock.proofs.engine.batch_stress import KV_BLOCKS, BatchStress
-from penstock.proofs.engine.decode_steps import DecodeStep
+from penstock.proofs.engine.batch import KV_BLOCKS, BatchStress, count_differences
 from penstock.proofs.engine.long_prompt import (
     DECODING_SEQS,
     LONG_PROMPT_TOKENS,
@@ -14,10 +12,17 @@ from penstock.proofs.engine.long_prompt import (
     run_long_prompt,
     simulated_engine,
 )
-from penstock.proofs.engine.mixed_lengths import ThroughputCurve, mixed_requests, padded_outputs, throughput_curve
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.engine.proof import decode_lines, long_prompt_lines, prove, throughput_lines
-from penstock.proofs.engine.roofline import roofline_s, step_work
+from penstock.proofs.engine.throughput import (
+    DecodeStep,
+    ThroughputCurve,
+    mixed_requests,
+    padded_outputs,
+    roofline_s,
+    step_work,
+    throughput_curve,
+)
 from penstock.simulator.calibration.timed_engine import StepTiming, effective_cores, typical_duration_s
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint

@@ -5,7 +5,7 @@ import pytest
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
 from penstock.queue.accounting import ServedTicket
-from penstock.queue.admission.limits import TtftTargets
+from penstock.queue.admission.admission import TtftTargets
 from penstock.queue.frames import to_edge
 from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
-from penstock.queue.admission.limits import TtftTargets
+from penstock.queue.admission.admission import TtftTargets
 from penstock.queue.frames import to_edge
 from penstock.queue.prediction.commitments import (
     BREACH_BUDGET_PER_COMMITMENT,

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.chassis.errors import Overloaded
 from penstock.queue import effects as out
 from penstock.queue.accounting import ServedTicket
-from penstock.queue.admission.limits import TtftTargets
+from penstock.queue.admission.admission import TtftTargets
 from penstock.queue.models.model_queue import RETRY_AFTER_BOUNDS_S
 from penstock.queue.policies.cost import predicted_cost
 from penstock.queue.policies.policy import TicketTotals

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from penstock.cli import capacity_plan
 from penstock.cli.__main__ import cli
-from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, CapacityTrial
-from penstock.simulator.knee import knee_load
+from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, CapacityTrial, knee_load
 from penstock.simulator.scenario_file import scenario_of
 
 SCENARIO = """

@@ -15,8 +15,7 @@ from penstock.simulator.errors import ScenarioError
 from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Bursty, Poisson, RateWindow, RenewalWindow
-from penstock.simulator.traffic.demand import OfferedRequest
-from penstock.simulator.traffic.lengths import Empirical, LogNormal
+from penstock.simulator.traffic.demand import Empirical, LogNormal, OfferedRequest
 from penstock.simulator.traffic.shared_prefixes import SharedPrefix
 from penstock.simulator.traffic.traces import read_azure, read_mooncake, read_servegen
 

@@ -8,9 +8,8 @@ import sys
 from rich.console import Console
 
 from penstock.chassis.errors import Unavailable
-from penstock.cli.top.frame import frame_of
 from penstock.cli.top.poll import ProcessSample
-from penstock.cli.top.view import MAX_ROWS, render
+from penstock.cli.top.view import MAX_ROWS, frame_of, render
 from penstock.v1.admin_pb2 import Snapshot
 
 FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}

@@ -18,13 +18,12 @@ from engine_bench.drivers.ceilings import flop_rate
 from engine_bench.drivers.ours import run_cell
 from engine_bench.drivers.protocol import DriverSetup
 from engine_bench.roofline import cell_work
-from penstock.proofs.engine.roofline import best_time_s, roofline_s
+from penstock.proofs.engine.throughput import best_time_s, roofline_s
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
-from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.engine import Runner, TorchEngine, TorchRunner
 from penstock.worker.engine.torch.model import Model
-from penstock.worker.engine.torch.runner import Runner, TorchRunner
 from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rope_frequencies
 
 RunCell = Callable[[BenchCell], CellTrace]

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from engine_bench.cells import BenchCell
-from penstock.proofs.engine.roofline import StepWork, step_work
+from penstock.proofs.engine.throughput import StepWork, step_work
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.torch.weights import ModelShape

@@ -9,7 +9,7 @@ from engine_bench.cells import BenchCell, CellFigures
 from engine_bench.comparison import ComparisonRound, Series
 from engine_bench.peers import OURS
 from engine_bench.roofline import cell_work, read_shape
-from penstock.proofs.engine.roofline import StepWork, roofline_s
+from penstock.proofs.engine.throughput import StepWork, roofline_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from penstock.cli.tables import stderr_console, stdout_console
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, plan_capacity
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.report.compare_plot import plot_comparison
-from penstock.simulator.report.plot import plot_capacity_plan
+from penstock.simulator.report.plot import plot_capacity_plan, plot_comparison
 from penstock.simulator.scenario import QueueSettings, Scenario
 from penstock.simulator.simulation import Simulation
 

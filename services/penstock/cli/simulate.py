@@ -13,8 +13,8 @@ from rich.live import Live
 
 from penstock.bench.report import figures_table, summary_lines
 from penstock.cli.tables import stderr_console, stdout_console
+from penstock.simulator.capacity_plan import knee_load
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.knee import knee_load
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.plot import plot_simulations
 from penstock.simulator.scenario import Scenario

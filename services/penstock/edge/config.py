@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, check_address, setting
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits
-from penstock.edge.lifecycle.state import LifecycleLimits
+from penstock.edge.lifecycle.record import LifecycleLimits
 from penstock.edge.request.limits import TIMEOUT_S
 
 

@@ -17,9 +17,11 @@ from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, check_model, plan_mesh
-from penstock.local_mesh.processes import ChildFailedError, ChildProcess, ChildProcesses
-from penstock.local_mesh.readiness import (
+from penstock.local_mesh.processes import (
     POLL_INTERVAL_S,
+    ChildFailedError,
+    ChildProcess,
+    ChildProcesses,
     wait_grpc_through_proxy,
     wait_http_through_proxy,
     wait_listening,

@@ -10,7 +10,7 @@ from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.link import MAX_RECONNECT_S, PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.queue.admission.limits import QueueLimits
+from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.config import QueueConfig
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, setting
-from penstock.queue.admission.limits import TtftTargets
+from penstock.queue.admission.admission import TtftTargets
 from penstock.queue.policies.factory import PolicyConfig, TenantPolicy
 from penstock.queue.policies.ticket_order import TicketOrder
 from penstock.v1.inference_pb2 import Priority

@@ -20,8 +20,15 @@ from penstock.simulator.scenario import (
 )
 from penstock.simulator.scenario_table import ScenarioTable
 from penstock.simulator.traffic.arrivals import ArrivalProcess, Bursty, Poisson, RateWindow, Regular
-from penstock.simulator.traffic.demand import Demand, SampledDemand, TraceDemand
-from penstock.simulator.traffic.lengths import Fixed, LengthDistribution, LogNormal, Uniform
+from penstock.simulator.traffic.demand import (
+    Demand,
+    Fixed,
+    LengthDistribution,
+    LogNormal,
+    SampledDemand,
+    TraceDemand,
+    Uniform,
+)
 from penstock.simulator.traffic.shared_prefixes import PrefixPool
 from penstock.simulator.traffic.traces import TraceError, read_azure, read_mooncake, read_servegen, trace_errors
 from penstock.worker.engine.batching.policy import ContinuousBatching

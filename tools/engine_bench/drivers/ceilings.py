@@ -8,7 +8,7 @@ import torch
 from engine_bench.cells import BenchCell
 from engine_bench.drivers.protocol import DriverSetup, MachineCeilings, serve
 from engine_bench.roofline import cell_work, read_shape
-from penstock.proofs.engine.roofline import best_time_s, read_bandwidth
+from penstock.proofs.engine.throughput import best_time_s, read_bandwidth
 
 _MATRIX_SIDE = 2048
 

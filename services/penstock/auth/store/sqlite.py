@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.auth.store import sql
-from penstock.auth.store.schema import migrate
+from penstock.auth.store.sql import migrate
 from penstock.auth.store.store import Barrier, Change, Charged, OnPersisted, StoredState
 
 log = structlog.get_logger()

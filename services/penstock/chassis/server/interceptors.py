@@ -3,6 +3,9 @@
 Every kind of handler runs as one coroutine in one context. The responses of a generator are written here, so that no
 context manager of ours is open across a `yield` that may be closed elsewhere. Handlers that read and write on their
 context pass through unchanged.
+
+A message that does not parse fails its call with INVALID_ARGUMENT. gRPC itself would log a traceback for each and send
+UNKNOWN with the parser's text.
 """
 
 import asyncio
@@ -16,12 +19,45 @@ import grpc
 import structlog
 from grpc.aio import ServicerContext
 
-from penstock.chassis.errors import DeadlineExceeded, Internal, PenstockError
+from penstock.chassis.errors import DeadlineExceeded, Internal, InvalidArgument, PenstockError
 from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
 from penstock.chassis.server.call_metrics import CallCounter, CallMetrics
-from penstock.chassis.server.malformed import MessageMalformed, checked
 from penstock.chassis.server.write_timeout import ABORT_TIMEOUT_S, ClientTooSlow, write_responses
 from penstock.chassis.streams.endpoint import counters
+
+Deserialize = Callable[[bytes], Any]
+
+
+class MessageMalformed(InvalidArgument):
+    """The bytes of a message do not parse as the type that its method takes."""
+
+    default_reason = "MESSAGE_MALFORMED"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"a message of {size} bytes does not parse; send the type that this method takes")
+        self.size = size  # bytes
+
+
+def checked(deserialize: Deserialize | None, *, is_stream: bool) -> Deserialize | None:
+    """Return `deserialize` with a MessageMalformed in place of its errors.
+
+    It is raised where a stream's messages are read. The single message of other calls is parsed before the handler
+    runs, so there the error is returned in place of the message.
+    """
+    if deserialize is None:
+        return None
+
+    def parsed(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except Exception as error:  # each protobuf runtime raises its own types
+            malformed = MessageMalformed(len(raw))
+            if is_stream:
+                raise malformed from error
+            return malformed
+
+    return parsed
+
 
 log = structlog.get_logger()
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import find_processes, find_tier, json_option
-from penstock.cli.param_types import TIERS, FiniteFloat
+from penstock.cli.options import TIERS, FiniteFloat, find_processes, find_tier, json_option
 
 if TYPE_CHECKING:
     from penstock.cli.admin import AdminTarget

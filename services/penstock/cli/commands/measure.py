@@ -6,8 +6,16 @@ from typing import Any
 
 import click
 
-from penstock.cli.options import json_option, mesh_options, target_options
-from penstock.cli.param_types import IMAGE_SUFFIXES, FiniteFloat, ModelFile, OutputFile, ScenarioFile
+from penstock.cli.options import (
+    IMAGE_SUFFIXES,
+    FiniteFloat,
+    ModelFile,
+    OutputFile,
+    ScenarioFile,
+    json_option,
+    mesh_options,
+    target_options,
+)
 from penstock.local_mesh.plan import DEFAULT_MODEL, MeshOptions, check_model
 
 IMAGE_FILE = OutputFile(*IMAGE_SUFFIXES)

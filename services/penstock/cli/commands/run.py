@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.options import find_target, json_option, mesh_options, target_options
-from penstock.cli.param_types import FiniteFloat
+from penstock.cli.options import FiniteFloat, find_target, json_option, mesh_options, target_options
 from penstock.local_mesh.plan import MeshOptions
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from rich.live import Live
 
 from penstock.cli.tables import stdout_console
-from penstock.cli.top.frame import frame_of
 from penstock.cli.top.poll import ProcessPoller, ProcessSample, addresses_of, open_poller
-from penstock.cli.top.view import render
+from penstock.cli.top.view import frame_of, render
 
 
 async def top(names: dict[str, str], targets: Sequence[str], *, interval: float, once: bool, as_json: bool) -> None:

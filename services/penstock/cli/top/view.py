@@ -1,13 +1,127 @@
-"""Renders a frame of `penstock top` as tables. Pure."""
+"""One frame of `penstock top`: the sum of the snapshots of all processes, and its tables. Pure.
+
+`--json` prints a frame: tables with all of their rows.
+"""
 
 from collections.abc import Iterable, Sequence
+from typing import Any, TypedDict
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.top.frame import Row, TopFrame
+from penstock.cli.top.poll import ProcessSample
+
+Row = dict[str, Any]
+
+SHED_KEYS = "class", "reason", "by"
+
+
+class TopFrame(TypedDict):
+    """Shares are 0 to 1. Rates and CPU shares are since the previous samples, or since the start of the process."""
+
+    shards: list[Row]  # one per model and shard
+    tenants: list[Row]  # one per model, class and tenant, over all shards; the most waiting tickets first
+    sheds: list[Row]  # one per class, reason and tier that decided it, over all processes; the most tickets first
+    workers: list[Row]  # in the order of their schedulers, then by id
+    processes: list[Row]
+
+
+def frame_of(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample] = ()) -> TopFrame:
+    """Sum up `samples`; `previous` samples are for rates."""
+    previous_by_id = {each.snapshot.instance_id: each for each in previous if each.snapshot}
+    pairs = [(each, previous_by_id.get(each.snapshot.instance_id) if each.snapshot else None) for each in samples]
+    names = {each.address: each.name for each in samples}
+    return TopFrame(
+        shards=[row for each, earlier in pairs for row in _shard_rows(each, earlier)],
+        tenants=_tenant_rows(samples),
+        sheds=_shed_rows(samples, previous, max(_elapsed(*pair) for pair in pairs)),
+        workers=[_worker_row(row, each, names) for each in samples for row in each.rows("workers")],
+        processes=[_process_row(*pair) for pair in pairs],
+    )
+
+
+def _elapsed(process: ProcessSample, earlier: ProcessSample | None) -> float:
+    """Return the time between two samples of a process, in s of its own clock."""
+    since = earlier.figures.get("uptime_seconds", 0.0) if earlier else 0.0
+    return max(1e-3, process.figures.get("uptime_seconds", 0.0) - since)
+
+
+def _shard_rows(shard: ProcessSample, earlier: ProcessSample | None) -> list[Row]:
+    predictions = {row["model"]: row for row in shard.rows("predictions")}
+    leased = {row["model"]: row["leased"] for row in earlier.rows("models")} if earlier else {}
+    span = _elapsed(shard, earlier)
+    return [
+        {
+            "shard": shard.name,
+            **predictions.get(row["model"], {}),
+            **row,
+            "leased_per_second": (row["leased"] - leased.get(row["model"], 0)) / span,
+        }
+        for row in shard.rows("models")
+    ]
+
+
+def _tenant_rows(samples: Sequence[ProcessSample]) -> list[Row]:
+    rows = (row for each in samples for row in each.rows("depth"))
+    totals = _sum_rows(rows, ("model", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
+    return sorted(totals, key=lambda row: (-row["waiting"], -row["running"], row["model"], row["tenant_id"]))
+
+
+def _shed_rows(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample], span: float) -> list[Row]:
+    def count(sampled: Sequence[ProcessSample]) -> list[Row]:
+        rows = ({"by": "queue", **row} for each in sampled for row in each.rows("sheds"))
+        return _sum_rows(rows, SHED_KEYS, ("tickets",))
+
+    earlier = {tuple(row[name] for name in SHED_KEYS): row["tickets"] for row in count(previous)}
+    rows = [
+        row | {"per_second": max(0, row["tickets"] - earlier.get(tuple(row[name] for name in SHED_KEYS), 0)) / span}
+        for row in count(samples)
+    ]
+    return sorted(rows, key=lambda row: -row["tickets"])
+
+
+def _sum_rows(rows: Iterable[Row], by: Sequence[str], columns: Sequence[str]) -> list[Row]:
+    """Sum up `columns` of the rows that are equal in the columns `by`."""
+    sums: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = tuple(row.get(name, "") for name in by)
+        total = sums.setdefault(key, {**dict(zip(by, key, strict=True)), **dict.fromkeys(columns, 0)})
+        for name in columns:
+            total[name] += row.get(name, 0)
+    return list(sums.values())
+
+
+def _worker_row(row: Row, scheduler: ProcessSample, names: dict[str, str]) -> Row:
+    slots, blocks = max(1, row["slots"]), max(1, row["kv_blocks"])
+    free = max(0, row["kv_blocks"] - row["promised_blocks"])
+    return {
+        "worker": names.get(row["address"], row["worker_id"]),
+        "scheduler": scheduler.name,
+        **row,
+        "free_kv_blocks": free,
+        "free_kv_share": free / blocks,
+        "batch_fill": row["running"] / slots,
+    }
+
+
+def _process_row(process: ProcessSample, earlier: ProcessSample | None) -> Row:
+    row: Row = {"process": process.name, "address": process.address}
+    if process.snapshot is None:
+        return row | {"tier": "", "state": process.error.reason if process.error else "UNKNOWN"}
+    used = process.figures["cpu_seconds"] - (earlier.figures["cpu_seconds"] if earlier else 0.0)
+    return row | {
+        "tier": process.snapshot.tier,
+        "instance_id": process.snapshot.instance_id,
+        "pid": process.snapshot.pid,
+        "state": "draining" if process.snapshot.draining else "up",
+        "cpu_share": max(0.0, used) / _elapsed(process, earlier),
+        "rss_bytes": int(process.figures["rss_bytes"]),
+        "open_streams": int(process.figures["open_streams"]),
+        "uptime_s": process.figures["uptime_seconds"],
+    }
+
 
 MAX_ROWS = 12  # of a table; further rows are only counted
 BAR_COLUMNS = 10

@@ -18,7 +18,7 @@ from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter, trace_id_of
 from penstock.edge.admission.rejection_cache import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
 from penstock.edge.lifecycle.context import RequestContext
-from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
 from penstock.mesh.v1.admission_pb2 import Credential, Identity

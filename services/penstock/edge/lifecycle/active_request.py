@@ -12,9 +12,8 @@ from penstock.edge.lifecycle.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.lifecycle.output import OutputStream
-from penstock.edge.lifecycle.plan import GenerationPlan
-from penstock.edge.lifecycle.state import RETRYABLE_CODES, STALL_THRESHOLD_S, RequestState
+from penstock.edge.lifecycle.output import GenerationPlan, OutputStream
+from penstock.edge.lifecycle.record import RETRYABLE_CODES, STALL_THRESHOLD_S, RequestState
 from penstock.edge.lifecycle.transitions import RequestTransitions
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from penstock.chassis.errors import Overloaded
 from penstock.edge.lifecycle.context import RequestContext
-from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.record import RequestState
 
 EWMA_WEIGHT = 0.1  # of the newest interval
 RETRY_AFTER_RANGE_S = (0.1, 30.0)  # s

@@ -15,8 +15,7 @@ from penstock.edge.lifecycle.effects import (
     Settle,
     Withdraw,
 )
-from penstock.edge.lifecycle.record import RequestRecord
-from penstock.edge.lifecycle.state import LifecycleLimits, RequestState
+from penstock.edge.lifecycle.record import LifecycleLimits, RequestRecord, RequestState
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 

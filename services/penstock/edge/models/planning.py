@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.models.catalog import LoadedModel
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.errors import TokenUnknown

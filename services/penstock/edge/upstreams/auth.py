@@ -12,7 +12,7 @@ from penstock.edge.auth_fallback.fallback import AuthFallback
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, PendingReservations
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
-from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.settlements import Settlements

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.v1.inference_pb2 import Sampling
 
 

@@ -7,7 +7,7 @@ from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams.link import Link
 from penstock.edge.admission.filter import AdmissionFilter
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
-from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.upstreams import frames

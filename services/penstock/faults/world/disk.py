@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.auth.store import sql
-from penstock.auth.store.schema import migrate
+from penstock.auth.store.sql import migrate
 from penstock.auth.store.store import Barrier, Change, Charged, OnPersisted, StoredState
 
 COMMIT_DELAY_S = (0.0002, 0.004)  # range of s

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.bench.transcript import TokenTranscript, TranscriptFindings, check_transcripts
-from penstock.proofs.card import CardLine, exactly, reported
+from penstock.proofs.card import CardLine, charge_lines, exactly, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge, check_charges
-from penstock.proofs.lines import charge_lines
 
 ANY_ENVOY = "any Envoy"  # `TokenTranscript.via` of a client that rotates between several Envoys
 NOTICE_S = 1.0  # s after the restart of the process within which a client has detected its lost connection

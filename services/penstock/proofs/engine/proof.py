@@ -1,14 +1,14 @@
-"""The promises of the engine, measured on the model that workers serve."""
+"""The promises of the engine, measured on the model that workers serve, and their figure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
+from penstock.bench.plot import new_figure
 from penstock.bench.progress import progress_reporter
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, reported
-from penstock.proofs.engine.batch_invariance import TextComparison, compare_texts
-from penstock.proofs.engine.batch_stress import KV_BLOCKS, BatchStress
-from penstock.proofs.engine.decode_steps import DecodeStep, measure_decode_steps
+from penstock.proofs.engine.batch import KV_BLOCKS, BatchStress, TextComparison, compare_texts
 from penstock.proofs.engine.engine_bench import SLOTS, EngineBench, open_engine_bench
 from penstock.proofs.engine.long_prompt import (
     DECODING_SEQS,
@@ -19,10 +19,33 @@ from penstock.proofs.engine.long_prompt import (
     run_long_prompt,
     simulated_engine,
 )
-from penstock.proofs.engine.mixed_lengths import OUTPUT, PROMPT, ThroughputCurve, measure_throughput
 from penstock.proofs.engine.options import EngineProofOptions
-from penstock.proofs.engine.plot import plot_engine
+from penstock.proofs.engine.throughput import (
+    OUTPUT,
+    PROMPT,
+    DecodeStep,
+    ThroughputCurve,
+    measure_decode_steps,
+    measure_throughput,
+)
 from penstock.worker.engine.machine.cpu_limits import available_cores
+
+
+def plot_engine(decode_steps: Sequence[DecodeStep], curves: Mapping[str, ThroughputCurve], path: Path) -> None:
+    names = [str(step.batch) for step in decode_steps]
+    outside = [step.step_s * step.outside_forward_share * 1e3 for step in decode_steps]
+    forward = [step.step_s * 1e3 - more for step, more in zip(decode_steps, outside, strict=True)]
+    rooflines = [step.roofline_s * 1e3 for step in decode_steps]
+    with new_figure(path, columns=2, height=4.4) as (steps, load):
+        steps.bar(names, forward, label="the model's forward", color="tab:blue")
+        steps.bar(names, outside, bottom=forward, label="outside it", color="tab:orange")
+        steps.plot(names, rooflines, "k_", markersize=38, label="roofline")
+        steps.set(title="Decode step", xlabel="sequences", ylabel="ms")
+        steps.legend(markerscale=0.4)
+        for name, curve in curves.items():
+            load.plot(curve.seconds, curve.tokens, label=f"{name}: {curve.tokens_per_s:,.0f} tokens/s")
+        load.set(title="Requests of mixed lengths", xlabel="s", ylabel="requested output tokens")
+
 
 MAX_OVERHEAD_PERCENT = 10.0  # % of a decode step at a batch of 8
 MIN_SPEEDUP = 3.0  # times the throughput of static batches

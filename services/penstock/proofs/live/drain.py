@@ -13,9 +13,8 @@ from penstock.bench.statistics import quantile
 from penstock.bench.transcript import TokenTranscript
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
-from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
+from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, fault_summary, pause_lines, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.lines import fault_summary, pause_lines
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.idle_start import start_isolated
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
-from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
+from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, pause_lines, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.lines import pause_lines
 from penstock.proofs.testbed.cpu_stress import LINK_TIERS, stress_cpu, stress_lines
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline

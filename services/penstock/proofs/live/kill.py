@@ -20,13 +20,12 @@ from penstock.bench.transcript import TokenTranscript, check_transcripts
 from penstock.local_mesh.mesh import envoy_program
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
-from penstock.proofs.card import CardLine, ProofCard, reported
+from penstock.proofs.card import CardLine, ProofCard, fault_summary, pause_lines, reported, tier_pause_lines
 from penstock.proofs.checks.interrupted_calls import (
     find_interrupted_calls,
     interruption_charge_lines,
     interruption_lines,
 )
-from penstock.proofs.lines import fault_summary, pause_lines, tier_pause_lines
 from penstock.proofs.testbed.entry_points import open_load_through_all
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.load import run_baseline

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from penstock.bench.transcript import TokenTranscript
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
+from penstock.proofs.card import CardLine, ProofCard, at_most, charge_lines, exactly, pause_lines, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge, check_charges
-from penstock.proofs.lines import charge_lines, pause_lines
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
 from penstock.proofs.testbed.logs import detection_delay, read_events, read_ledger, requests_by_ticket

@@ -45,13 +45,12 @@ from penstock.proofs.live.surge_lines import (
 )
 from penstock.proofs.testbed.fault_run import add_residue
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
-from penstock.simulator.knee import knee_load
+from penstock.simulator.capacity_plan import knee_load
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario import QueueSettings, Scenario, SchedulerSettings, SimTenant, SloTargets, WorkerKind
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
-from penstock.simulator.traffic.demand import OfferedRequest, SampledDemand
-from penstock.simulator.traffic.lengths import Fixed, LogNormal
+from penstock.simulator.traffic.demand import Fixed, LogNormal, OfferedRequest, SampledDemand
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 # Slow enough that the host has most of its CPU time left at every load.

@@ -24,7 +24,7 @@ from penstock.proofs.simulated.scenarios import (
 )
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
-from penstock.simulator.traffic.lengths import Fixed
+from penstock.simulator.traffic.demand import Fixed
 
 COMPLETIONS = 320
 MAX_WEIGHT_ERROR_PERCENT = 2.0  # %

@@ -30,8 +30,7 @@ from penstock.simulator.scenario import (
 )
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
-from penstock.simulator.traffic.demand import SampledDemand
-from penstock.simulator.traffic.lengths import Fixed, LengthDistribution, Uniform
+from penstock.simulator.traffic.demand import Fixed, LengthDistribution, SampledDemand, Uniform
 
 # The artifact's engine: 10,000 tokens of KV, about as many requests as fit.
 ARTIFACT_WORKER = WorkerKind(kv_blocks=625, slots=19)

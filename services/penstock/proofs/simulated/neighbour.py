@@ -13,8 +13,7 @@ from penstock.proofs.simulated.scenarios import proof_scenario, worst_at_most
 from penstock.simulator.scenario import SimTenant, WorkerKind
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import ArrivalProcess, Poisson, Regular
-from penstock.simulator.traffic.demand import SampledDemand
-from penstock.simulator.traffic.lengths import Fixed
+from penstock.simulator.traffic.demand import Fixed, SampledDemand
 
 LONG_PROMPT_TOKENS, SHORT_PROMPT_TOKENS = 50_000, 64
 MAX_P99_TTFT_MS = 150.0  # ms, P99

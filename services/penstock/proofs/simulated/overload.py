@@ -25,7 +25,7 @@ from penstock.proofs.simulated.scenarios import (
     worst_at_least,
     worst_at_most,
 )
-from penstock.simulator.knee import knee_load
+from penstock.simulator.capacity_plan import knee_load
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.report.figures import figures_of, weighted_tokens
 from penstock.simulator.scenario import ClientBehavior, QueueSettings, Scenario

@@ -7,8 +7,7 @@ from typing import Any
 from penstock.proofs.card import CardLine, at_least, at_most, reported
 from penstock.simulator.scenario import ClientBehavior, QueueSettings, Scenario, SimTenant, WorkerKind
 from penstock.simulator.traffic.arrivals import ArrivalProcess, Bursty, Poisson
-from penstock.simulator.traffic.demand import SampledDemand
-from penstock.simulator.traffic.lengths import LogNormal
+from penstock.simulator.traffic.demand import LogNormal, SampledDemand
 
 PROMPT = LogNormal(mean=400.0, sigma=0.7, low=1, high=8192)
 OUTPUT = LogNormal(mean=120.0, sigma=0.7, low=1, high=8192)

@@ -4,8 +4,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from penstock.bench.drivers.grpc import GrpcDriver
-from penstock.bench.drivers.plain_client import PlainClient
+from penstock.bench.drivers.grpc import GrpcDriver, PlainClient
 from penstock.bench.load import BenchRequest
 from penstock.client import Client
 from penstock.proofs.checks.interrupted_calls import ANY_ENVOY

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.bench.transcript import TokenTranscript, TranscriptFindings, check_transcripts
-from penstock.proofs.card import CardLine, ProofCard
+from penstock.proofs.card import CardLine, ProofCard, charge_lines, finding_lines, residue_lines
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.ledger import check_charges
-from penstock.proofs.lines import charge_lines, finding_lines, residue_lines
 from penstock.proofs.testbed.load import ClosedLoopLoad
 from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
 from penstock.proofs.testbed.testbed import Testbed, under_load, wait_for_tokens

@@ -14,8 +14,7 @@ from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 from penstock.queue.accounting import ServedTicket, ServiceAccounting
-from penstock.queue.admission.admission import Admission
-from penstock.queue.admission.limits import QueueLimits, TtftTargets
+from penstock.queue.admission.admission import Admission, QueueLimits, TtftTargets
 from penstock.queue.effects import (
     CatalogUpdate,
     CreditReturned,

@@ -1,6 +1,7 @@
 """All transitions of the tickets of a shard between listed, paused, offered, leased and removed."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -12,9 +13,28 @@ from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.schedulers import SchedulerSessions
 from penstock.queue.ticket import QueuedTicket
-from penstock.queue.tickets.counters import ShardCounters
 from penstock.queue.tickets.expirations import TicketExpirations
 from penstock.queue.tickets.recent_leases import RecentLeases
+
+
+@dataclass(slots=True)
+class ShardCounters:
+    """Leased and shed tickets."""
+
+    leased: int = 0
+    leased_by_model: dict[str, int] = field(default_factory=dict)
+    shed: dict[str, int] = field(default_factory=dict)  # tickets by reason
+    shed_by_class: dict[tuple[int, str], int] = field(default_factory=dict)  # by priority and reason
+
+    def record_lease(self, model: str) -> None:
+        self.leased += 1
+        self.leased_by_model[model] = self.leased_by_model.get(model, 0) + 1
+
+    def record_shed(self, priority: int, error: PenstockError) -> None:
+        self.shed[error.reason] = self.shed.get(error.reason, 0) + 1
+        key = priority, error.reason
+        self.shed_by_class[key] = self.shed_by_class.get(key, 0) + 1
+
 
 MAX_DROPS_PER_TICK = 1_000  # tickets per tick and reason, so that the stream of an edge does not overflow
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.chassis.errors import Overloaded
-from penstock.queue.admission.limits import TtftTargets
+from penstock.queue.admission.admission import TtftTargets
 from penstock.queue.policies.policy import SchedulingPolicy
 from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.baselines.adaptive_lifo import AdaptiveLifo

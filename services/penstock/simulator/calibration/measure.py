@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from penstock.simulator.calibration.points import (
+from penstock.simulator.calibration.result import (
     BLOCK_SIZE,
     TOKEN_BUDGET,
     CalibrationPoint,

@@ -8,11 +8,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from penstock.bench.cpu_wait import cpu_use_of
-from penstock.worker.engine.batching.plan import StepPlan
+from penstock.worker.engine.batching.sequence import StepPlan
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.simulated.step_time import StepWork, work_of
-from penstock.worker.engine.torch.engine import TorchEngine
-from penstock.worker.engine.torch.runner import Runner
+from penstock.worker.engine.torch.engine import Runner, TorchEngine
 
 MAX_CPU_WAIT_SHARE = 0.03  # of a step's wall time: CPU wait of all threads in an undisturbed step
 MIN_UNDISTURBED_STEPS = 3  # undisturbed steps that are needed to use their wall time

@@ -9,7 +9,7 @@ from penstock.simulator.scenario import WorkerKind
 from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, SharedPrefix
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
-from penstock.worker.engine.batching.plan import StepPlan
+from penstock.worker.engine.batching.sequence import StepPlan
 from penstock.worker.engine.interface import SequenceSpec, StepResult
 from penstock.worker.engine.simulated.step_time import work_of
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from penstock.mesh.v1.queue_pb2 import PoolStats, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
-from penstock.queue.admission.limits import QueueLimits
+from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.frames import pool_stats_of, served_tickets_of, worker_steps_of
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.schedulers import Credit

@@ -8,8 +8,7 @@ from penstock.mesh.v1.scheduler_pb2 import LoadReport as LoadReportMessage
 from penstock.mesh.v1.scheduler_pb2 import PrefixCacheUpdate, Profile, ServedLease
 from penstock.simulator.mesh.engine import NO_STEP, EngineModel, ExactEngine, SimRun, SimStepResult
 from penstock.simulator.mesh.event_queue import SimEventQueue
-from penstock.simulator.mesh.fast_engine import FastEngine
-from penstock.simulator.mesh.fast_forward import FastForward, ForecastingThroughput
+from penstock.simulator.mesh.fast_engine import FastEngine, FastForward, ForecastingThroughput
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.frames import lease_progress_message, report_message

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.simulator.traffic.arrivals import Renewal, RenewalWindow
-from penstock.simulator.traffic.demand import Demand, OfferedRequest, PhasedDemand, TraceDemand
-from penstock.simulator.traffic.lengths import Empirical
+from penstock.simulator.traffic.demand import Demand, Empirical, OfferedRequest, PhasedDemand, TraceDemand
 from penstock.simulator.traffic.shared_prefixes import SharedPrefix
 
 SERVEGEN_WINDOW_S = 600.0  # s

@@ -29,9 +29,8 @@ from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.limits import RunLimits
 from penstock.worker.runs.parking import ParkedStarts
 from penstock.worker.runs.run import Run, StopReason
-from penstock.worker.runs.streams import EdgeStreams
 from penstock.worker.runs.timers import Timers
-from penstock.worker.runs.token_fanout import RunCounters, fan_out_tokens, record_prefills
+from penstock.worker.runs.token_fanout import EdgeStreams, RunCounters, fan_out_tokens, record_prefills
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool
 from penstock.worker.engine.batching.errors import StartInvalid, check_spec
 from penstock.worker.engine.batching.masks import build_mask
-from penstock.worker.engine.batching.plan import Slice, StepPlan
 from penstock.worker.engine.batching.policy import BatchingPolicy
-from penstock.worker.engine.batching.sequence import Sequence
+from penstock.worker.engine.batching.sequence import Sequence, Slice, StepPlan
 from penstock.worker.engine.interface import (
     Capacity,
     FinishReason,

@@ -1,7 +1,21 @@
 """The pool of KV blocks of one engine: reference counts and the prefix cache. Knows no tensors."""
 
+import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+
+_DIGEST_BYTES = 16
+
+
+def root_hash(salt: bytes) -> bytes:
+    return hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()
+
+
+def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of the block that holds `token_ids` and follows the block with the hash `parent`."""
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=_DIGEST_BYTES).digest()
+
 
 NO_WRITER = -1  # writer of an announced block whose writer has left
 

@@ -1,11 +1,11 @@
-"""One sequence in the engine: its tokens, its KV blocks and its progress."""
+"""One sequence in the engine (its tokens, KV blocks and progress), and the plan of a step over sequences."""
 
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
-from penstock.worker.engine.batching.block_hash import chain_hash, root_hash
+from penstock.worker.engine.batching.block_pool import chain_hash, root_hash
 from penstock.worker.engine.batching.masks import TokenMask
-from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.interface import SequenceSpec, StepResult
 
 
 @dataclass(slots=True, eq=False)
@@ -62,3 +62,37 @@ class Sequence:
             parent = self.block_hashes[-1] if self.block_hashes else root_hash(self.spec.cache_salt)
             self.block_hashes.append(chain_hash(parent, self.ids[block * block_size : (block + 1) * block_size]))
         return self.block_hashes[:count]
+
+
+@dataclass(slots=True, eq=False)  # not frozen, which would take three times as long to construct
+class Slice:
+    """The part of one sequence that a step computes: `count` positions from `start`."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.end == len(self.sequence.ids)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    decodes: list[Slice]
+    prefills: list[Slice]
+    result: StepResult  # filled as far as it is known before the computation
+    sampled: list[Sequence] = field(init=False)  # sequences that get a token, in the order that `commit` expects
+
+    def __post_init__(self) -> None:
+        # Each decode computes the last known token of its sequence, so each gets a new one.
+        prefilled = [part.sequence for part in self.prefills if part.is_sampled]
+        self.sampled = [part.sequence for part in self.decodes] + prefilled
+
+    @property
+    def slices(self) -> list[Slice]:
+        return self.decodes + self.prefills

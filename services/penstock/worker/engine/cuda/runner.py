@@ -6,8 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.batching.plan import Slice, StepPlan
-from penstock.worker.engine.batching.sequence import Sequence
+from penstock.worker.engine.batching.sequence import Sequence, Slice, StepPlan
 from penstock.worker.engine.cuda.decoder import Decoder
 from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
 from penstock.worker.engine.interface import SequenceSpec, StepResult

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.worker.engine.batching.plan import Slice, StepPlan
+from penstock.worker.engine.batching.sequence import Slice, StepPlan
 
 _ALIGNMENT_WORDS = 4  # int32 words, as kernels are recompiled for pointers without 16-byte alignment
 

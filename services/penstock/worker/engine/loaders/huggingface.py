@@ -7,9 +7,9 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from penstock.worker.engine.loaders.cards import context_length, folder_card, read_config, read_optional
 from penstock.worker.engine.loaders.checkpoint import Checkpoint, TensorSource
 from penstock.worker.engine.loaders.errors import ModelUnsupported
-from penstock.worker.engine.loaders.huggingface_card import context_length, folder_card, read_config, read_optional
 from penstock.worker.engine.torch.weights import ModelShape, rope_frequencies
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}

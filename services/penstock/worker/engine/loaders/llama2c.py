@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.worker.engine.loaders.cards import HEADER_STRUCT, llama2c_card, read_header
 from penstock.worker.engine.loaders.checkpoint import Checkpoint, TensorSource
 from penstock.worker.engine.loaders.errors import ModelUnsupported
-from penstock.worker.engine.loaders.llama2c_card import HEADER_STRUCT, llama2c_card, read_header
 from penstock.worker.engine.torch.weights import ModelShape, rope_frequencies
 
 

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.worker.engine.loaders.cards import folder_card, gguf_card, llama2c_card
 from penstock.worker.engine.loaders.errors import ModelUnsupported
-from penstock.worker.engine.loaders.gguf_card import gguf_card
 from penstock.worker.engine.loaders.gguf_file import GgufFile
-from penstock.worker.engine.loaders.huggingface_card import folder_card
-from penstock.worker.engine.loaders.llama2c_card import llama2c_card
 from penstock.worker.engine.model_card import ModelCard
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.batching.plan import Slice, StepPlan
+from penstock.worker.engine.batching.sequence import Slice, StepPlan
 from penstock.worker.engine.native import layout
 from penstock.worker.engine.native.compiler import NativeUnavailable
 from penstock.worker.engine.native.library import (

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from penstock.worker.engine.batching.batch import Batch
-from penstock.worker.engine.batching.plan import StepPlan
+from penstock.worker.engine.batching.sequence import StepPlan
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.sampling.splitmix64 import MASK64, mix64
 from penstock.worker.engine.simulated.step_time import StepTimeModel, work_of

@@ -14,10 +14,9 @@ from penstock.worker.engine.machine.memory import cpu_pool_bytes, fit_context, g
 from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.engine import Runner, TorchEngine, TorchRunner
 from penstock.worker.engine.torch.kv_cache import blocks_that_fit
 from penstock.worker.engine.torch.model import Model
-from penstock.worker.engine.torch.runner import Runner, TorchRunner
 from penstock.worker.engine.torch.weights import ModelShape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

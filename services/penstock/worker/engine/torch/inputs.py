@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.batching.plan import Slice, StepPlan
+from penstock.worker.engine.batching.sequence import Slice, StepPlan
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders import ModelUnsupported
-from penstock.worker.engine.loaders.huggingface_card import folder_card
+from penstock.worker.engine.loaders.cards import folder_card
 from penstock.worker.engine.machine.memory import cpu_pool_bytes
 from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.options import EngineOptions
