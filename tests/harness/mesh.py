@@ -9,22 +9,13 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.local_mesh.mesh import LocalMesh, local_mesh
-from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot, WatchSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import GenerateRequest, Sampling
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
-
-# What must be back at zero when nothing runs, by tier.
-FIGURES_ZERO_AT_REST = {
-    "edge": ("active_requests", "reservations_open"),
-    "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
-    "queue": ("waiting", "waiting_tokens", "offered"),
-    "scheduler": ("leases", "promised_blocks"),
-    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
-}
 
 
 @asynccontextmanager

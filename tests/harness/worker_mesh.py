@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.lifecycle import request_stop
 from penstock.chassis.streams.link import PROTOCOL_VERSION, Link, accept_stream
+from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse, DrainWorker, Expect, Revoke
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import Lease
@@ -25,7 +26,6 @@ from penstock.worker.__main__ import run
 from penstock.worker.config import DType, EngineKind, WorkerConfig
 
 TIMEOUT_S = 60.0  # s; a bound for what must happen, never a wait for what may
-FIGURES_ZERO_AT_REST = ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked")
 
 
 class FakeScheduler(SchedulerServiceServicer):
@@ -232,7 +232,9 @@ class RunningWorker:
 
     async def wait_at_rest(self):
         """Return the figures once no request holds anything."""
-        return await self.wait_for_figures(lambda figures: not any(figures[name] for name in FIGURES_ZERO_AT_REST))
+        return await self.wait_for_figures(
+            lambda figures: not any(figures[name] for name in FIGURES_ZERO_AT_REST["worker"])
+        )
 
 
 def engine_processes():

@@ -19,14 +19,14 @@ class Edge:
     """Sends pieces for ever, or as many as the request's length."""
 
     def __init__(self):
-        self.said = 0
+        self.sent = 0
         self.ended = asyncio.Event()
 
     async def generate(self, request, context):
         try:
             for _ in range(request.max_output_tokens or MOST // PIECE):
                 yield GenerateResponse(delta=Delta(text="x" * PIECE))
-                self.said += 1
+                self.sent += 1
         finally:
             self.ended.set()
 
@@ -44,7 +44,7 @@ async def test_a_client_that_does_not_read_loses_its_call_and_reads_the_status_l
         call = stub.Generate(GenerateRequest())
         await call.read()
         await edge.ended.wait()
-        assert edge.said < MOST // PIECE
+        assert edge.sent < MOST // PIECE
         read = 1
         with pytest.raises(grpc.aio.AioRpcError) as told:
             while await call.read() is not grpc.aio.EOF:
@@ -52,7 +52,7 @@ async def test_a_client_that_does_not_read_loses_its_call_and_reads_the_status_l
         error = error_from_rpc(told.value)
         assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "CLIENT_TOO_SLOW")
         assert "resume with the tokens it has" in error.message
-        assert read >= edge.said  # what was taken from the handler is not lost
+        assert read >= edge.sent  # what was taken from the handler is not lost
 
 
 @pytest.mark.usefixtures("hasty")

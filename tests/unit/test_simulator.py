@@ -109,7 +109,7 @@ def test_a_worker_that_dies_loses_no_request_and_no_token():
         load=1.5,
         workers=[{"count": 2}],
         queues={"policy": "fair"},
-        losses=[{"worker": 0, "at": 5.0, "back_after": 5.0}, {"worker": 1, "at": 15.0}],
+        losses=[{"worker": 0, "at": 5.0, "returns_after": 5.0}, {"worker": 1, "at": 15.0}],
     )
     run = finished(scenario)
     resumed = sum(each.engine_tokens > each.prompt_tokens + each.output_tokens - 1 for each in run.ledger.requests)
@@ -147,7 +147,7 @@ def test_every_request_ends_once_and_every_engine_token_has_an_owner(policy, see
         workers=[{"count": 1, "slots": 24, "kv_blocks": 1_000}, {"count": 1, "slots": 16}],
         queues={"policy": policy, "shards": shards, "max_depth": 40},
         schedulers={"count": 2},
-        losses=[{"worker": 0, "at": 2.0, "back_after": 1.0}],
+        losses=[{"worker": 0, "at": 2.0, "returns_after": 1.0}],
     )
     run = finished(scenario)
     histories = [each.transcript for each in run.ledger.requests]

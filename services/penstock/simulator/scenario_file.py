@@ -67,7 +67,7 @@ def scenario_of(values: Mapping[str, Any], folder: Path = Path(), name: str = "s
         load=table.number("load", 1.0, is_exclusive=True),
         load_sweep=table.numbers("load_sweep", minimum=0.0),
         link_delay=table.number("link_delay_ms", 0.5) * SECONDS_PER_MS,
-        loss_detection_delay=table.number("detect_loss", 1.0),
+        loss_detection_delay=table.number("loss_detection_delay", 1.0),
         engine=table.text("engine", "fast", choices=ENGINES),
         sample_every=table.number("sample_every", 0.25, is_exclusive=True),
     )
@@ -135,7 +135,7 @@ def _worker_loss(table: ScenarioTable, workers: int) -> WorkerLoss:
     worker = table.count("worker")
     if worker >= workers:
         raise ScenarioError(table.path_of("worker"), f"must be below {workers}, the number of workers")
-    return WorkerLoss(worker=worker, lost_at=table.number("at"), returns_after=table.number("back_after", 0.0))
+    return WorkerLoss(worker=worker, lost_at=table.number("at"), returns_after=table.number("returns_after", 0.0))
 
 
 def _slo_targets(table: ScenarioTable) -> SloTargets:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import NONE_ALLOWED, AllowedFailures
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult
+from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST
 
 # Outcome of a reservation whose edge died. It is charged nothing, because the delivered tokens are unknown.
 LOST_OUTCOME = "lost"
@@ -16,15 +17,6 @@ CRASHED_REASON = "ENGINE_CRASHED"
 CONNECTION_LOST = "CONNECTION_LOST"  # raised by the client itself, without a suggested retry delay
 NO_TICKETS: Mapping[int, str] = MappingProxyType({})
 MAX_CRASHES_PER_REQUEST = 2  # the second crash identifies the request among the suspects of the first
-
-# Figures of a snapshot that are 0 when no request runs, by tier.
-FIGURES_ZERO_AT_REST = {
-    "edge": ("active_requests", "reservations_open", "held_bytes"),
-    "auth": ("reservations", "reserved_tokens", "concurrent_requests", "store_pending"),
-    "queue": ("waiting", "waiting_tokens", "offered", "running"),
-    "scheduler": ("leases", "promised_blocks"),
-    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
-}
 
 
 class Violation(NamedTuple):

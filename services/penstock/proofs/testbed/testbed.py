@@ -15,7 +15,7 @@ from penstock.bench.progress import ProgressFn, progress_reporter
 from penstock.chassis.channels import channel
 from penstock.client import Client
 from penstock.local_mesh.mesh import LocalMesh, local_mesh
-from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
 from penstock.proofs.testbed.load import ClosedLoopLoad
 from penstock.proofs.testbed.tcp_relays import TcpRelays
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
@@ -25,17 +25,6 @@ REST_TIMEOUT_S = 60.0  # s; above the grace that auth gives an edge that does no
 POLL_INTERVAL_S = 0.1  # s
 
 ENVOY_REQUESTS = "http.front.downstream_rq_active"  # requests that an Envoy carries
-
-# Figures that are zero if no request runs, by tier.
-FIGURES_ZERO_AT_REST = {
-    "edge": ("active_requests", "reservations_open", "unread_bytes"),
-    "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
-    "queue": ("waiting", "waiting_tokens", "offered"),
-    "scheduler": ("leases", "promised_blocks"),
-    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
-    "routing": (),
-    "envoy": (ENVOY_REQUESTS,),
-}
 
 COMMON_SETTINGS = (
     "PENSTOCK_AUTH_EDGE_GRACE=8",  # s; a proof ends when auth has given up the edges that died
@@ -82,9 +71,8 @@ class Testbed:
         for child in self.mesh.processes.children:
             spec = child.spec
             figures = await (_envoy_figures(spec.admin) if spec.tier == "envoy" else self.figures_of(spec.address))
-            residue |= {
-                f"{spec.name} {name}": figures[name] for name in FIGURES_ZERO_AT_REST[spec.tier] if figures[name]
-            }
+            names = (ENVOY_REQUESTS,) if spec.tier == "envoy" else FIGURES_ZERO_AT_REST.get(spec.tier, ())
+            residue |= {f"{spec.name} {name}": figures[name] for name in names if figures[name]}
         return residue
 
 
