@@ -1,8 +1,8 @@
 """Penstock: a gRPC microservice mesh that serves large language models.
 
-The folder has more than a dozen entries: five tiers, `routing`, the `chassis` that they share, the generated contract
-(`v1`, `mesh`), the `client`, and the packages that run and measure a mesh (`local_mesh`, `bench`, `proofs`, `faults`,
-`simulator`, `cli`).
+The folder has more than a dozen entries: the six tiers (`edge`, `auth`, `queue`, `scheduler`, `worker`, `routing`), the
+`chassis` that they share, the generated contract (`v1`, `mesh`), the `client`, and the packages that run and measure a
+mesh (`local_mesh`, `bench`, `proofs`, `faults`, `simulator`, `cli`).
 """
 
 import os

@@ -1,5 +1,5 @@
 """The parts that every service shares: lifecycle, config, errors, observability, channels, streams and the gRPC server.
 
-It owns how a process starts, listens, is observed, fails and drains. It knows nothing of the domain: neither requests
-nor tickets nor models.
+It owns the start, listeners, telemetry, errors and drain of a process. It does not depend on the domain: requests,
+tickets and models are unknown to it.
 """

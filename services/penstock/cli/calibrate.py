@@ -1,4 +1,4 @@
-"""`penstock simulate --calibrate`: measures the engine's steps, fits the step law, shows it and writes it."""
+"""`penstock simulate --calibrate`: measures the engine's steps, fits the step time model, shows it and writes it."""
 
 from dataclasses import dataclass
 from pathlib import Path

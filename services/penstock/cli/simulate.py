@@ -26,7 +26,7 @@ SimulationRun = tuple[Simulation, dict[str, Any]]
 
 
 def load_scenario(path: Path, seed: int | None, step_time_file: Path | None) -> Scenario:
-    """Read a scenario, with the step law of `step_time_file` for every worker if it is given; raises UsageError."""
+    """Read a scenario; `step_time_file`: the step time model of every worker, if it is given. Raises UsageError."""
     try:
         scenario = read_scenario(path)
     except ScenarioError as error:

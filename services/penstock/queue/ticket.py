@@ -96,7 +96,7 @@ class QueuedTicket:
 
     @property
     def is_expedited(self) -> bool:
-        """The ticket is dispatched before others of its class, whatever service its tenant has received."""
+        """The ticket is dispatched before others of its class, independent of the service that its tenant received."""
         return self.is_express or self.is_resumed
 
     @property

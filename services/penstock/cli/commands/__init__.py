@@ -1,1 +1,1 @@
-"""The commands of `penstock` by purpose; each command imports its modules when it runs."""
+"""Declarations of the commands of `penstock`, by purpose. Each command imports its modules when it runs."""

@@ -1,4 +1,4 @@
-"""A process that stands still without dying is detected and bypassed, and sends nothing stale when it continues."""
+"""Peers detect and bypass a suspended process, and it sends nothing stale when it continues."""
 
 import asyncio
 import os

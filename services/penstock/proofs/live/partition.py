@@ -1,4 +1,4 @@
-"""Links that are cut in one or both directions, with every connection open: detected, bypassed, nothing stale after.
+"""Links that are cut in one or both directions, with connections left open, are detected and bypassed.
 
 A client that is cut off from its edge resumes through another edge. The tokens that the first edge generates until it
 detects the cut are charged, as for any client that disconnects. So is the prompt of a client that was cut off before

@@ -1,4 +1,4 @@
-"""Real processes under three times their capacity serve what the simulator predicts, and a rejection is cheap.
+"""At three times their capacity, real processes have the goodput that the simulator predicts, and reject at low cost.
 
 The cost of a rejection is the additional CPU time of a tier at `HEAVY_OVERLOAD` times the capacity, compared with that
 at `OVERLOAD` before and after, divided by the number of additional rejections. At all of these loads the workers are

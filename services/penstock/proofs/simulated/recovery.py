@@ -17,7 +17,7 @@ from penstock.simulator.scenario import ClientBehavior, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson, RateWindow
 
-BASE_LOAD = 0.7  # times what FIFO can serve
+BASE_LOAD = 0.7  # times the load that FIFO can serve
 BURST_LOAD = 3.0
 BURST_START_S, BURST_END_S, DURATION_S = 20.0, 50.0, 80.0  # s
 SUCCESS_WINDOW_S = 5.0  # s of requests over which the success rate is measured

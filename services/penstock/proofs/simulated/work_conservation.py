@@ -29,7 +29,7 @@ from penstock.simulator.simulation import Simulation
 
 # Frames from an edge to a step, each of which takes `link_delay`: enqueue, offer, place, lease, start, release.
 LINK_HOPS = 6
-LOAD_FACTOR = 0.9  # times what FIFO can serve
+LOAD_FACTOR = 0.9  # times the load that FIFO can serve
 MIN_THROUGHPUT_PERCENT = 99.0  # % of FIFO's
 
 

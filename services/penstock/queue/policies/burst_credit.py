@@ -1,8 +1,8 @@
 """Burst credit: tickets of tenants that use less than their share are dispatched first in their class.
 
 A tenant earns credit for the part of its share that it does not use while other tenants have a backlog, and spends
-credit on the service that it receives. Credit is measured by the virtual time of start-time fair queueing (Goyal et
-al. 1996), which is the service of each tenant with a backlog. It stands still while no tenant has a backlog, because no
+credit on the service that it receives. Credit is measured by the virtual time of start-time fair queueing (Goyal et al.
+1996), which is the service of each tenant with a backlog. It does not advance while no tenant has a backlog, because no
 share is defined then. The virtual time of other shards does not count: it arrives late and in steps, so that tenants
 with a backlog would earn credit from one another.
 """

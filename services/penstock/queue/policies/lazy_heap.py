@@ -10,7 +10,7 @@ MIN_SWEEP_ENTRIES = 64  # entries below which no sweep is made
 
 
 class LazyHeap(Generic[Entry]):
-    """Lowest entry first. `is_alive` tells deleted entries. A sweep at each doubling costs a push O(1) on average."""
+    """Lowest entry first. `is_alive` is false for deleted ones. A sweep at each doubling costs O(1) per push."""
 
     __slots__ = ("_entries", "_is_alive", "_sweep_at")
 

@@ -14,7 +14,7 @@ from penstock.queue.prediction.prefill_sharing import StepCosts, busy_prefill_ti
 
 MAX_UNKNOWN_PROMPTS = 16  # prompts of other shards that are modelled separately at one worker
 MAX_AVAILABLE_AGE_S = 2.0  # twice the longest time between reports of a scheduler
-PLACEHOLDER_PREFIX = "?"  # starts the name of an idle worker until a placement tells its instance id
+PLACEHOLDER_PREFIX = "?"  # starts the name of an idle worker until a placement has its instance id
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import NamedTuple
 
-OLDEST_PROMPT_BUDGET_SHARE = 0.25  # of a step's budget, kept for the prompt that came first, whatever its length
+OLDEST_PROMPT_BUDGET_SHARE = 0.25  # of a step's budget, kept for the oldest prompt, independent of its length
 CURRENT_STEP_SHARE = 0.5  # of the current step of a busy worker that remains, in the mean
 MIN_LEFT_TOKENS = 1e-6  # tokens; a prompt with fewer left is complete
 

@@ -1,1 +1,1 @@
-"""What a simulation leaves behind: the ledger of requests, figures, service per tenant, and plots."""
+"""The results of a simulation: the ledger of requests, figures, service per tenant, and plots."""

@@ -53,7 +53,7 @@ class SequenceSpec:
     """One run. A resumed run differs only in `emitted`; its text continues as if it had never stopped."""
 
     seq_id: int
-    token_ids: Sequence[int]  # prompt, then what earlier runs emitted
+    token_ids: Sequence[int]  # prompt, then the tokens that earlier runs emitted
     emitted: int = 0  # number of the last `token_ids` that earlier runs emitted; the next token has this index
     max_output_tokens: int  # still to generate, at least 1
     stop_ids: frozenset[int] = frozenset()  # beside the model's end-of-sequence ids

@@ -45,7 +45,7 @@ class EngineProcess:
         self._process.kill()
 
     async def stop(self, timeout: float) -> int:
-        """Wait `timeout` seconds for its end, then kill what is left of it; returns its exit status.
+        """Wait `timeout` seconds for its end, then kill it and its descendants; returns its exit status.
 
         If the caller is cancelled, the process is killed at once.
         """

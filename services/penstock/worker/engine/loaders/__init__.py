@@ -1,6 +1,6 @@
 """Loaders of model files: GGUF, Hugging Face folders and llama2.c files, converted to one layout.
 
-Each format has two modules: one reads the model card, without torch, the other the weights.
+`cards` reads the model cards of all formats, without torch. Each format has a module that reads its weights.
 """
 
 from penstock.worker.engine.loaders.errors import ModelUnsupported
