@@ -20,7 +20,7 @@ def book():
 def enqueue(book, name, tenant, **fields):
     ticket = ticket_of(name, **fields)
     ticket.tenant_id = tenant
-    book.enqueue(from_frame(ticket, "edge"), START_UNIX_S)
+    book.enqueue(from_frame(ticket, "edge", START_UNIX_S), START_UNIX_S)
 
 
 def test_depth_is_counted_by_class_and_tenant_without_zero_rows():
