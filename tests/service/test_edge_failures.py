@@ -104,7 +104,10 @@ async def test_the_tickets_of_a_lost_shard_move_to_another_at_once():
         for peer in list(home.peers):
             peer.close("killed")
         assert (await reading)[1] == "ab"
-        assert other.tickets == home.tickets
+        (first,), (moved,) = home.tickets, other.tickets
+        assert (moved.ticket_id, moved.attempt, moved.readmitted) == (first.ticket_id, 1, True)
+        assert moved.age_nanos > first.age_nanos
+        assert 0 < moved.time_left_nanos < first.time_left_nanos
         for waiting in held:
             waiting.cancel()
 

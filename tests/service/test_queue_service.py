@@ -78,6 +78,7 @@ async def test_a_ticket_is_queued_offered_placed_and_leased():
         scheduler.credit(1, max_ticket_tokens=100)
         offer = (await scheduler.receive("offer")).ticket
         sent = ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2], predicted_output_tokens=10)
+        sent.age_nanos = 1_500_000_000
         assert offer == sent
         scheduler.place("a", "lease 1")
         lease = (await edge.receive("leased")).lease

@@ -169,7 +169,9 @@ async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_capacity():
 
 async def test_waiting_tickets_take_slots_in_order():
     async with mesh() as (_, worker, edge):
-        edge.enqueue(*(ticket(name, age_nanos=age) for name, age in (("c", 2), ("a", 4), ("d", 1), ("b", 3))))
+        edge.enqueue(
+            *(ticket(name, age_nanos=age * 1_000_000_000) for name, age in (("c", 2), ("a", 4), ("d", 1), ("b", 3)))
+        )
         first = [(await edge.receive("leased")).lease for _ in range(2)]
         assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for later tickets
         worker.released(first[0].lease_id)

@@ -56,7 +56,7 @@ def test_fast_forward_gives_the_results_of_single_steps(seed, rate, workers, con
         drain=3.0,
         workers=[{"count": workers, "slots": 8, "step_time": {"context_token_ms": context}}],
         schedulers={"count": 2},
-        losses=[{"worker": 0, "at": 1.0, "back_after": 0.5}] if loses else [],
+        losses=[{"worker": 0, "at": 1.0, "returns_after": 0.5}] if loses else [],
     )
     assert seen(Simulation(scenario).run()) == seen(Simulation(scenario, SteppedMesh).run())
 

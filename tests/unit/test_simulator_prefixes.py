@@ -124,7 +124,7 @@ def test_a_lost_worker_loses_its_cache_and_answers_resume():
     run = run_of(
         {**TENANT, "prefix": {"tokens": 512}, "output": {"tokens": 200}},
         workers=[{"count": 2}],
-        losses=[{"worker": 0, "at": 5.0, "back_after": 1.0}],
+        losses=[{"worker": 0, "at": 5.0, "returns_after": 1.0}],
     )
     assert {each.transcript.outcome for each in run.ledger.requests} == {"ok"}
     assert all(each.transcript.tokens == each.output_tokens for each in run.ledger.requests)
