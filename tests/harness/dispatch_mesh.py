@@ -31,9 +31,7 @@ START_UNIX_S = 1_000_000.0  # s; any Unix time
 BLOCK_TOKENS = 16  # tokens
 
 
-def ticket_of(
-    name, *, priority=2, tokens=32, at=START_UNIX_S, attempt=1, avoid=(), model=MODEL, deadline=0.0, **fields
-):
+def ticket_of(name, *, priority=2, tokens=32, age=0.0, attempt=1, avoid=(), model=MODEL, time_left=0.0, **fields):
     return Ticket(
         ticket_id=name,
         priority=priority,
@@ -41,8 +39,8 @@ def ticket_of(
         prompt_tokens=tokens - 1,
         max_output_tokens=1,
         attempt=attempt,
-        enqueue_unix_nano=round(at * 1e9),
-        deadline_unix_nano=round(deadline * 1e9),
+        age_nanos=round(age * 1e9),
+        time_left_nanos=round(time_left * 1e9),
         avoid_workers=avoid,
         **{"tenant_id": "acme", "weight": 1.0} | fields,
     )
@@ -163,7 +161,7 @@ class CoreMesh:
     def enqueue(self, shard, ticket):
         self.endings.setdefault(ticket.ticket_id, [])
         book = self.shards[shard]
-        self._perform_shard(shard, book.enqueue(from_frame(ticket, "edge"), self.now))
+        self._perform_shard(shard, book.enqueue(from_frame(ticket, "edge", self.now), self.now))
 
     def withdraw(self, shard, name):
         self._perform_shard(shard, self.shards[shard].withdraw("edge", [name]))
@@ -263,7 +261,7 @@ class CoreMesh:
         if kind == "offer_withdrawn":
             return dispatcher.on_offer_withdrawn(shard, frame.offer_withdrawn.ticket_ids)
         if kind == "head":
-            return dispatcher.on_head(shard, frame.head)
+            return dispatcher.on_head(shard, frame.head, self.now)
         return dispatcher.on_credit_returned(shard, frame.credit_returned.model, frame.credit_returned.tickets)
 
     # Effects.
@@ -272,7 +270,7 @@ class CoreMesh:
         for effect in [*effects, *self.shards[shard].model_queues.head_updates()]:
             if isinstance(effect, queue_effects.ToScheduler):
                 if stream := self.streams.get((effect.scheduler, shard)):
-                    stream.down.append(queue_frames.to_scheduler(effect))
+                    stream.down.append(queue_frames.to_scheduler(effect, self.now))
             elif isinstance(effect, queue_effects.Leased):
                 self.endings[effect.lease.ticket_id].append("leased")
                 self.leased_tickets.append(effect.lease.ticket_id)

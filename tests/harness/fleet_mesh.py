@@ -110,9 +110,10 @@ class FleetMesh(CoreMesh):
             self._enqueue(request)
 
     def _enqueue(self, request):
-        fields = {"priority": request.priority, "tokens": request.tokens, "at": request.at, "avoid": request.avoid}
+        age = self.now - request.at
+        fields = {"priority": request.priority, "tokens": request.tokens, "age": age, "avoid": request.avoid}
         ticket = ticket_of(request.name, attempt=request.attempt, tenant_id=request.tenant, **fields)
-        waiting = from_frame(ticket, self.edges[request.shard])
+        waiting = from_frame(ticket, self.edges[request.shard], self.now)
         self._perform_shard(request.shard, self.shards[request.shard].enqueue(waiting, self.now))
 
     def send_again(self, request, avoid=()):

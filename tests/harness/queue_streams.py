@@ -22,7 +22,6 @@ def ticket(ticket_id, **fields):
         "model": "m",
         "prompt_tokens": 90,
         "max_output_tokens": 10,
-        "enqueue_unix_nano": 1_000_000_000_000,
         "attempt": 1,
     }
     return Ticket(ticket_id=ticket_id, **whole | fields)
@@ -53,8 +52,8 @@ class QueueEdge(StreamClient):
     def enqueue(self, *tickets):
         self.send(enqueue=pb.Enqueue(tickets=tickets))
 
-    def withdraw(self, *ticket_ids, at=0.0):
-        self.send(withdraw=pb.Withdraw(ticket_ids=ticket_ids, withdraw_unix_nano=round(at * 1e9)))
+    def withdraw(self, *ticket_ids):
+        self.send(withdraw=pb.Withdraw(ticket_ids=ticket_ids))
 
 
 class QueueScheduler(StreamClient):

@@ -58,17 +58,19 @@ def pool_stats(effects):
     return [effect.stats for effect in effects if isinstance(effect, SendPoolStats)]
 
 
+NOW = 1_000.0  # s
 LARGE_TOKENS, SMALL_TOKENS = 1_000, 100  # tokens
 MANY_TOKENS = 1_000_000  # tokens; more than these tests grant
 
 
 def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, resumes=False):
-    """Return a head of `waiting` tickets with `tokens` each."""
+    """Return a head of `waiting` tickets with `tokens` each, of which the best was enqueued `at`, before NOW."""
     return Head(
         model=MODEL,
         waiting=waiting,
         priority=priority,
-        enqueue_unix_nano=at,
+        age_nanos=round((NOW - at) * 1e9),
+        arrival_number=1 + at,
         virtual_tokens=virtual,
         waiting_tokens=waiting * tokens,
         lifted_tokens=lifted,
@@ -84,4 +86,4 @@ def grants(book, room, largest, tokens=MANY_TOKENS):
 def offer_one(book, queue, then):
     """Let a shard use one ticket of credit and send its new head, as after every offer."""
     book.on_offer(queue, 10)
-    book.on_head(queue, then)
+    book.on_head(queue, then, NOW)

@@ -55,7 +55,7 @@ async def test_a_worker_lost_mid_answer_loses_no_token_and_repeats_none():
         assert (finished.timeline.attempts, finished.timeline.worker_id) == (2, "w2")
         first, second = mesh.queue.tickets
         assert (second.attempt, list(second.avoid_workers)) == (2, ["w1"])
-        assert (second.ticket_id, second.enqueue_unix_nano) == (first.ticket_id, first.enqueue_unix_nano)
+        assert (second.ticket_id, second.age_nanos > first.age_nanos) == (first.ticket_id, True)
         assert (second.prompt_tokens, second.max_output_tokens) == (7, 7)
         (start,), (again,) = mesh.workers[0].starts, mesh.workers[1].starts
         assert (list(again.token_ids[:2]), again.emitted) == (list(start.token_ids), 5)
@@ -86,7 +86,7 @@ async def test_a_restarted_queue_receives_the_waiting_tickets():
         _, text, _, _ = await reading
         assert text == "ab"
         first, second = mesh.queue.tickets
-        assert (second.attempt, second.enqueue_unix_nano) == (1, first.enqueue_unix_nano)
+        assert (second.attempt, second.age_nanos > first.age_nanos) == (1, True)
 
 
 async def test_the_tickets_of_a_lost_shard_move_to_another_at_once():
@@ -104,7 +104,10 @@ async def test_the_tickets_of_a_lost_shard_move_to_another_at_once():
         for peer in list(home.peers):
             peer.close("killed")
         assert (await reading)[1] == "ab"
-        assert other.tickets == home.tickets
+        (first,), (moved,) = home.tickets, other.tickets
+        assert (moved.ticket_id, moved.attempt, moved.readmitted) == (first.ticket_id, 1, True)
+        assert moved.age_nanos > first.age_nanos
+        assert 0 < moved.time_left_nanos < first.time_left_nanos
         for waiting in held:
             waiting.cancel()
 

@@ -165,12 +165,6 @@ async def test_every_stage_span_lies_within_its_request_at_every_end(receiver, e
         assert root.start_unix_nano <= stage.start_unix_nano <= stage.end_unix_nano <= root.end_unix_nano, stage.name
 
 
-async def test_a_withdrawal_names_its_time():
-    async with edge_mesh() as mesh:
-        await cancelled_as_it_waits(mesh, metadata=KEY)
-        assert mesh.queue.withdrawals[0].withdraw_unix_nano > mesh.queue.tickets[0].enqueue_unix_nano
-
-
 async def test_each_request_logs_one_line(receiver):
     with structlog.testing.capture_logs() as logs:
         async with edge_mesh() as mesh:

@@ -184,8 +184,8 @@ async def test_the_shard_with_the_better_head_gets_the_released_slot():
             await shard.receive("credit")
         first.offer(ticket("runs"))
         lease_id = (await first.receive("place")).lease.lease_id
-        first.send(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
-        second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
+        first.send(head=Head(model="m", waiting=1, priority=3, age_nanos=9, waiting_tokens=100))
+        second.send(head=Head(model="m", waiting=1, priority=1, age_nanos=1, waiting_tokens=100))
         asked = await second.receive("credit")
         assert (asked.tickets, asked.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
         second.send(credit_returned={"model": "m", "tickets": 1})

@@ -1,6 +1,7 @@
 """A real scheduler and a real queue shard between edges and workers that the test drives."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -58,7 +59,8 @@ async def turns_until(is_so):
 
 @asynccontextmanager
 async def shard_at(listen="127.0.0.1:0"):
-    service = QueueService(book_of(), Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue"))
+    hello = Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue")
+    service = QueueService(book_of(), hello, now=time.monotonic)
     registration = add_QueueServiceServicer_to_server, service
     async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
         yield server.address
@@ -167,7 +169,9 @@ async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_capacity():
 
 async def test_waiting_tickets_take_slots_in_order():
     async with mesh() as (_, worker, edge):
-        edge.enqueue(*(ticket(name, enqueue_unix_nano=at) for name, at in (("c", 3), ("a", 1), ("d", 4), ("b", 2))))
+        edge.enqueue(
+            *(ticket(name, age_nanos=age * 1_000_000_000) for name, age in (("c", 2), ("a", 4), ("d", 1), ("b", 3)))
+        )
         first = [(await edge.receive("leased")).lease for _ in range(2)]
         assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for later tickets
         worker.released(first[0].lease_id)

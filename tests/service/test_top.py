@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import re
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -35,7 +36,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 @asynccontextmanager
 async def shard_at(name):
     book = book_of()
-    service = QueueService(book, Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue"))
+    service = QueueService(book, Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue"), now=time.time)
     admin = AdminService("queue", name, service.figures, lambda: queue_snapshot.tables(book))
     registration = add_QueueServiceServicer_to_server, service
     async with (
@@ -116,7 +117,7 @@ async def test_json_is_one_object_of_what_waits_and_what_runs(screen):
 
 async def test_once_prints_one_frame(screen):
     async with busy_mesh() as (addresses, edge):
-        edge.enqueue(ticket("late", deadline_unix_nano=1))
+        edge.enqueue(ticket("late", time_left_nanos=1))
         await edge.receive("shed")
         text = await screen.top(addresses)
         assert text.count("tokens/s while busy") == 1

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import time
 import zlib
 from contextlib import AsyncExitStack
 
@@ -184,10 +183,10 @@ async def test_a_run_too_large_for_the_model_fails_with_the_numbers(model):
 async def test_a_deadline_ends_a_run_before_and_after_its_first_token(model):
     async with running_worker(model, sim_base_s=0.05) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
-        edge.start(1, deadline_unix_nano=1)
+        edge.start(1, time_left_nanos=1)
         assert (await edge.read_to_end(1)).failure.reason == "DEADLINE"
         worker.scheduler.expect("lease 2")
-        edge.start(2, tokens=400, deadline_unix_nano=time.time_ns() + 1_000_000_000)
+        edge.start(2, tokens=400, time_left_nanos=1_000_000_000)
         tokens, ends = await edge.read_answers(2)
         assert 0 < len(tokens[2]) < 400
         assert ends[2].failure.reason == "DEADLINE"

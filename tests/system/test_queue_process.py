@@ -41,8 +41,7 @@ def typical(number):
         priority=1 + number % 3,
         prompt_tokens=200 + number % 4_000,
         max_output_tokens=512,
-        deadline_unix_nano=4_000_000_000_000_000_000 + number,
-        enqueue_unix_nano=1_700_000_000_000_000_000 + number,
+        time_left_nanos=3_600_000_000_000 + number,
         prefix_hashes=[(number * 31 + block) * 0x9E3779B97F4A7C15 % 2**64 for block in range(PREFIX_HASHES)],
         traceparent=f"00-{number:032x}-{number:016x}-01",
     )

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dispatch_mesh import START_UNIX_S, CoreMesh, ticket_of
+from dispatch_mesh import CoreMesh, ticket_of
 from penstock.queue.poison import REPORT_DELAY_S
 
 SIZES = [2, 16, 17, 64, 128]  # tokens
@@ -37,7 +37,7 @@ class DispatchMachine(RuleBasedStateMachine):
             else []
         )
         name = f"t{len(self.tickets)}"
-        ticket = ticket_of(name, priority=priority, tokens=tokens, at=START_UNIX_S - age, avoid=avoid)
+        ticket = ticket_of(name, priority=priority, tokens=tokens, age=age, avoid=avoid)
         self.tickets[name], self.shard_of[name] = ticket, shard
         self.mesh.enqueue(shard, ticket)
 
@@ -183,11 +183,11 @@ def test_every_released_slot_goes_to_the_best_ticket_of_all_shards(keys, shards,
         mesh.attach(f"w{number}", f"s{number}", slots=1)
     mesh.settle()
     for number in range(schedulers):  # occupies the slot, so that the others wait
-        mesh.enqueue("q0", ticket_of(f"first{number}", priority=1, at=START_UNIX_S - 20_000))
+        mesh.enqueue("q0", ticket_of(f"first{number}", priority=1, age=20_000))
     mesh.settle()
     for priority, age in keys:
         name = f"{priority}/{age}"
-        mesh.enqueue(f"q{choose.randrange(shards)}", ticket_of(name, priority=priority, at=START_UNIX_S - age))
+        mesh.enqueue(f"q{choose.randrange(shards)}", ticket_of(name, priority=priority, age=age))
         if choose.random() < 0.5:
             mesh.settle()
     mesh.settle()

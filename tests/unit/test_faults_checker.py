@@ -291,10 +291,10 @@ def test_a_ticket_keeps_its_place_in_the_queue_over_attempts():
     def enqueue(**fields):
         return SubmitRequest(enqueue=Enqueue(tickets=[Ticket(ticket_id="t1", **fields)]))
 
-    first = enqueue(attempt=1, enqueue_unix_nano=5)
-    assert heard("enqueue", first, enqueue(attempt=2, enqueue_unix_nano=5)) == []
-    assert kinds(heard("enqueue", first, enqueue(attempt=2, enqueue_unix_nano=6))) == {"frame"}
-    assert kinds(heard("enqueue", enqueue(attempt=2, enqueue_unix_nano=5), first)) == {"frame"}
+    first = enqueue(attempt=1, age_nanos=5)
+    assert heard("enqueue", first, enqueue(attempt=2, age_nanos=6)) == []
+    assert kinds(heard("enqueue", first, enqueue(attempt=2, age_nanos=4))) == {"frame"}
+    assert kinds(heard("enqueue", enqueue(attempt=2, age_nanos=6), first)) == {"frame"}
 
 
 def test_repeated_settlements_of_a_reservation_must_be_equal():

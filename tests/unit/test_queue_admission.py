@@ -137,7 +137,8 @@ def test_resumed_and_readmitted_tickets_are_not_rejected_as_late():
     shard = shard_at_full_speed()
     enqueue_many(shard, 18)
     assert not sheds(shard.enqueue("resumed", attempt=2))
-    assert not sheds(shard.enqueue("from a shard that died", enqueued=shard.now - 5))
+    assert not sheds(shard.enqueue("from a shard that died", is_readmitted=True))
+    assert sheds(shard.enqueue("an old ticket that no shard admitted", enqueued=shard.now - 5))
 
 
 def test_without_recent_statistics_only_queue_limits_reject():

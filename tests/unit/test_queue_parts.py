@@ -25,7 +25,6 @@ def a_frame(**fields):
         "model": "m",
         "prompt_tokens": 10,
         "max_output_tokens": 5,
-        "enqueue_unix_nano": 1_700_000_000_123_456_768,
         "attempt": 1,
     }
     return Ticket(**whole | fields)
@@ -33,17 +32,20 @@ def a_frame(**fields):
 
 def test_a_ticket_is_offered_unchanged():
     frame = a_frame(
-        deadline_unix_nano=1_700_000_009_000_000_000,
+        time_left_nanos=9_000_000_000,
+        age_nanos=123_456_789,
         attempt=2,
         prefix_hashes=[2**64 - 1, 0, 7],
         avoid_workers=["w1", "w2"],
         traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         fingerprint=2**64 - 1,
         may_have_run=True,
+        readmitted=True,
     )
-    back = to_frame(from_frame(frame, "e"))
-    assert abs(back.enqueue_unix_nano - frame.enqueue_unix_nano) < 1_000  # a float in s is exact to a microsecond
-    back.enqueue_unix_nano = frame.enqueue_unix_nano
+    back = to_frame(from_frame(frame, "e", START_UNIX_S), START_UNIX_S + 1.5)
+    assert back.time_left_nanos == pytest.approx(7_500_000_000, abs=1_000)  # a float in s is exact to a microsecond
+    assert back.age_nanos == pytest.approx(1_623_456_789, abs=1_000)
+    back.time_left_nanos, back.age_nanos = frame.time_left_nanos, frame.age_nanos
     assert back == frame
 
 
@@ -61,7 +63,14 @@ def test_a_ticket_without_a_required_field_is_invalid(name):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"prefix_hashes": range(65)}, {"avoid_workers": [str(n) for n in range(17)]}, {"weight": -1.0}, {"priority": 9}],
+    [
+        {"time_left_nanos": 49 * 3600 * 10**9},
+        {"age_nanos": 2**64 - 1},
+        {"prefix_hashes": range(65)},
+        {"avoid_workers": [str(n) for n in range(17)]},
+        {"weight": -1.0},
+        {"priority": 9},
+    ],
 )
 def test_a_ticket_beyond_the_limits_of_the_protocol_is_invalid(fields):
     check_ticket(a_frame())
@@ -157,7 +166,7 @@ def test_the_policy_follows_the_settings():
 
 
 def test_shared_strings_are_interned():
-    first, second = (from_frame(a_frame(ticket_id=each), "e") for each in "ab")
+    first, second = (from_frame(a_frame(ticket_id=each), "e", START_UNIX_S) for each in "ab")
     assert first.tenant_id is second.tenant_id
     assert first.model is second.model
     assert not hasattr(ticket("a"), "__dict__")

@@ -20,7 +20,7 @@ def book():
 def enqueue(book, name, tenant, **fields):
     ticket = ticket_of(name, **fields)
     ticket.tenant_id = tenant
-    book.enqueue(from_frame(ticket, "edge"), START_UNIX_S)
+    book.enqueue(from_frame(ticket, "edge", START_UNIX_S - 1), START_UNIX_S)
 
 
 def test_depth_is_counted_by_class_and_tenant_without_zero_rows():
@@ -86,8 +86,8 @@ def test_an_early_lease_has_negative_lateness():
 
 def test_sheds_are_counted_by_class_and_reason():
     shard = book()
-    enqueue(shard, "a", "acme", priority=1, deadline=START_UNIX_S - 1)
-    enqueue(shard, "b", "acme", priority=3, deadline=START_UNIX_S - 1)
+    enqueue(shard, "a", "acme", priority=1, time_left=1.0)
+    enqueue(shard, "b", "acme", priority=3, time_left=1.0)
     assert tables(shard)["sheds"] == [
         {"class": "interactive", "reason": "DEADLINE", "tickets": 1},
         {"class": "batch", "reason": "DEADLINE", "tickets": 1},

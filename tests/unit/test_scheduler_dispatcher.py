@@ -7,7 +7,7 @@ from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import CatalogUpdate, Decline, Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
-from scheduler_calls import attach, credit_grants, offer, only
+from scheduler_calls import NOW, attach, credit_grants, offer, only
 
 
 def report(fingerprint):
@@ -48,7 +48,7 @@ def test_a_full_scheduler_sends_a_size_limit_that_no_ticket_meets(scheduler):
     attach(scheduler, slots=1)
     scheduler.on_queue_connected("q2")
     offer(scheduler)
-    recall = only(GrantCredit, scheduler.on_head("q", Head(model=MODEL, waiting=1, priority=2)))
+    recall = only(GrantCredit, scheduler.on_head("q", Head(model=MODEL, waiting=1, priority=2), NOW))
     assert (recall.queue, recall.tickets, recall.return_unused, recall.max_ticket_tokens) == ("q2", 0, True, 1)
 
 

@@ -12,6 +12,7 @@ from penstock.scheduler.credit.grants import CreditGrant, FreeCapacity, plan_gra
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
+from scheduler_calls import NOW
 
 SLOTS = 64
 SHARE = 1 / 16
@@ -32,7 +33,14 @@ def space(room, largest=LARGE):
 
 def head(waiting=1, *, express=False, at=100):
     return Head(
-        model=MODEL, waiting=waiting, priority=2, enqueue_unix_nano=at, waiting_tokens=10, tokens=10, express=express
+        model=MODEL,
+        waiting=waiting,
+        priority=2,
+        age_nanos=round((NOW - at) * 1e9),
+        arrival_number=1 + at,
+        waiting_tokens=10,
+        tokens=10,
+        express=express,
     )
 
 
@@ -84,20 +92,20 @@ def test_express_slots_leave_slots_to_other_tickets(came, slots, share):
 
 def test_regular_credit_excludes_express_slots():
     book = book_that_keeps(2)
-    book.on_head("a", head(9))
+    book.on_head("a", head(9), NOW)
     assert tickets(plan_grants(book, space(5))) == {"a": (3, 2)}
     for _ in range(3):
         book.on_offer("a", 10)
-    book.on_head("a", head(6))
+    book.on_head("a", head(6), NOW)
     assert tickets(plan_grants(book, space(2))) == {}, "the two free slots are express slots"
 
 
 def test_a_released_slot_becomes_an_express_slot_first():
     book = book_that_keeps(2)
-    book.on_head("a", head(9))
+    book.on_head("a", head(9), NOW)
     plan_grants(book, space(2))
     book.on_offer("a", 10, is_express=True, uses_express_credit=True)
-    book.on_head("a", head(9))
+    book.on_head("a", head(9), NOW)
     assert tickets(plan_grants(book, space(1))) == {}
     assert tickets(plan_grants(book, space(2))) == {"a": (0, 1)}
     assert tickets(plan_grants(book, space(3))) == {"a": (1, 0)}
@@ -107,14 +115,14 @@ def test_every_shard_holds_express_credit_unless_express_tickets_wait():
     book = book_that_keeps(2, "ab")
     assert tickets(plan_grants(book, space(2))) == {"a": (0, 2), "b": (0, 2)}
     book = book_that_keeps(2, "abc")
-    book.on_head("b", head(3, express=True, at=9))
-    book.on_head("c", head(3, express=True, at=8))
+    book.on_head("b", head(3, express=True, at=9), NOW)
+    book.on_head("c", head(3, express=True, at=8), NOW)
     assert tickets(plan_grants(book, space(2))) == {"c": (0, 2)}
 
 
 def test_express_credit_is_renewed_when_larger_tickets_fit():
     book = book_that_keeps(2)
-    book.on_head("a", head(9, express=True))
+    book.on_head("a", head(9, express=True), NOW)
     plan_grants(book, space(2, largest=5))
     assert plan_grants(book, space(2, largest=20)) == [CreditGrant("a")]
     assert plan_grants(book, space(2, largest=20)) == []
@@ -122,8 +130,8 @@ def test_express_credit_is_renewed_when_larger_tickets_fit():
 
 def test_an_express_head_goes_first_and_sets_no_virtual_time():
     book = CreditBook("ab")
-    book.on_head("a", head(5, at=1))
-    book.on_head("b", head(5, express=True, at=9))
+    book.on_head("a", head(5, at=1), NOW)
+    book.on_head("b", head(5, express=True, at=9), NOW)
     assert [grant.queue for grant in plan_grants(book, FreeCapacity(1, 1_000_000, LARGE))] == ["b"]
     assert book.remote_virtual_time("a") == {}
 
@@ -145,7 +153,7 @@ def test_the_last_slot_is_left_to_an_express_ticket(scheduler):
     scheduler.on_offer("q", ticket_of("express", express=True), START_UNIX_S)
     for number in range(14):
         scheduler.on_offer("q", ticket_of(f"t{number}"), START_UNIX_S)
-    effects = scheduler.on_head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))
+    effects = scheduler.on_head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32), NOW)
     given = [each for each in effects if isinstance(each, GrantCredit)]
     assert scheduler.credit_books[MODEL].shards["q"].held_express_tickets == 1
     assert not any(each.tickets for each in given)

@@ -10,6 +10,7 @@ from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Served
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Decline, Expect, Place, Revoke, SendServiceReport
 from penstock.scheduler.leases import LeaseBook
+from scheduler_calls import NOW
 
 QUEUES = ["q1", "q2"]
 WORKERS = ["w1", "w2", "w3"]
@@ -66,7 +67,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES), waiting=st.integers(0, 5), priority=st.integers(1, 3))
     def head(self, queue, waiting, priority):
-        self.perform(self.scheduler.on_head(queue, Head(model=MODEL, waiting=waiting, priority=priority)))
+        self.perform(self.scheduler.on_head(queue, Head(model=MODEL, waiting=waiting, priority=priority), NOW))
 
     @rule(queue=st.sampled_from(QUEUES), tickets=st.integers(0, 5))
     def returned(self, queue, tickets):

@@ -6,7 +6,7 @@ from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
 from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
 from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
-from scheduler_calls import attach, offer, only, pool_stats, served, service_reports
+from scheduler_calls import NOW, attach, offer, only, pool_stats, served, service_reports
 
 
 def test_credit_carries_the_rate_of_all_workers(scheduler):
@@ -172,7 +172,7 @@ def run_two_until(scheduler, steps, *, waiting):
     attach(scheduler, slots=2)
     for name in ("a", "b"):
         offer(scheduler, name)
-    scheduler.on_head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2))
+    scheduler.on_head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2), NOW)
     scheduler.on_load_report("w", LoadReport(steps=100))
     scheduler.on_progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
     scheduler.tick(START_UNIX_S)

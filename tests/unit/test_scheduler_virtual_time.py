@@ -4,15 +4,15 @@ import pytest
 
 from penstock.scheduler.credit.credit_book import CreditBook
 from penstock.scheduler.credit.grants import CreditGrant, FreeCapacity, plan_grants
-from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
+from scheduler_calls import LARGE_TOKENS, NOW, SMALL_TOKENS, grants, head, offer_one
 
 
 def test_an_idle_shard_is_lifted_to_the_virtual_time_of_waiting_ones():
     book = CreditBook("ab")
-    book.on_head("a", head(5, at=1, virtual=1_000.0))
+    book.on_head("a", head(5, at=1, virtual=1_000.0), NOW)
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 1)]
     offer_one(book, "a", head(4, at=2, virtual=1_100.0))
-    book.on_head("b", head(5, at=3, virtual=0.0))  # its virtual tokens count from its own start
+    book.on_head("b", head(5, at=3, virtual=0.0), NOW)  # its virtual tokens count from its own start
     assert book.shards["b"].virtual_tokens == 1_000.0
     assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
     offer_one(book, "b", head(4, at=4, virtual=300.0))
@@ -22,22 +22,22 @@ def test_an_idle_shard_is_lifted_to_the_virtual_time_of_waiting_ones():
 
 def test_an_offset_holds_while_a_shard_waits():
     book = CreditBook("ab")
-    book.on_head("a", head(5, virtual=1_000.0))
+    book.on_head("a", head(5, virtual=1_000.0), NOW)
     grants(book, 1, LARGE_TOKENS)
-    book.on_head("b", head(1, virtual=0.0))
-    book.on_head("b", head(1, virtual=50.0))
+    book.on_head("b", head(1, virtual=0.0), NOW)
+    book.on_head("b", head(1, virtual=50.0), NOW)
     assert book.shards["b"].virtual_tokens == 1_050.0
-    book.on_head("b", head(0))
-    book.on_head("b", head(1, virtual=1_200.0))
+    book.on_head("b", head(0), NOW)
+    book.on_head("b", head(1, virtual=1_200.0), NOW)
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
 def begun(book, **virtual):
     """Let shards start to wait together, and advance them to these virtual tokens."""
     for queue in virtual:
-        book.on_head(queue, head(5))
+        book.on_head(queue, head(5), NOW)
     for queue, tokens in virtual.items():
-        book.on_head(queue, head(5, virtual=tokens))
+        book.on_head(queue, head(5, virtual=tokens), NOW)
 
 
 def standing(book):
@@ -47,61 +47,61 @@ def standing(book):
 def test_shards_that_start_to_wait_together_have_equal_virtual_time():
     book = CreditBook("abc")
     for queue, tokens in ("a", 1_000.0), ("b", 7_000.0), ("c", 0.0):
-        book.on_head(queue, head(5, virtual=tokens))
+        book.on_head(queue, head(5, virtual=tokens), NOW)
     assert standing(book) == dict.fromkeys("abc", 7_000.0)
-    book.on_head("b", head(0))
-    book.on_head("b", head(2, virtual=9_000.0))
+    book.on_head("b", head(0), NOW)
+    book.on_head("b", head(2, virtual=9_000.0), NOW)
     assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited meanwhile"
     for queue in "abc":
-        book.on_head(queue, head(0))
-    book.on_head("a", head(1, virtual=1_200.0))
-    book.on_head("c", head(1, virtual=8_000.0))
-    book.on_head("a", head(1, virtual=1_300.0))
+        book.on_head(queue, head(0), NOW)
+    book.on_head("a", head(1, virtual=1_200.0), NOW)
+    book.on_head("c", head(1, virtual=8_000.0), NOW)
+    book.on_head("a", head(1, virtual=1_300.0), NOW)
     assert (standing(book)["a"], standing(book)["c"]) == (8_100.0, 8_000.0)
 
 
 def test_an_expedited_head_does_not_set_the_virtual_time():
     book = CreditBook("ab")
-    book.on_head("a", head(5, virtual=1_000.0))
-    book.on_head("b", head(5, virtual=7_000.0, resumes=True))
+    book.on_head("a", head(5, virtual=1_000.0), NOW)
+    book.on_head("b", head(5, virtual=7_000.0, resumes=True), NOW)
     assert standing(book)["a"] == 1_000.0
-    book.on_head("b", head(4, virtual=7_000.0))
+    book.on_head("b", head(4, virtual=7_000.0), NOW)
     assert standing(book)["a"] == 7_000.0
 
 
 def book_that_came_to(virtual):
     """A book in which shard a was served up to `virtual`, and waits."""
     book = CreditBook("ab")
-    book.on_head("a", head(5, virtual=virtual))
+    book.on_head("a", head(5, virtual=virtual), NOW)
     grants(book, 1, LARGE_TOKENS)
     return book
 
 
 def test_a_lift_by_the_shard_is_subtracted_from_the_offset():
     book = book_that_came_to(1_000.0)
-    book.on_head("b", head(2, virtual=100.0))
+    book.on_head("b", head(2, virtual=100.0), NOW)
     assert book.shards["b"].virtual_tokens == 1_000.0
-    book.on_head("b", head(2, virtual=700.0, lifted=600.0))
+    book.on_head("b", head(2, virtual=700.0, lifted=600.0), NOW)
     assert book.shards["b"].virtual_tokens == 1_000.0
-    book.on_head("b", head(2, virtual=1_300.0, lifted=1_200.0))
+    book.on_head("b", head(2, virtual=1_300.0, lifted=1_200.0), NOW)
     assert book.shards["b"].virtual_tokens == 1_300.0
 
 
 def test_a_resumed_head_goes_first_and_sets_no_virtual_time():
     book = book_that_came_to(1_000.0)
-    book.on_head("b", head(2, virtual=0.0, resumes=True))
+    book.on_head("b", head(2, virtual=0.0, resumes=True), NOW)
     assert book.shards["b"].sort_key < (2, -(10**9), 0)
     assert book.remote_virtual_time("a") == {}
-    book.on_head("b", head(1, virtual=1_200.0))
+    book.on_head("b", head(1, virtual=1_200.0), NOW)
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
 def test_a_class_that_waits_again_gets_a_new_offset():
     book = book_that_came_to(1_000.0)
-    book.on_head("b", head(2, virtual=900.0))
-    book.on_head("b", head(1, priority=3))  # no ticket of the higher class waits
+    book.on_head("b", head(2, virtual=900.0), NOW)
+    book.on_head("b", head(1, priority=3), NOW)  # no ticket of the higher class waits
     book.virtual_time[2] = 5_000.0  # other shards are served meanwhile
-    book.on_head("b", head(2, virtual=900.0))
+    book.on_head("b", head(2, virtual=900.0), NOW)
     assert book.shards["b"].virtual_tokens == 5_000.0
 
 
@@ -115,9 +115,9 @@ def test_remote_virtual_time_is_the_larger_of_served_and_waiting():
         {2: 300.0},
     )
     grants(book, 1, LARGE_TOKENS)  # to c, which has the best head
-    book.on_head("c", head(5, virtual=250.0, priority=3))
+    book.on_head("c", head(5, virtual=250.0, priority=3), NOW)
     assert book.remote_virtual_time("a") == {2: 300.0, 3: 250.0}
-    book.on_head("b", head(0))
+    book.on_head("b", head(0), NOW)
     assert book.remote_virtual_time("a") == {2: 200.0, 3: 250.0}
     assert book.remote_virtual_time("c") == {}
     book.reset()
@@ -133,8 +133,8 @@ def sized_head(*, tokens, **fields):
 def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
     book = CreditBook("ab")
     begun(book, a=0.0, b=0.0)
-    book.on_head("a", sized_head(tokens=LARGE_TOKENS))
-    book.on_head("b", head(5, virtual=LARGE_TOKENS / 2, tokens=SMALL_TOKENS))
+    book.on_head("a", sized_head(tokens=LARGE_TOKENS), NOW)
+    book.on_head("b", head(5, virtual=LARGE_TOKENS / 2, tokens=SMALL_TOKENS), NOW)
     room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
     assert [grant.queue for grant in plan_grants(book, room)] == ["a"]
     book.on_credit_returned("a", 1)
@@ -153,8 +153,8 @@ def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
 )
 def test_a_head_that_may_never_run_here_blocks_no_shard(stuck):
     book = CreditBook("ab")
-    book.on_head("a", sized_head(**stuck))
-    book.on_head("b", head(5, virtual=2 * LARGE_TOKENS, tokens=SMALL_TOKENS))
+    book.on_head("a", sized_head(**stuck), NOW)
+    book.on_head("b", head(5, virtual=2 * LARGE_TOKENS, tokens=SMALL_TOKENS), NOW)
     room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
     assert [grant.queue for grant in plan_grants(book, room)] == ["a"]
     book.on_credit_returned("a", 1)

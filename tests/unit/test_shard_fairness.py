@@ -66,7 +66,7 @@ def restart_scheduler(mesh, name="s0", meanwhile=lambda: None):
 
 
 def waiting(name, tenant="acme"):
-    return from_frame(ticket_of(name, tenant_id=tenant), "edge")
+    return from_frame(ticket_of(name, tenant_id=tenant), "edge", START_UNIX_S)
 
 
 def test_a_waiting_tenant_keeps_its_lag():

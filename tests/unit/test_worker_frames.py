@@ -33,7 +33,8 @@ def a_run(**fields):
 
 def test_a_start_without_deadline_never_expires():
     assert a_run().deadline == math.inf
-    assert a_run(deadline_unix_nano=1_500_000_000).deadline == 1.5
+    assert a_run(time_left_nanos=1_500_000_000).deadline == 101.5
+    assert a_run(time_left_nanos=2**64 - 1).deadline == 100.0 + 48 * 3600
 
 
 def test_absent_sampling_fields_have_the_defaults_of_the_contract():

@@ -18,7 +18,6 @@ def admitted(request_id: str, reservation: Reservation, identity: Identity, fall
         identity=identity,
         fallback_tokens=fallback_tokens,
     )
-    answer.expire_time.FromNanoseconds(int(reservation.expires_at * 1_000_000) * 1_000)
     return AdmitResponse(admitted=answer)
 
 

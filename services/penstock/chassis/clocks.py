@@ -5,13 +5,20 @@ import time
 
 
 class WallMonotonicClock:
-    """Unix time in seconds that never steps: the system's time at the start, then monotonic."""
+    """Unix time in seconds that never steps: the system's time at the start, then monotonic.
+
+    It differs from the clock of any other process by an unknown offset, so that no rule compares the two.
+    """
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
 
     def now(self) -> float:
         return time.monotonic() + self._offset
+
+    def at(self, monotonic: float) -> float:
+        """Return the time of a reading of `time.monotonic`, which all processes of a host share."""
+        return monotonic + self._offset
 
 
 class StallFreeClock:

@@ -1,8 +1,15 @@
-"""Conversions of protobuf durations, in which a peer may have sent any value."""
+"""Conversions of durations on the wire, in which a peer may have sent any value.
+
+No frame carries a point in time, because the clocks of two hosts differ: a deadline is sent as the time left, and a
+past event as its age. The receiver adds it to its own clock.
+"""
+
+import math
 
 from google.protobuf.duration_pb2 import Duration
 
 NANOS_PER_S = 1_000_000_000
+MAX_NANOS = 48 * 3600 * NANOS_PER_S  # of the time left or the age of a request; the longest timeout is a day
 
 
 def seconds_of(duration: Duration) -> float:
@@ -13,3 +20,13 @@ def seconds_of(duration: Duration) -> float:
 def set_seconds(duration: Duration, seconds: float) -> None:
     """Set a duration of 0 or more seconds; takes half the time of `FromNanoseconds`, a quarter of `FromTimedelta`."""
     duration.seconds, duration.nanos = divmod(round(seconds * 1e9), NANOS_PER_S)
+
+
+def nanos_left(deadline: float, now: float) -> int:
+    """Return the time left until `deadline` as a frame has it: at least 1 ns; 0 if the deadline is infinite."""
+    return 0 if math.isinf(deadline) else max(1, round((deadline - now) * NANOS_PER_S))
+
+
+def nanos_since(then: float, now: float) -> int:
+    """Return the age of an event as a frame has it."""
+    return max(0, round((now - then) * NANOS_PER_S))

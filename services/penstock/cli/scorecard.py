@@ -16,6 +16,7 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, exit_code
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.live.cancel import CancelOptions, cancel
+from penstock.proofs.live.clocks import ClocksOptions, clocks
 from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
@@ -69,6 +70,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "partition": (partition, PartitionOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
+    "clocks": (clocks, ClocksOptions),
     "engine": (_engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
     "recovery": (recovery, RecoveryOptions),

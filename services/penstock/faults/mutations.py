@@ -1,4 +1,4 @@
-"""Changes to the plans of some worlds: a slow reader, a request that crashes engines, a long freeze."""
+"""Changes to the plans of some worlds: clocks, a slow reader, a request that crashes engines, a long freeze."""
 
 import random
 from dataclasses import replace
@@ -9,12 +9,18 @@ from penstock.faults.plan import (
     NO_OVERRIDES,
     TIER_WEIGHTS,
     FaultKind,
+    PlannedClockStep,
     PlannedFault,
     PlanOverrides,
     WorldPlan,
     plan_for_seed,
 )
+from penstock.faults.world.tiers import TIERS
 
+OWN_CLOCKS_SHARE = 0.7  # share of worlds in which each host has a clock of its own
+MAX_CLOCK_STEPS = 3
+CLOCK_STEP_S = 600.0  # s; the longest step in either direction
+CLOCK_STEP_PERIOD_S = 2.0  # s; clocks step within it
 POISON_SHARE = 0.06  # share of worlds in which one request crashes engines
 SLOW_READER_SHARE = 0.15  # share of worlds in which one client stops reading
 LONG_ANSWER_TOKENS = 28  # exceeds the client buffer of a world with a slow reader
@@ -23,13 +29,29 @@ CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a wor
 
 
 def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
-    plan = replace(plan_for_seed(seed), overrides=overrides)
+    plan = with_clocks(replace(plan_for_seed(seed), overrides=overrides), random.Random(f"{seed} clocks"))
     slow, poison = random.Random(f"{seed} slow"), random.Random(f"{seed} poison")
     if overrides.max_freeze_s:
         plan = with_freeze(plan, random.Random(f"{seed} freeze"), overrides.max_freeze_s)
     if poison.random() < POISON_SHARE or overrides.has_poison:
         return with_poison(plan, poison)
     return with_slow_reader(plan, slow) if slow.random() < SLOW_READER_SHARE else plan
+
+
+def with_clocks(plan: WorldPlan, rng: random.Random) -> WorldPlan:
+    """Give each host of most worlds a clock of its own, which may step."""
+    if rng.random() >= OWN_CLOCKS_SHARE:
+        return plan
+    steps = tuple(
+        PlannedClockStep(
+            at=rng.uniform(0.0, CLOCK_STEP_PERIOD_S),
+            tier=rng.choice(TIERS),
+            pick=rng.random(),
+            seconds=rng.choice((-CLOCK_STEP_S, CLOCK_STEP_S, rng.uniform(-1.0, 1.0), rng.uniform(-61.0, 61.0))),
+        )
+        for _ in range(rng.randint(0, MAX_CLOCK_STEPS))
+    )
+    return replace(plan, has_own_clocks=True, clock_steps=steps)
 
 
 def with_slow_reader(plan: WorldPlan, rng: random.Random) -> WorldPlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.grpc.network import Connection, Failpoint
-from penstock.faults.plan import FaultKind, PlannedFault
+from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import LOAD_TIME_S, FakeEngineProcess
 from penstock.faults.world.process import Process
@@ -23,6 +23,7 @@ class Nemesis:
     disk: Disk
     faults: tuple[PlannedFault, ...]
     rng: random.Random
+    clock_steps: tuple[PlannedClockStep, ...] = ()
     injected: list[str] = field(default_factory=list)
     last_fault_ends_at: float = 0.0  # s; end of the last fault among those injected
     # When a process or a link of a tier, or the disk, was faulty.
@@ -41,11 +42,17 @@ class Nemesis:
         for fault in self.faults:
             if not fault.failpoint:
                 world.schedule(world.now + fault.at, self._inject, fault)
+        for step in self.clock_steps:
+            world.schedule(world.now + step.at, self._step_clock, step)
         self.tiers.network.on_failpoint = self._on_frame
 
     def stop(self) -> None:
         """Disarm the faults that wait for a frame."""
         self._armed = []
+
+    def _step_clock(self, step: PlannedClockStep) -> None:
+        hosts = self.tiers.shape.names(step.tier)
+        self.tiers.network.world.clocks[hosts[int(step.pick * len(hosts))]].step(step.seconds)
 
     def _on_frame(self, failpoint: Failpoint, connection: Connection) -> None:
         if not self._armed:

@@ -99,6 +99,16 @@ class PlannedTokenCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedClockStep:
+    """A step of Unix time on the host of one process. It is no excuse: no promise depends on a clock."""
+
+    at: float  # s from the first request
+    tier: str
+    pick: float  # in [0, 1): selects one of the tier's processes
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOverrides:
     """Faults that the command line adds to every world."""
 
@@ -124,6 +134,8 @@ class WorldPlan:
     token_counts: tuple[PlannedTokenCount, ...]
     faults: tuple[PlannedFault, ...]
     late_frame_share: float  # share of frames with a long network delay
+    has_own_clocks: bool = False  # each host has a clock of its own, with an offset and a drift
+    clock_steps: tuple[PlannedClockStep, ...] = ()
     overrides: PlanOverrides = NO_OVERRIDES
 
 

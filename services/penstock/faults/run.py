@@ -87,6 +87,8 @@ class WorldContext:
     def __post_init__(self) -> None:
         seed = self.plan.seed
         self.world = World(seed)
+        if self.plan.has_own_clocks:
+            self.world.clocks.update(self.plan.shape.random_clocks(random.Random(f"{seed} hosts")))
         self.network = Network(self.world, seed, late_share=self.plan.late_frame_share)
         self.disk = Disk(seed)
         self.engine_pool = EnginePool(self.network)
@@ -97,7 +99,9 @@ class WorldContext:
         }
         self.invariants = FrameInvariants({len(each.prompt): each for each in requests})
         self.network.on_frame = self.invariants.on_frame
-        self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
+        self.nemesis = Nemesis(
+            self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"), self.plan.clock_steps
+        )
         self.network.window_bytes[SLOW_READER_PROCESS] = READER_WINDOW_BYTES
         self.slow_reader_monitor = SlowReaderMonitor(self.nemesis, sum(map(_is_slow_reader, self.plan.requests)))
 

@@ -1,10 +1,9 @@
 """One shard of the queue: `python -m penstock.queue`."""
 
 import asyncio
-import time
 
 from penstock.chassis import lifecycle
-from penstock.chassis.clocks import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock, WallMonotonicClock
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
@@ -25,19 +24,20 @@ MAX_SCHEDULER_WAIT_S = 8.0  # s until a shard is ready without a scheduler; sche
 
 async def run(config: QueueConfig) -> None:
     hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="queue")
+    now = WallMonotonicClock().now
     book = TicketBook(
         limits=QueueLimits(config.max_depth, config.max_tokens),
         availability=ModelAvailability(
             timeout=config.unavailable_model_timeout,
             warm_up=config.warm_up,
-            started_at=time.time(),
+            started_at=now(),
             clock=StallFreeClock(STALL_THRESHOLD_S),
         ),
         recent_leases=RecentLeases(config.recent_lease_ttl),
         ttft_targets=config.ttft_targets,
         new_policy=config.policy,
     )
-    service = QueueService(book, hello, scheduler_wait=config.scheduler_wait)
+    service = QueueService(book, hello, now=now, scheduler_wait=config.scheduler_wait)
     async with serving(
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],

@@ -96,9 +96,11 @@ class Head:
     tokens: int = field(default=0, compare=False)  # tokens of the best ticket
     is_resumed: bool = False
     is_express: bool = False
+    arrival_number: int = field(default=0, compare=False)  # of the best ticket at this shard
 
     def addressed_to(self, scheduler: str) -> "Head":
-        fields = self.waiting, self.waiting_tokens, self.key, self.tokens, self.is_resumed, self.is_express
+        best = self.tokens, self.is_resumed, self.is_express, self.arrival_number
+        fields = self.waiting, self.waiting_tokens, self.key, *best
         return Head(scheduler, self.model, *fields)
 
 

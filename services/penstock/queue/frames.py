@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from penstock.chassis.durations import seconds_of, set_seconds
+from penstock.chassis.durations import nanos_since, seconds_of, set_seconds
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.accounting import ServedTicket
 from penstock.queue.errors import AdmissionRejected, RejectionWindow
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
 from penstock.queue.schedulers import Credit
-from penstock.queue.ticket import NANOS_PER_SECOND, to_frame
+from penstock.queue.ticket import to_frame
 
 MAX_PREFILL_BACKLOGS = 64  # workers in one report
 MAX_BACKLOG_TOKENS = 1 << 24  # tokens of one worker; a larger backlog makes no difference to a prediction
@@ -55,26 +55,26 @@ def _rejection_window_message(window: RejectionWindow) -> pb.RejectionWindow:
     return message
 
 
-def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
+def to_scheduler(effect: out.ToScheduler, now: float) -> pb.DispatchResponse:
     match effect:
         case out.Offer():
-            offer = pb.Offer(ticket=to_frame(effect.ticket), uses_express_credit=effect.uses_express_credit)
+            offer = pb.Offer(ticket=to_frame(effect.ticket, now), uses_express_credit=effect.uses_express_credit)
             return pb.DispatchResponse(offer=offer)
         case out.OfferWithdrawn():
             return pb.DispatchResponse(offer_withdrawn=pb.OfferWithdrawn(ticket_ids=effect.ticket_ids))
         case out.CreditReturned():
             return pb.DispatchResponse(credit_returned=pb.CreditReturned(model=effect.model, tickets=effect.tickets))
         case out.Head():
-            return pb.DispatchResponse(head=head_message(effect))
+            return pb.DispatchResponse(head=head_message(effect, now))
 
 
-def head_message(effect: out.Head) -> pb.Head:
+def head_message(effect: out.Head, now: float) -> pb.Head:
     head = pb.Head(model=effect.model, waiting=effect.waiting, waiting_tokens=effect.waiting_tokens)
     if effect.key:
         head.tokens = effect.tokens
         head.priority = effect.key.priority  # type: ignore[assignment]  # the int is a value of this enum
         head.virtual_tokens = effect.key.virtual_tokens
-        head.enqueue_unix_nano = round(effect.key.enqueued * NANOS_PER_SECOND)
+        head.age_nanos, head.arrival_number = nanos_since(effect.key.enqueued, now), effect.arrival_number
         head.lifted_tokens = effect.key.lifted_tokens
         head.resumes, head.express = effect.is_resumed, effect.is_express
     return head

@@ -1,7 +1,6 @@
 """QueueService: turns frames into calls of the ticket book, and its effects into frames. It contains no policy."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
@@ -15,7 +14,7 @@ from penstock.queue import effects as out
 from penstock.queue import telemetry
 from penstock.queue.frames import credit_of, pool_stats_of, served_tickets_of, to_edge, to_scheduler, worker_steps_of
 from penstock.queue.snapshot import prediction_figures
-from penstock.queue.ticket import NANOS_PER_SECOND, from_frame
+from penstock.queue.ticket import from_frame
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.v1.stream_pb2 import End, Hello
@@ -28,14 +27,14 @@ SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
 
 
 class QueueService(QueueServiceServicer):
-    """The streams of one shard, to edges and to schedulers. `now` returns Unix time in s.
+    """The streams of one shard, to edges and to schedulers. `now` returns Unix time in s that never steps.
 
     Edges receive the hello once a scheduler has sent a model, or after `scheduler_wait` s: a shard that has just
     started must not receive tickets that another shard could place at once.
     """
 
     def __init__(
-        self, book: TicketBook, hello: Hello, *, scheduler_wait: float = 0.0, now: Callable[[], float] = time.time
+        self, book: TicketBook, hello: Hello, *, now: Callable[[], float], scheduler_wait: float = 0.0
     ) -> None:
         self._book = book
         self._hello = hello
@@ -118,8 +117,7 @@ class QueueService(QueueServiceServicer):
             case "enqueue":
                 return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket)]
             case "withdraw":
-                effects = self._book.withdraw(edge, frame.withdraw.ticket_ids)
-                self._perform(effects, sent=frame.withdraw.withdraw_unix_nano / NANOS_PER_SECOND)
+                return self._book.withdraw(edge, frame.withdraw.ticket_ids)
         return []
 
     def _enqueue(self, edge: str, ticket: Ticket) -> list[out.Effect]:
@@ -127,7 +125,8 @@ class QueueService(QueueServiceServicer):
             check_ticket(ticket)
         except TicketInvalid as fault:
             return [out.Shed(edge, ticket.ticket_id, fault)]
-        return self._book.enqueue(from_frame(ticket, edge), self._now())
+        now = self._now()
+        return self._book.enqueue(from_frame(ticket, edge, now), now)
 
     def _on_scheduler_frame(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
         now = self._now()
@@ -157,13 +156,12 @@ class QueueService(QueueServiceServicer):
 
     # Effects.
 
-    def _perform(self, effects: Iterable[out.Effect], *, sent: float = 0.0) -> None:
-        """Send the frames and record the telemetry of effects. `sent`: Unix time of their cause in s; 0: unknown."""
+    def _perform(self, effects: Iterable[out.Effect]) -> None:
+        """Send the frames and record the telemetry of effects."""
         for effect in effects:
             match effect:
                 case out.TicketRemoved():
-                    now = self._now()
-                    telemetry.record_removed(effect, min(sent or now, now))
+                    telemetry.record_removed(effect, self._now())
                 case out.CatalogUpdate():
                     self._send_catalog(effect)
                 case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn():
@@ -193,7 +191,7 @@ class QueueService(QueueServiceServicer):
 
     def _send_to_scheduler(self, effect: out.ToScheduler) -> None:
         if peer := self._schedulers.get(effect.scheduler):
-            frame = to_scheduler(effect)
+            frame = to_scheduler(effect, self._now())
             if isinstance(effect, out.Offer) and (edge := self._edges.get(effect.ticket.edge)):
                 frame.offer.ticket.zone = edge.hello.zone
             peer.send(frame)

@@ -1,11 +1,11 @@
 """Telemetry of a shard: one span per ticket, and metrics of waits, sheds and depth."""
 
+from penstock.chassis.durations import NANOS_PER_S
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, meter, start_span
 from penstock.queue.effects import TicketRemoved
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.snapshot import class_name
-from penstock.queue.ticket import NANOS_PER_SECOND
 
 _wait = meter().create_histogram(
     semconv.PENSTOCK_QUEUE_WAIT,
@@ -36,10 +36,10 @@ def record_removed(removed: TicketRemoved, now: float) -> None:
     }
     if removed.reason:
         attributes[semconv.PENSTOCK_REASON] = removed.reason
-    begun = round(ticket.arrived * NANOS_PER_SECOND)
+    begun = round(ticket.arrived * NANOS_PER_S)
     span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=attributes)
     ended = min(now, ticket.deadline) if removed.reason and ticket.deadline else now
-    span.end(max(begun, round(ended * NANOS_PER_SECOND)))
+    span.end(max(begun, round(ended * NANOS_PER_S)))
 
 
 def record_shed(reason: str) -> None:

@@ -1,20 +1,21 @@
 """The ticket as the book keeps it. It is small, because 100,000 tickets may wait."""
 
+import math
 import re
 import sys
 from dataclasses import dataclass
 
+from penstock.chassis.durations import NANOS_PER_S, nanos_left, nanos_since
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.prediction.prefill_backlog import PendingPrompt
 
-NANOS_PER_SECOND = 1_000_000_000
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 TRACEPARENT_DASH_OFFSETS = (2, 34, 50)  # offsets in the hex digits
 
 
 @dataclass(slots=True, eq=False)
 class QueuedTicket:
-    """One ticket. Times are in s of the Unix clock, sizes in tokens."""
+    """One ticket. Times are in s of this shard's clock, sizes in tokens."""
 
     ticket_id: str
     edge: str  # stream of the edge that owns it
@@ -32,6 +33,7 @@ class QueuedTicket:
     packed_traceparent: bytes = b""
     fingerprint: int = 0  # identifies the request in poison reports; 0: unknown
     may_have_run: bool = False  # for another edge, or for this edge before it restarted
+    is_readmitted: bool = False  # this or another shard has admitted it before
 
     # State in this book.
     arrived: float = 0.0  # s; arrival of this attempt at this shard
@@ -128,8 +130,8 @@ class QueuedTicket:
         return bool(self.listing_version & 1)
 
 
-def from_frame(ticket: Ticket, edge: str) -> QueuedTicket:
-    """Return the ticket of a frame. Strings that many tickets share are interned."""
+def from_frame(ticket: Ticket, edge: str, now: float) -> QueuedTicket:
+    """Return the ticket of a frame received at `now`. Strings that many tickets share are interned."""
     hashes = b"".join(each.to_bytes(8, "little") for each in ticket.prefix_hashes)
     return QueuedTicket(
         ticket_id=ticket.ticket_id,
@@ -140,18 +142,19 @@ def from_frame(ticket: Ticket, edge: str) -> QueuedTicket:
         weight=ticket.weight,
         prompt_tokens=ticket.prompt_tokens,
         max_output_tokens=ticket.max_output_tokens,
-        deadline=ticket.deadline_unix_nano / NANOS_PER_SECOND,
-        enqueued=ticket.enqueue_unix_nano / NANOS_PER_SECOND,
+        deadline=now + ticket.time_left_nanos / NANOS_PER_S if ticket.time_left_nanos else 0.0,
+        enqueued=now - ticket.age_nanos / NANOS_PER_S,
         attempt=ticket.attempt,
         prefix_hashes=hashes,
         avoid_workers=tuple(sys.intern(each) for each in ticket.avoid_workers),
         packed_traceparent=pack_traceparent(ticket.traceparent),
         fingerprint=ticket.fingerprint,
         may_have_run=ticket.may_have_run,
+        is_readmitted=ticket.readmitted,
     )
 
 
-def to_frame(ticket: QueuedTicket) -> Ticket:
+def to_frame(ticket: QueuedTicket, now: float) -> Ticket:
     packed = ticket.prefix_hashes
     return Ticket(
         ticket_id=ticket.ticket_id,
@@ -161,8 +164,8 @@ def to_frame(ticket: QueuedTicket) -> Ticket:
         model=ticket.model,
         prompt_tokens=ticket.prompt_tokens,
         max_output_tokens=ticket.max_output_tokens,
-        deadline_unix_nano=round(ticket.deadline * NANOS_PER_SECOND),
-        enqueue_unix_nano=round(ticket.enqueued * NANOS_PER_SECOND),
+        time_left_nanos=nanos_left(ticket.deadline or math.inf, now),
+        age_nanos=nanos_since(ticket.enqueued, now),
         attempt=ticket.attempt,
         prefix_hashes=[int.from_bytes(packed[at : at + 8], "little") for at in range(0, len(packed), 8)],
         avoid_workers=ticket.avoid_workers,
@@ -172,6 +175,7 @@ def to_frame(ticket: QueuedTicket) -> Ticket:
         fingerprint=ticket.fingerprint,
         may_have_run=ticket.may_have_run,
         expected_worker=ticket.expected_worker,
+        readmitted=ticket.is_readmitted,
     )
 
 

@@ -91,8 +91,8 @@ class Dispatcher:
         entries = [entry for each in ticket_ids if (entry := self.leases.unstarted_for_ticket(each))]
         return self._revoke([entry for entry in entries if entry.queue == queue])
 
-    def on_head(self, queue: str, head: Head) -> list[Effect]:
-        self.credit_books[head.model].on_head(queue, head)
+    def on_head(self, queue: str, head: Head, now: float) -> list[Effect]:
+        self.credit_books[head.model].on_head(queue, head, now)
         return self.credit_books.grants(head.model)
 
     def on_credit_returned(self, queue: str, model: str, tickets: int) -> list[Effect]:

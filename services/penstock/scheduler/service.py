@@ -158,7 +158,7 @@ class SchedulerService(SchedulerServiceServicer):
             case "offer_withdrawn":
                 return self._dispatcher.on_offer_withdrawn(queue, frame.offer_withdrawn.ticket_ids)
             case "head":
-                return self._dispatcher.on_head(queue, frame.head)
+                return self._dispatcher.on_head(queue, frame.head, self._now())
             case "credit_returned":
                 return self._dispatcher.on_credit_returned(
                     queue, frame.credit_returned.model, frame.credit_returned.tickets

@@ -1,7 +1,6 @@
 """Performs the effects of the run table: frames to edges, messages to the engine, reports to the scheduler."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.chassis.streams.link import Peer
@@ -35,6 +34,7 @@ class EffectDispatcher:
         runs: RunTable,
         peers: Mapping[int, EdgePeer],
         *,
+        now: Callable[[], float],
         engine: EngineSupervisor,
         state: EngineState,
         scheduler: SchedulerClient,
@@ -43,6 +43,7 @@ class EffectDispatcher:
     ) -> None:
         """`peers` are the open edge streams by number, kept by the caller."""
         self.performed = asyncio.Event()  # set after each call of `perform`
+        self._now = now
         self._runs = runs
         self._peers = peers
         self._engine = engine
@@ -74,13 +75,13 @@ class EffectDispatcher:
             peer.send(frame)  # closes the stream of an edge that does not read; `close_stream` then ends its runs
 
     def _add_sequence(self, effect: AddSequence) -> None:
-        self._state.on_sent(effect.spec.seq_id, len(effect.spec.token_ids), time.time())
+        self._state.on_sent(effect.spec.seq_id, len(effect.spec.token_ids), self._now())
         self._engine.send(Add(effect.spec))  # without an engine, `on_engine_lost` is about to end the run
 
     def _cancel_sequence(self, effect: CancelSequence) -> None:
         self._engine.send(Cancel(effect.seq_id))
         # The loop writes to the pipe at the end of this turn, and many cancels can make the turn a long one.
-        asyncio.get_running_loop().call_soon(lambda: self._runs.on_cancel_sent(effect.seq_id, time.time()))
+        asyncio.get_running_loop().call_soon(lambda: self._runs.on_cancel_sent(effect.seq_id, self._now()))
 
     def _on_run_ended(self, effect: RunEnded) -> None:
         if effect.is_reported:
@@ -90,7 +91,7 @@ class EffectDispatcher:
 
     def _expire(self) -> None:
         self._timer_due_at = None
-        self.perform(self._runs.expire(time.time()))
+        self.perform(self._runs.expire(self._now()))
 
     def _rearm_timer(self) -> None:
         """Arm the timer for the run table's next expiry; disarm it if there is none."""
@@ -101,4 +102,4 @@ class EffectDispatcher:
             self._timer.cancel()
         self._timer_due_at = due
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - time.time()), self._expire)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._now()), self._expire)

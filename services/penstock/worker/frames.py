@@ -5,7 +5,7 @@ import math
 import zlib
 from collections.abc import Iterable
 
-from penstock.chassis.durations import set_seconds
+from penstock.chassis.durations import MAX_NANOS, NANOS_PER_S, set_seconds
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
@@ -21,7 +21,6 @@ from penstock.worker.runs.run import LeaseProgress, Run, RunTimes
 from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta
 
-NANOS_PER_S = 1_000_000_000
 _REASONS = {FinishReason.STOP: FINISH_REASON_STOP, FinishReason.LENGTH: FINISH_REASON_LENGTH}
 
 
@@ -44,7 +43,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         ticket_id=start.ticket_id,
         spec=spec,
         arrived_at=now,
-        deadline=start.deadline_unix_nano / NANOS_PER_S if start.deadline_unix_nano else math.inf,
+        deadline=now + min(start.time_left_nanos, MAX_NANOS) / NANOS_PER_S if start.time_left_nanos else math.inf,
         traceparent=start.traceparent,
         fingerprint=start.fingerprint,
     )

@@ -4,12 +4,12 @@ It owns no policy. Each event is one call of the run table, and each effect is p
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import structlog
 
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.lifecycle import background, request_stop
@@ -45,6 +45,7 @@ class WorkerRuntime:
     """Connects the worker's parts. The caller may set the address of `hello` later, once it is bound."""
 
     def __init__(self, config: WorkerConfig, hello: Hello) -> None:
+        self._clock = WallMonotonicClock()
         self.hello = hello
         self.on_ready: Callable[[bool], None] = lambda _: None  # called as the engine becomes ready and unready
         self.runs = RunTable(leases=LeaseTable(hello.instance_id), lease_announce_timeout=config.lease_announce_timeout)
@@ -61,7 +62,7 @@ class WorkerRuntime:
             config.schedulers, hello, profile=self._profile, on_frame=self._on_scheduler_frame
         )
         self.poison_broadcast = PoisonBroadcast(
-            config.schedulers, hello, lambda: self.runs.quarantine.poison_reports(time.time())
+            config.schedulers, hello, lambda: self.runs.quarantine.poison_reports(self._clock.now())
         )
         self._telemetry = RunTelemetry(self.state.figures)
         self._peers: dict[int, EdgePeer] = {}
@@ -73,6 +74,7 @@ class WorkerRuntime:
         self._effects = EffectDispatcher(
             self.runs,
             self._peers,
+            now=self._clock.now,
             engine=self.engine,
             state=self.state,
             scheduler=self.scheduler,
@@ -116,7 +118,7 @@ class WorkerRuntime:
         return self._last_stream_id
 
     def on_edge_frame(self, stream: int, frame: pb.ExecuteRequest) -> None:
-        now = time.time()
+        now = self._clock.now()
         if frame.HasField("start"):
             run = run_from(frame.start, stream=stream, seq_id=self.runs.new_seq_id(), now=now)
             self._effects.perform(self.runs.start(run, now))
@@ -125,12 +127,12 @@ class WorkerRuntime:
 
     def close_stream(self, stream: int) -> None:
         del self._peers[stream]
-        self._effects.perform(self.runs.close_stream(stream, time.time()))
+        self._effects.perform(self.runs.close_stream(stream, self._clock.now()))
 
     # Events of the scheduler.
 
     def _on_scheduler_frame(self, frame: scheduler_pb2.AttachResponse) -> None:
-        now = time.time()
+        now = self._clock.now()
         if frame.HasField("expect"):
             lease = frame.expect.lease
             lapses_at = now + seconds_of(lease.ttl)
@@ -142,7 +144,7 @@ class WorkerRuntime:
             request_stop("the scheduler drains this worker", grace)
 
     def _profile(self) -> scheduler_pb2.Profile:
-        reports = self.runs.quarantine.poison_reports(time.time())
+        reports = self.runs.quarantine.poison_reports(self._clock.now())
         if not self._is_accepting:
             return unavailable_profile(reports)
         assert self.state.card, "attached before the engine was ready"
@@ -162,19 +164,20 @@ class WorkerRuntime:
             case AddRejected(seq_id=seq_id):
                 self.state.on_add_rejected(seq_id)
                 error = InvalidArgument(message.message, reason=message.reason, metadata=message.metadata)
-                self._effects.perform(self.runs.on_engine_rejected(seq_id, error, time.time()))
+                self._effects.perform(self.runs.on_engine_rejected(seq_id, error, self._clock.now()))
             case EngineFatal(message=text):
                 log.error("engine_fatal", message=text)
 
     def _on_step(self, step: StepCompleted) -> None:
-        self.state.on_step(step.result, step.capacity, step.duration_s, step.ended_at)
-        self._effects.perform(self.runs.on_step(step.result, step.ended_at - step.duration_s, step.ended_at))
+        ended_at = self._clock.at(step.ended_at)
+        self.state.on_step(step.result, step.capacity, step.duration_s, ended_at)
+        self._effects.perform(self.runs.on_step(step.result, ended_at - step.duration_s, ended_at))
         if not self._is_accepting:
             self._start_accepting()
         self.scheduler.report_load(self.state.load)
         self.prefix_cache.apply(step.result.cache_changes)
         if self.scheduler.is_connected:  # otherwise the updates would be marked as sent and be lost
-            self._send_updates(time.time())
+            self._send_updates(self._clock.now())
 
     def _send_updates(self, now: float) -> None:
         if progress := self._progress.take_due(self.runs.running.values(), now):
@@ -208,10 +211,10 @@ class WorkerRuntime:
         self.prefix_cache.clear()
         self._is_accepting = False
         self.on_ready(False)
-        self._effects.perform(self.runs.on_engine_lost(errors.engine_died(), time.time(), crashed=crashed))
+        self._effects.perform(self.runs.on_engine_lost(errors.engine_died(), self._clock.now(), crashed=crashed))
         if quarantined := len(self.runs.quarantine.isolation.pending):
             log.warning("runs_quarantined", runs=quarantined)
-        reports = self.runs.quarantine.poison_reports(time.time())
+        reports = self.runs.quarantine.poison_reports(self._clock.now())
         if reports:
             self.scheduler.send_poison_reports(reports)
             self.poison_broadcast.send_changes()
@@ -238,7 +241,7 @@ class WorkerRuntime:
         """Let granted runs finish, for `grace` seconds or until `forced` is set; then hand the rest back to edges."""
         self.on_ready(False)
         self.scheduler.detach("drains")
-        self._effects.perform(self.runs.drain(time.time()))
+        self._effects.perform(self.runs.drain(self._clock.now()))
         with suppress(TimeoutError):
             async with asyncio.timeout(grace) as timeout, background(_end_grace_when_forced(timeout, forced)):
                 await self._wait_until(lambda: self.runs.is_idle)

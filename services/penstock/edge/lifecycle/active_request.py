@@ -67,6 +67,7 @@ class ActiveRequest(RequestTransitions):
     def on_queued(self) -> list[Effect]:
         if self.state is not RequestState.QUEUED:
             return []
+        self.was_queued = True
         self._enter(RequestState.QUEUED)  # in a shard, only the deadline bounds the wait
         return self._accept()
 
@@ -96,6 +97,7 @@ class ActiveRequest(RequestTransitions):
 
     def on_leased(self, lease: Lease, now: float) -> list[Effect]:
         if self.state is RequestState.QUEUED and lease.attempt == self.attempt:
+            self.was_queued = True
             self._current_attempt, self.worker_id = Attempt(lease, self.output_tokens, now), lease.worker_id
             self._enter(RequestState.LEASED, timeout_at=now + self._current_attempt.ttl)
             return [*self._accept(), StartRun(lease)]

@@ -46,6 +46,7 @@ class RequestRecord:
         self.attempt = 1
         self.failed_attempts = FailedAttempts(limits.upstream_timeout)
         self.enqueued_at = math.nan  # of the first enqueue; later attempts keep it
+        self.was_queued = False  # a shard has admitted the ticket
         self.first_token_at = math.nan
         self.last_token_at = math.nan
         self.cancelled_at = math.nan  # when the client cancelled

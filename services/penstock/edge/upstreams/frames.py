@@ -1,7 +1,6 @@
 """Frames to other tiers. Auth and queue receive sizes and rights; only workers receive token ids."""
 
-import math
-
+from penstock.chassis.durations import nanos_left, nanos_since
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Settle as SettleEffect
 from penstock.edge.upstreams.hashing import answer_fingerprint, block_hashes, poison_fingerprint
@@ -9,8 +8,6 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.mesh.v1.worker_pb2 import Cancel, ExecuteRequest, Start
-
-NANOS_PER_S = 1_000_000_000
 
 
 def reserve(context: RequestContext) -> AdmitRequest:
@@ -50,15 +47,15 @@ def settle(reservation_id: str, settlement: SettleEffect) -> AdmitRequest:
     )
 
 
-def enqueue(context: RequestContext) -> SubmitRequest:
-    return SubmitRequest(enqueue=Enqueue(tickets=[_ticket(context)]))
+def enqueue(context: RequestContext, now: float) -> SubmitRequest:
+    return SubmitRequest(enqueue=Enqueue(tickets=[_ticket(context, now)]))
 
 
-def withdraw(ticket_id: str, now: float) -> SubmitRequest:
-    return SubmitRequest(withdraw=Withdraw(ticket_ids=[ticket_id], withdraw_unix_nano=unix_nano(now)))
+def withdraw(ticket_id: str) -> SubmitRequest:
+    return SubmitRequest(withdraw=Withdraw(ticket_ids=[ticket_id]))
 
 
-def _ticket(context: RequestContext) -> Ticket:
+def _ticket(context: RequestContext, now: float) -> Ticket:
     request, plan, identity = context.request, context.request.plan, context.request.identity
     context.poison_fingerprint = context.poison_fingerprint or poison_fingerprint(identity.cache_salt, plan)
     return Ticket(
@@ -69,8 +66,9 @@ def _ticket(context: RequestContext) -> Ticket:
         model=plan.model,
         prompt_tokens=request.prompt_tokens + len(request.output.token_ids),
         max_output_tokens=request.output.tokens_left,
-        deadline_unix_nano=unix_nano(request.deadline),
-        enqueue_unix_nano=unix_nano(request.enqueued_at),
+        time_left_nanos=nanos_left(request.deadline, now),
+        age_nanos=nanos_since(request.enqueued_at, now),
+        readmitted=request.was_queued,
         attempt=request.attempt,
         prefix_hashes=block_hashes(plan.prompt_ids, plan.block_size, identity.cache_salt),
         avoid_workers=request.failed_attempts.avoided_workers,
@@ -80,7 +78,7 @@ def _ticket(context: RequestContext) -> Ticket:
     )
 
 
-def start(context: RequestContext, handle: int, lease: Lease) -> ExecuteRequest:
+def start(context: RequestContext, handle: int, lease: Lease, now: float) -> ExecuteRequest:
     request, plan = context.request, context.request.plan
     return ExecuteRequest(
         start=Start(
@@ -93,7 +91,7 @@ def start(context: RequestContext, handle: int, lease: Lease) -> ExecuteRequest:
             sampling=plan.sampling,
             ignore_eos=plan.ignore_eos,
             cache_salt=request.identity.cache_salt,
-            deadline_unix_nano=unix_nano(request.deadline),
+            time_left_nanos=nanos_left(request.deadline, now),
             traceparent=context.telemetry.traceparent,
             fingerprint=context.poison_fingerprint,
         )
@@ -102,7 +100,3 @@ def start(context: RequestContext, handle: int, lease: Lease) -> ExecuteRequest:
 
 def cancel(handle: int) -> ExecuteRequest:
     return ExecuteRequest(cancel=Cancel(handle=handle))
-
-
-def unix_nano(seconds: float) -> int:
-    return 0 if math.isinf(seconds) else round(seconds * NANOS_PER_S)

@@ -59,7 +59,7 @@ class QueueClient:
         context.shard = ""
         candidates = self._available_shards
         while shard := shard_for(candidates, context.request.plan.model, context.request.identity.tenant_id):
-            if self._streams[shard].send(frames.enqueue(context)):
+            if self._streams[shard].send(frames.enqueue(context, self._runner.now())):
                 context.shard = shard
                 return True
             candidates.discard(shard)
@@ -71,7 +71,7 @@ class QueueClient:
 
     def _withdraw(self, shard: str, ticket_id: str) -> None:
         if link := self._streams.get(shard):
-            link.send(frames.withdraw(ticket_id, self._runner.now()))
+            link.send(frames.withdraw(ticket_id))
 
     async def _open(self, address: str) -> None:
         async with channel(address) as to_shard:

@@ -87,7 +87,7 @@ class WorkerConnection:
 
     def _send_start(self, handle: int) -> None:
         context, lease = self._contexts[handle], self._unsent_leases[handle]
-        if self._link and self._link.send(frames.start(context, handle, lease)):
+        if self._link and self._link.send(frames.start(context, handle, lease, self._runner.now())):
             del self._unsent_leases[handle]
             self._runner.apply(context, context.request.on_run_started())
 

@@ -23,7 +23,7 @@ class FrameInvariants:
     violations: list[Violation] = field(default_factory=list)
     last_tickets: dict[int, str] = field(default_factory=dict)  # last new ticket of a reservation, by prompt length
     _reserved_tickets: set[str] = field(default_factory=set)
-    _first_enqueued_at: dict[str, int] = field(default_factory=dict)  # ns, by ticket
+    _ages: dict[str, int] = field(default_factory=dict)  # ns since the first enqueue, by ticket
     _attempts: dict[str, int] = field(default_factory=dict)  # by ticket
     _settlements: dict[str, bytes] = field(default_factory=dict)  # by reservation
     _seeds: dict[str, int] = field(default_factory=dict)  # by ticket
@@ -46,9 +46,9 @@ class FrameInvariants:
             yield from self._check_ticket(ticket)
 
     def _check_ticket(self, ticket: Ticket) -> Iterator[str]:
-        enqueued_at = self._first_enqueued_at.setdefault(ticket.ticket_id, ticket.enqueue_unix_nano)
-        if ticket.enqueue_unix_nano != enqueued_at:
+        if ticket.age_nanos < self._ages.get(ticket.ticket_id, 0):
             yield f"{ticket.ticket_id} lost its place in the queue"
+        self._ages[ticket.ticket_id] = ticket.age_nanos
         if ticket.attempt < self._attempts.get(ticket.ticket_id, 0):
             yield f"{ticket.ticket_id} went back to attempt {ticket.attempt}"
         self._attempts[ticket.ticket_id] = ticket.attempt

@@ -181,7 +181,7 @@ class EnginePool:
                 self.tokens_made[lengths[seq_id]] = self.tokens_made.get(lengths[seq_id], 0) + 1
                 self.last_token_at[lengths[seq_id]] = self.network.world.now
             await asyncio.sleep(result.duration_s)
-            host.receive(StepCompleted(result, engine.capacity(), result.duration_s, time.time()))
+            host.receive(StepCompleted(result, engine.capacity(), result.duration_s, time.monotonic()))
 
     def _crashing_prompts(self, result: StepResult, lengths: Mapping[int, int]) -> list[int]:
         """Return the lengths of the prompts whose computation in this step crashes the engine."""

@@ -25,7 +25,6 @@ from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool, FakeEngineHost
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.slow_readers import CLIENT_READ_TIMEOUT_S
-from penstock.faults.world.world import EPOCH_UNIX_S
 from penstock.worker.engine_host.supervisor import EngineSupervisor
 
 # A shard ends a run without reports after this time in s. The shipped value, a minute, would slow down every world.
@@ -60,9 +59,9 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
     changes: tuple[AbstractContextManager[Any], ...] = (
         patch.object(grpc.aio, "insecure_channel", open_channel),
         patch.object(grpc.aio, "server", open_server),
-        patch.object(time, "time", lambda: EPOCH_UNIX_S + world.now),
-        patch.object(time, "monotonic", lambda: world.now),
-        patch.object(time, "perf_counter", lambda: world.now),
+        patch.object(time, "time", world.unix_time),
+        patch.object(time, "monotonic", world.monotonic_time),
+        patch.object(time, "perf_counter", world.monotonic_time),
         patch.object(os, "urandom", random_bytes),
         patch.object(random, "_urandom", random_bytes),
         *(patch(f"{module}.random", rng) for module in MODULES_WITH_RANDOM),
@@ -70,9 +69,8 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch("penstock.chassis.observability.deferred._by_loop", {}),  # as above
         patch("penstock.queue.accounting.REPORT_TIMEOUT_S", UNREPORTED_RUN_TIMEOUT_S),
         patch("penstock.chassis.server.write_timeout.CLIENT_READ_TIMEOUT_S", CLIENT_READ_TIMEOUT_S),
-        # The services bind their clocks as default arguments, at import.
-        patch.dict(_keyword_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH_UNIX_S + world.now),
-        patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
+        # The service binds its clock as a default argument, at import.
+        patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=world.monotonic_time),
         patch("penstock.auth.__main__.opened_store", disk.open_store),
         # The original tracer takes its ids from the shared `random` module.
         patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
+from penstock.faults.world.host_clock import HostClock
+
 MAX_THREAD_DELAY_S = 0.004  # s; upper limit of the time that a call in a thread takes
 MIN_STALE_TIMERS = 64  # cancelled timers above this number are removed once they outnumber the others
 
@@ -50,14 +52,15 @@ class NumberedTask(asyncio.Task[Any]):
 class ProcessLoop(asyncio.AbstractEventLoop):
     """An event loop without I/O. Its callbacks run in the order in which they were scheduled, as in asyncio."""
 
-    def __init__(self, name: str, driver: LoopDriver) -> None:
+    def __init__(self, name: str, driver: LoopDriver, clock: HostClock) -> None:
         self.name = name
+        self.clock = clock
         self.ready: deque[asyncio.Handle] = deque()
         self.is_queued = False  # in the driver's list of ready loops
         self.is_halted = False  # frozen or dead: no callback runs
         self.failures: list[dict[str, Any]] = []  # uncaught exceptions, as asyncio reports them
         self._driver = driver
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # by the time of the world
         self._numbers = itertools.count()
         self._cancelled_timers = 0
 
@@ -92,7 +95,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     # The interface of asyncio.
 
     def time(self) -> float:
-        return self._driver.now
+        return self.clock.monotonic(self._driver.now)
 
     def call_soon(
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
@@ -113,7 +116,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         *args: *Args,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._driver.now + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
         self,
@@ -123,8 +126,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), timer))
-        self._driver.on_timer(when, self)
+        world_time = self.clock.world_time(when)
+        heapq.heappush(self._timers, (world_time, next(self._numbers), timer))
+        self._driver.on_timer(world_time, self)
         return timer
 
     def create_future(self) -> asyncio.Future[Any]:

@@ -1,5 +1,6 @@
 """The processes of one mesh; each runs the composition root of its tier with a complete configuration."""
 
+import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ from penstock.edge.config import EdgeConfig
 from penstock.faults.checks.allowed_failures import PATIENCE_S
 from penstock.faults.grpc.network import Network
 from penstock.faults.world.engines import EnginePool, FakeEngineProcess
+from penstock.faults.world.host_clock import HostClock
 from penstock.faults.world.process import Main, Process
 from penstock.queue.__main__ import run as run_queue
 from penstock.queue.config import QueueConfig
@@ -43,6 +45,13 @@ class MeshShape:
         port = BASE_PORT + 100 * TIERS.index(tier)
         return tuple(f"127.0.0.1:{port + number}" for number in range(count.get(tier, self.workers)))
 
+    def names(self, tier: str) -> list[str]:
+        return [f"{tier}{number}" for number in range(len(self.addresses(tier)))]
+
+    def random_clocks(self, rng: random.Random) -> dict[str, HostClock]:
+        """Return a clock for the host of each process. Clients keep the time of the world."""
+        return {name: HostClock.random(rng) for tier in TIERS for name in self.names(tier)}
+
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker")
 
@@ -58,8 +67,8 @@ class Tiers:
 
     def __post_init__(self) -> None:
         for tier in ("auth", "queue", "scheduler", "worker", "edge"):
-            for number, address in enumerate(self.shape.addresses(tier)):
-                self._add(f"{tier}{number}", tier, address)
+            for name, address in zip(self.shape.names(tier), self.shape.addresses(tier), strict=True):
+                self._add(name, tier, address)
 
     def start(self) -> None:
         for process in list(self.processes.values()):

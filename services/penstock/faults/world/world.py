@@ -5,13 +5,14 @@ import heapq
 import itertools
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from penstock.faults.world.event_loop import NumberedTask, ProcessLoop
+from penstock.faults.world.host_clock import HostClock
 
-EPOCH_UNIX_S = 1_700_000_000.0  # Unix time in s at which every world starts
 CALLBACK_S = 1e-6  # s that a callback takes; without it, a timer that is rounded down would fire again for ever
 MAX_CALLBACKS = 100_000  # a world needs a few thousand, and a world with a hanging request a few ten thousand
 
@@ -31,6 +32,7 @@ class World:
         self.now = 0.0  # s since the start
         self.callbacks = 0
         self.loops: list[ProcessLoop] = []
+        self.clocks: defaultdict[str, HostClock] = defaultdict(HostClock)  # by host
         self._ready_loops: list[ProcessLoop] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._timers: list[tuple[float, int, ProcessLoop]] = []  # may hold timers that have been cancelled
@@ -42,9 +44,21 @@ class World:
         return f"<World at {self.now:.6f} s, {len(self.loops)} loops, {len(self._events)} events>"
 
     def add_loop(self, name: str) -> ProcessLoop:
-        loop = ProcessLoop(name, self)  # type: ignore[abstract]  # it has no I/O methods
+        host = name.partition(".")[0]  # an engine runs on the host of its worker
+        loop = ProcessLoop(name, self, self.clocks[host])  # type: ignore[abstract]  # it has no I/O methods
         self.loops.append(loop)
         return loop
+
+    def unix_time(self) -> float:
+        """Return the Unix time in s that the running process sees."""
+        return self._running_clock.unix(self.now)
+
+    def monotonic_time(self) -> float:
+        return self._running_clock.monotonic(self.now)
+
+    @property
+    def _running_clock(self) -> HostClock:
+        return self._running_loop.clock if self._running_loop else self.clocks[""]
 
     def schedule(self, when: float, callback: Callable[..., None], *args: Any) -> None:
         """Call `callback` at the time `when`, outside of every process."""

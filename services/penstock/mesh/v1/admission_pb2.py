@@ -22,43 +22,42 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from penstock.v1 import failure_pb2 as penstock_dot_v1_dot_failure__pb2
 from penstock.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/admission.proto\x12\x10penstock.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\xc2\x02\n\x0c\x41\x64mitRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12.\n\x08identify\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.IdentifyH\x00\x12,\n\x07reserve\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.ReserveH\x00\x12*\n\x06settle\x18\x04 \x01(\x0b\x32\x18.penstock.mesh.v1.SettleH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x04more\x18\x0f \x03(\x0b\x32\x1e.penstock.mesh.v1.AdmitRequestB\x07\n\x05\x66rame\".\n\nCredential\x12\x0e\n\x06\x62\x65\x61rer\x18\x01 \x01(\t\x12\x10\n\x08loopback\x18\x02 \x01(\x08\"P\n\x08Identify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\"\xd6\x02\n\x07Reserve\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\r\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x11\n\tanswer_id\x18\x08 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\t \x01(\r\x12\x1a\n\x12\x61nswer_fingerprint\x18\n \x01(\x0c\x12?\n\x12\x66\x61llback_admission\x18\x0b \x01(\x0b\x32#.penstock.mesh.v1.FallbackAdmission\"#\n\x11\x46\x61llbackAdmission\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"_\n\x06Settle\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0f\n\x07outcome\x18\x04 \x01(\t\"\xfc\x02\n\rAdmitResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12\x32\n\nidentified\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.IdentifiedH\x00\x12.\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.AdmittedH\x00\x12.\n\x08rejected\x18\x04 \x01(\x0b\x32\x1a.penstock.mesh.v1.RejectedH\x00\x12,\n\x07settled\x18\x05 \x01(\x0b\x32\x19.penstock.mesh.v1.SettledH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.AdmitResponseB\x07\n\x05\x66rame\"z\n\x08Identity\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x02\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"N\n\nIdentified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\"\xae\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0f\x66\x61llback_tokens\x18\x05 \x01(\r\"h\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\"!\n\x07Settled\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t2`\n\x10\x41\x64missionService\x12L\n\x05\x41\x64mit\x12\x1e.penstock.mesh.v1.AdmitRequest\x1a\x1f.penstock.mesh.v1.AdmitResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/admission.proto\x12\x10penstock.mesh.v1\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\xc2\x02\n\x0c\x41\x64mitRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12.\n\x08identify\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.IdentifyH\x00\x12,\n\x07reserve\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.ReserveH\x00\x12*\n\x06settle\x18\x04 \x01(\x0b\x32\x18.penstock.mesh.v1.SettleH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x04more\x18\x0f \x03(\x0b\x32\x1e.penstock.mesh.v1.AdmitRequestB\x07\n\x05\x66rame\".\n\nCredential\x12\x0e\n\x06\x62\x65\x61rer\x18\x01 \x01(\t\x12\x10\n\x08loopback\x18\x02 \x01(\x08\"P\n\x08Identify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\"\xd6\x02\n\x07Reserve\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\r\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x11\n\tanswer_id\x18\x08 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\t \x01(\r\x12\x1a\n\x12\x61nswer_fingerprint\x18\n \x01(\x0c\x12?\n\x12\x66\x61llback_admission\x18\x0b \x01(\x0b\x32#.penstock.mesh.v1.FallbackAdmission\"#\n\x11\x46\x61llbackAdmission\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"_\n\x06Settle\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0f\n\x07outcome\x18\x04 \x01(\t\"\xfc\x02\n\rAdmitResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12\x32\n\nidentified\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.IdentifiedH\x00\x12.\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.AdmittedH\x00\x12.\n\x08rejected\x18\x04 \x01(\x0b\x32\x1a.penstock.mesh.v1.RejectedH\x00\x12,\n\x07settled\x18\x05 \x01(\x0b\x32\x19.penstock.mesh.v1.SettledH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.AdmitResponseB\x07\n\x05\x66rame\"z\n\x08Identity\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x02\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"N\n\nIdentified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\"\x90\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\x12\x17\n\x0f\x66\x61llback_tokens\x18\x05 \x01(\rJ\x04\x08\x04\x10\x05R\x0b\x65xpire_time\"h\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\"!\n\x07Settled\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t2`\n\x10\x41\x64missionService\x12L\n\x05\x41\x64mit\x12\x1e.penstock.mesh.v1.AdmitRequest\x1a\x1f.penstock.mesh.v1.AdmitResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.mesh.v1.admission_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADMITREQUEST']._serialized_start=170
-  _globals['_ADMITREQUEST']._serialized_end=492
-  _globals['_CREDENTIAL']._serialized_start=494
-  _globals['_CREDENTIAL']._serialized_end=540
-  _globals['_IDENTIFY']._serialized_start=542
-  _globals['_IDENTIFY']._serialized_end=622
-  _globals['_RESERVE']._serialized_start=625
-  _globals['_RESERVE']._serialized_end=967
-  _globals['_FALLBACKADMISSION']._serialized_start=969
-  _globals['_FALLBACKADMISSION']._serialized_end=1004
-  _globals['_SETTLE']._serialized_start=1006
-  _globals['_SETTLE']._serialized_end=1101
-  _globals['_ADMITRESPONSE']._serialized_start=1104
-  _globals['_ADMITRESPONSE']._serialized_end=1484
-  _globals['_IDENTITY']._serialized_start=1486
-  _globals['_IDENTITY']._serialized_end=1608
-  _globals['_IDENTIFIED']._serialized_start=1610
-  _globals['_IDENTIFIED']._serialized_end=1688
-  _globals['_ADMITTED']._serialized_start=1691
-  _globals['_ADMITTED']._serialized_end=1865
-  _globals['_REJECTED']._serialized_start=1867
-  _globals['_REJECTED']._serialized_end=1971
-  _globals['_SETTLED']._serialized_start=1973
-  _globals['_SETTLED']._serialized_end=2006
-  _globals['_ADMISSIONSERVICE']._serialized_start=2008
-  _globals['_ADMISSIONSERVICE']._serialized_end=2104
+  _globals['_ADMITREQUEST']._serialized_start=137
+  _globals['_ADMITREQUEST']._serialized_end=459
+  _globals['_CREDENTIAL']._serialized_start=461
+  _globals['_CREDENTIAL']._serialized_end=507
+  _globals['_IDENTIFY']._serialized_start=509
+  _globals['_IDENTIFY']._serialized_end=589
+  _globals['_RESERVE']._serialized_start=592
+  _globals['_RESERVE']._serialized_end=934
+  _globals['_FALLBACKADMISSION']._serialized_start=936
+  _globals['_FALLBACKADMISSION']._serialized_end=971
+  _globals['_SETTLE']._serialized_start=973
+  _globals['_SETTLE']._serialized_end=1068
+  _globals['_ADMITRESPONSE']._serialized_start=1071
+  _globals['_ADMITRESPONSE']._serialized_end=1451
+  _globals['_IDENTITY']._serialized_start=1453
+  _globals['_IDENTITY']._serialized_end=1575
+  _globals['_IDENTIFIED']._serialized_start=1577
+  _globals['_IDENTIFIED']._serialized_end=1655
+  _globals['_ADMITTED']._serialized_start=1658
+  _globals['_ADMITTED']._serialized_end=1802
+  _globals['_REJECTED']._serialized_start=1804
+  _globals['_REJECTED']._serialized_end=1908
+  _globals['_SETTLED']._serialized_start=1910
+  _globals['_SETTLED']._serialized_end=1943
+  _globals['_ADMISSIONSERVICE']._serialized_start=1945
+  _globals['_ADMISSIONSERVICE']._serialized_end=2041
 # @@protoc_insertion_point(module_scope)

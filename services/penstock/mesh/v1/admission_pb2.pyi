@@ -6,7 +6,6 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from penstock.v1 import failure_pb2 as _failure_pb2
 from penstock.v1 import inference_pb2 as _inference_pb2
@@ -409,7 +408,6 @@ class Admitted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
-    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     FALLBACK_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As requested."""
@@ -423,22 +421,17 @@ class Admitted(_message.Message):
     def identity(self) -> Global___Identity:
         """The caller's identity."""
 
-    @_builtins.property
-    def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the reservation expires unless it is settled."""
-
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         reservation_id: _builtins.str = ...,
         identity: Global___Identity | None = ...,
-        expire_time: _timestamp_pb2.Timestamp | None = ...,
         fallback_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "fallback_tokens", b"fallback_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_tokens", b"fallback_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

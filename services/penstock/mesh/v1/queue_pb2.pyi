@@ -110,9 +110,6 @@ class Withdraw(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_IDS_FIELD_NUMBER: _builtins.int
-    WITHDRAW_UNIX_NANO_FIELD_NUMBER: _builtins.int
-    withdraw_unix_nano: _builtins.int
-    """Unix time of the withdrawal at the edge, at which the spans of the waits end. 0: unknown."""
     @_builtins.property
     def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of the tickets."""
@@ -121,11 +118,10 @@ class Withdraw(_message.Message):
         self,
         *,
         ticket_ids: _abc.Iterable[_builtins.str] | None = ...,
-        withdraw_unix_nano: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket_ids", b"ticket_ids", "withdraw_unix_nano", b"withdraw_unix_nano"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket_ids", b"ticket_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1049,7 +1045,7 @@ Global___OfferWithdrawn: _TypeAlias = OfferWithdrawn  # noqa: Y015
 @_typing.final
 class Head(_message.Message):
     """Head is the sort key of the best waiting ticket of one model on this shard. Schedulers use it to serve tickets in one
-    order over all shards: by priority, then virtual_tokens, then enqueue_unix_nano, lower first.
+    order over all shards: by priority, then virtual_tokens, lower first, then age_nanos, higher first.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1058,12 +1054,13 @@ class Head(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
-    ENQUEUE_UNIX_NANO_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LIFTED_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMES_FIELD_NUMBER: _builtins.int
     EXPRESS_FIELD_NUMBER: _builtins.int
+    AGE_NANOS_FIELD_NUMBER: _builtins.int
+    ARRIVAL_NUMBER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     waiting: _builtins.int
@@ -1072,8 +1069,6 @@ class Head(_message.Message):
     """Priority class of the best ticket."""
     virtual_tokens: _builtins.float
     """Virtual token counter of its tenant; 0 if the policy keeps none."""
-    enqueue_unix_nano: _builtins.int
-    """Unix time of its first enqueue."""
     waiting_tokens: _builtins.int
     """Prompt plus output tokens over all waiting tickets."""
     tokens: _builtins.int
@@ -1086,6 +1081,10 @@ class Head(_message.Message):
     """The best ticket is express: it is dispatched first in its class after resumed tickets, and `virtual_tokens` is
     unset.
     """
+    age_nanos: _builtins.int
+    """Nanoseconds since its first enqueue, when the frame is sent."""
+    arrival_number: _builtins.int
+    """Number of the best ticket in the order of arrival at this shard. The same number: the same ticket."""
     def __init__(
         self,
         *,
@@ -1093,16 +1092,17 @@ class Head(_message.Message):
         waiting: _builtins.int = ...,
         priority: _inference_pb2.Priority.ValueType = ...,
         virtual_tokens: _builtins.float = ...,
-        enqueue_unix_nano: _builtins.int = ...,
         waiting_tokens: _builtins.int = ...,
         tokens: _builtins.int = ...,
         lifted_tokens: _builtins.float = ...,
         resumes: _builtins.bool = ...,
         express: _builtins.bool = ...,
+        age_nanos: _builtins.int = ...,
+        arrival_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "express", b"express", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "arrival_number", b"arrival_number", "express", b"express", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,8 +33,6 @@ class Ticket(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    DEADLINE_UNIX_NANO_FIELD_NUMBER: _builtins.int
-    ENQUEUE_UNIX_NANO_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     AVOID_WORKERS_FIELD_NUMBER: _builtins.int
@@ -45,6 +43,9 @@ class Ticket(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAY_HAVE_RUN_FIELD_NUMBER: _builtins.int
     EXPECTED_WORKER_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
+    AGE_NANOS_FIELD_NUMBER: _builtins.int
+    READMITTED_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Chosen by the edge; unique per request and the same over all of its attempts."""
     tenant_id: _builtins.str
@@ -59,10 +60,6 @@ class Ticket(_message.Message):
     """Tokens to prefill, including those that earlier attempts have emitted."""
     max_output_tokens: _builtins.int
     """Largest number of tokens still to generate."""
-    deadline_unix_nano: _builtins.int
-    """Unix time after which the answer is of no use. 0: no deadline."""
-    enqueue_unix_nano: _builtins.int
-    """Unix time of the first enqueue, kept over attempts and shards. Orders the tickets of one class."""
     attempt: _builtins.int
     """From 1. Above 1 the ticket is resumed: it is dispatched first in its class."""
     traceparent: _builtins.str
@@ -90,6 +87,16 @@ class Ticket(_message.Message):
     """Instance id of the worker for which the queue predicted this first token and those of the other prompts there. The
     scheduler prefers it if its first token comes about as soon as at the best worker. Empty: any. Set by the queue.
     """
+    time_left_nanos: _builtins.int
+    """Nanoseconds, from when the frame is sent, after which the answer is of no use; at most 48 hours. 0: no deadline."""
+    age_nanos: _builtins.int
+    """Nanoseconds since the first enqueue on any shard, when the frame is sent; at most 48 hours. Orders the tickets of
+    one class.
+    """
+    readmitted: _builtins.bool
+    """A shard has admitted the ticket before and has handed it back or is lost. The TTFT target of its class does not
+    apply again, because a rejection would break that admission.
+    """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Chained hashes of the prompt's leading full KV blocks, salted per tenant; at most 64. Empty: unknown."""
@@ -108,8 +115,6 @@ class Ticket(_message.Message):
         model: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         max_output_tokens: _builtins.int = ...,
-        deadline_unix_nano: _builtins.int = ...,
-        enqueue_unix_nano: _builtins.int = ...,
         attempt: _builtins.int = ...,
         prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
         avoid_workers: _abc.Iterable[_builtins.str] | None = ...,
@@ -120,10 +125,13 @@ class Ticket(_message.Message):
         fingerprint: _builtins.int = ...,
         may_have_run: _builtins.bool = ...,
         expected_worker: _builtins.str = ...,
+        time_left_nanos: _builtins.int = ...,
+        age_nanos: _builtins.int = ...,
+        readmitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "expected_worker", b"expected_worker", "express", b"express", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "attempt", b"attempt", "avoid_workers", b"avoid_workers", "expected_worker", b"expected_worker", "express", b"express", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "readmitted", b"readmitted", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

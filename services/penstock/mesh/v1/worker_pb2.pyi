@@ -94,9 +94,9 @@ class Start(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
-    DEADLINE_UNIX_NANO_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the edge, unique among the runs of this stream; names the run in later frames."""
     lease_id: _builtins.str
@@ -111,12 +111,12 @@ class Start(_message.Message):
     """Whether the model's end-of-sequence ids do not end the output."""
     cache_salt: _builtins.bytes
     """Salt of the tenant for the prefix cache, 16 bytes; empty: no sharing."""
-    deadline_unix_nano: _builtins.int
-    """Unix time after which the worker stops the run. 0: no deadline."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
     fingerprint: _builtins.int
     """The fingerprint of the ticket."""
+    time_left_nanos: _builtins.int
+    """Nanoseconds, from when the frame is sent, after which the worker stops the run; at most 48 hours. 0: no deadline."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, then the tokens emitted by earlier attempts."""
@@ -142,13 +142,13 @@ class Start(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
         cache_salt: _builtins.bytes = ...,
-        deadline_unix_nano: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         fingerprint: _builtins.int = ...,
+        time_left_nanos: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "deadline_unix_nano", b"deadline_unix_nano", "emitted", b"emitted", "fingerprint", b"fingerprint", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "fingerprint", b"fingerprint", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

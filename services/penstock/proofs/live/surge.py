@@ -80,21 +80,21 @@ async def surge(options: SurgeOptions, mesh: MeshOptions, console: Console) -> P
     simulated_heavy = await asyncio.to_thread(_simulate, world, HEAVY_OVERLOAD * knee)
     results: dict[str, tuple[LoadResult, LoadResult]] = {}
     async with open_testbed(mesh, console, settings=mesh_settings()) as testbed:
-        async with _open_surge_driver(testbed, JUDGED_API) as driver:
+        async with open_surge_driver(testbed, JUDGED_API) as driver:
             # The warm-up also covers the work that a process does once.
-            await _offer_load(testbed, driver, replace(world, duration=WARM_UP_S, warm_up=0.0), OVERLOAD * knee)
+            await offer_load(testbed, driver, replace(world, duration=WARM_UP_S, warm_up=0.0), OVERLOAD * knee)
             results[JUDGED_API] = await _offer_both(testbed, driver, world, knee)
-            repeated = await _offer_load(testbed, driver, world, OVERLOAD * knee)
+            repeated = await offer_load(testbed, driver, world, OVERLOAD * knee)
             long_world = unsaturated_scenario(world, LONG_OUTPUT_TOKENS)
             short_world = unsaturated_scenario(world, LONG_OUTPUT_TOKENS // SHORT_OUTPUT_DIVISOR)
-            long_outputs = await _offer_load(testbed, driver, long_world, UNSATURATED_LOAD * knee)
-            short_outputs = await _offer_load(
+            long_outputs = await offer_load(testbed, driver, long_world, UNSATURATED_LOAD * knee)
+            short_outputs = await offer_load(
                 testbed, driver, short_world, UNSATURATED_LOAD * SHORT_OUTPUT_DIVISOR * knee
             )
         short_run = replace(world, duration=WARM_UP_S + SHORT_RUN_SHARE * options.seconds)
         for api in APIS:
             if api != JUDGED_API:
-                async with _open_surge_driver(testbed, api) as driver:
+                async with open_surge_driver(testbed, api) as driver:
                     results[api] = await _offer_both(testbed, driver, short_run, knee)
         residue = await testbed.residue()
     floors = await measure_floors()
@@ -170,7 +170,7 @@ def base_rate(scenario: Scenario) -> float:
 
 
 @asynccontextmanager
-async def _open_surge_driver(testbed: Testbed, api: str) -> AsyncIterator[Driver]:
+async def open_surge_driver(testbed: Testbed, api: str) -> AsyncIterator[Driver]:
     edges = testbed.mesh.plan.processes_of("edge")
     addresses = [testbed.mesh.plan.http] if api in HTTP_APIS else [edge.address for edge in edges]
     async with open_driver(api, addresses, testbed.mesh.api_key, clock=time.monotonic) as driver:
@@ -181,12 +181,12 @@ async def _offer_both(
     testbed: Testbed, driver: Driver, scenario: Scenario, knee: float
 ) -> tuple[LoadResult, LoadResult]:
     return (
-        await _offer_load(testbed, driver, scenario, OVERLOAD * knee),
-        await _offer_load(testbed, driver, scenario, HEAVY_OVERLOAD * knee),
+        await offer_load(testbed, driver, scenario, OVERLOAD * knee),
+        await offer_load(testbed, driver, scenario, HEAVY_OVERLOAD * knee),
     )
 
 
-async def _offer_load(testbed: Testbed, driver: Driver, scenario: Scenario, load: float) -> LoadResult:
+async def offer_load(testbed: Testbed, driver: Driver, scenario: Scenario, load: float) -> LoadResult:
     """Send the scenario's requests at their times, and read every answer to its end."""
     [tenant] = scenario.tenants
     every = tenant.demand.requests(f"{scenario.seed}/{tenant.name}", load)

@@ -14,7 +14,7 @@ from penstock.bench.drivers.grpc import GrpcDriver
 from penstock.bench.progress import ProgressFn, progress_reporter
 from penstock.chassis.channels import channel
 from penstock.client import Client
-from penstock.local_mesh.mesh import LocalMesh, local_mesh
+from penstock.local_mesh.mesh import LocalMesh, TransformPlan, local_mesh
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
 from penstock.proofs.testbed.load import ClosedLoopLoad
 from penstock.proofs.testbed.tcp_relays import TcpRelays
@@ -88,18 +88,20 @@ async def open_testbed(
     console: Console,
     *,
     settings: tuple[str, ...] = (),
+    transform_plan: TransformPlan | None = None,
     relays: TcpRelays | None = None,
     envoys: int = 0,
 ) -> AsyncIterator[Testbed]:
     """Start a mesh by `options`, except for free ports, further `settings` and `envoys` Envoys.
 
-    The client connects to the edges. With `relays`, all connections of the processes and the client use these.
+    The client connects to the edges. With `relays`, all connections of the processes and the client use these;
+    otherwise `transform_plan` may change the plan of the mesh.
     """
     every = (*COMMON_SETTINGS, *settings, *options.settings)
     own = replace(options, base_port=0, envoy=bool(envoys), envoys=max(1, envoys), settings=every)
     with progress_reporter(console) as report_progress:
         report_progress("starting a mesh")
-        async with local_mesh(own, transform_plan=relays.insert_relays if relays else None) as mesh:
+        async with local_mesh(own, transform_plan=relays.insert_relays if relays else transform_plan) as mesh:
             gc.collect()  # frees the connections of the closed channels that watched the start
             addresses = relays.client_addresses if relays else [each.address for each in mesh.plan.processes_of("edge")]
             async with Client(*addresses, api_key=mesh.api_key) as client:

@@ -26,8 +26,6 @@ from penstock.queue.prediction.forecast import Prediction
 from penstock.queue.prediction.prefill_backlog import PromptDelay
 from penstock.queue.ticket import QueuedTicket
 
-READMISSION_AGE_S = 0.5  # s; a ticket first enqueued earlier was admitted before, by a shard that is lost
-
 
 @dataclass(frozen=True, slots=True)
 class TtftTargets:
@@ -46,7 +44,7 @@ class TtftTargets:
         """
         limits = [ticket.deadline - now] if ticket.deadline else []
         target = self.by_class.get(ticket.priority, 0.0)
-        if target and not ticket.is_resumed and now - ticket.enqueued < READMISSION_AGE_S:
+        if target and not (ticket.is_resumed or ticket.is_readmitted):
             limits.append(target)
         return min(limits, default=None)
 

@@ -52,6 +52,7 @@ class ModelQueue:
         if best:
             ticket, head.key = best
             head.tokens, head.is_resumed, head.is_express = ticket.tokens, ticket.is_resumed, ticket.is_express
+            head.arrival_number = ticket.arrival_number
         if not self._is_head_dirty and (head == self._last_sent_head or (self._last_sent_head is None and not best)):
             return None
         self._last_sent_head, self._is_head_dirty = head, False

@@ -3,7 +3,7 @@
 A ticket waits or is offered to one scheduler. When it is leased, shed or withdrawn, it leaves the book, except that
 recent leases are kept for some seconds, so that a withdrawal reaches the scheduler that placed the ticket. Waiting
 tickets are listed in the order of their model's policy, except during a short pause after every scheduler has declined.
-`now` is Unix time in s.
+`now` is in s of a clock that never steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping

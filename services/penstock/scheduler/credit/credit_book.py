@@ -87,11 +87,11 @@ class CreditBook:
         """Record that a shard received NO_CAPACITY, upon which it drops the credit that it holds."""
         self.shards[queue].on_credit_voided()
 
-    def on_head(self, queue: str, head: Head) -> None:
+    def on_head(self, queue: str, head: Head, now: float) -> None:
         if not self.has_waiting:
             self._not_waited_since_idle = set(self.shards)
         shard = self.shards[queue]
-        shard.on_head(head, self.virtual_time.get(head.priority, 0.0))
+        shard.on_head(head, self.virtual_time.get(head.priority, 0.0), now)
         if queue in self._not_waited_since_idle and shard.has_waiting and not shard.has_expedited_head:
             self._not_waited_since_idle.discard(queue)
             self._raise_virtual_time(head.priority, shard.virtual_tokens)

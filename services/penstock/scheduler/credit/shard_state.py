@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.chassis.durations import NANOS_PER_S
 from penstock.mesh.v1.queue_pb2 import Head
 
 PROBE_AFTER_REFUSALS = 2  # ticks or returns of unused credit with an unchanged head
@@ -25,6 +26,7 @@ class ShardState:
     held_express_tickets: int = 0  # tickets of express credit, likewise
     sent_max_ticket_tokens: int = 0  # latest size limit that was sent
     head: Head = field(default_factory=Head)
+    head_enqueued_at: float = 0.0  # s of this scheduler's clock; the first enqueue of the best ticket
     offsets: dict[int, VirtualTimeOffset] = field(default_factory=dict)  # by class, while tickets wait
     served_virtual_tokens: dict[int, float] = field(default_factory=dict)  # of the head that was served last, by class
     is_return_pending: bool = False  # a request to return credit was not answered yet
@@ -85,8 +87,8 @@ class ShardState:
         return self.head.resumes or self.head.express
 
     @property
-    def sort_key(self) -> tuple[int, float, int]:
-        return self.head.priority, self.virtual_tokens, self.head.enqueue_unix_nano
+    def sort_key(self) -> tuple[int, float, float]:
+        return self.head.priority, self.virtual_tokens, self.head_enqueued_at
 
     @property
     def virtual_tokens(self) -> float:
@@ -118,9 +120,12 @@ class ShardState:
             self.is_stuck = True
             self.unused_credit_count += 1
 
-    def on_head(self, head: Head, virtual_time: float) -> None:
+    def on_head(self, head: Head, virtual_time: float, now: float) -> None:
         """Record the head. A shard that begins to wait is lifted to the virtual time of the class."""
+        is_same_ticket = head.waiting and head.arrival_number and head.arrival_number == self.head.arrival_number
         before, self.head = self.sort_key, head
+        if not is_same_ticket:  # otherwise the time that each frame takes would change the key
+            self.head_enqueued_at = now - head.age_nanos / NANOS_PER_S
         # The head belongs to the highest waiting class, so no higher class waits.
         self.offsets = {each: lift for each, lift in self.offsets.items() if head.waiting and each >= head.priority}
         if head.waiting and not self.has_expedited_head and head.priority not in self.offsets:

@@ -153,12 +153,12 @@ class SimMesh:
         scheduler = self.schedulers[effect.scheduler]
         match effect:
             case queue_out.Offer():
-                ticket = to_frame(effect.ticket)
+                ticket = to_frame(effect.ticket, self._events.now)
                 if self._zones:
                     ticket.zone = self._zones[ticket.tenant_id]
                 self._send(scheduler.on_offer, shard, ticket, effect.uses_express_credit)
             case queue_out.Head():
-                self._send(scheduler.on_head, shard, head_message(effect))
+                self._send(scheduler.on_head, shard, head_message(effect, self._events.now))
             case queue_out.OfferWithdrawn():
                 self._send(scheduler.on_offer_withdrawn, shard, effect.ticket_ids)
             case queue_out.CreditReturned():

@@ -47,7 +47,7 @@ class SimScheduler:
         self._perform(self.dispatcher.on_offer(shard, ticket, now, uses_express_credit=uses_express_credit))
 
     def on_head(self, shard: str, head: Head) -> None:
-        self._perform(self.dispatcher.on_head(shard, head))
+        self._perform(self.dispatcher.on_head(shard, head, self._events.now))
 
     def on_offer_withdrawn(self, shard: str, ticket_ids: Iterable[str]) -> None:
         self._perform(self.dispatcher.on_offer_withdrawn(shard, ticket_ids))

@@ -47,7 +47,7 @@ class EngineState:
         self._sent.pop(seq_id, None)
 
     def on_step(self, result: StepResult, capacity: Capacity, duration_s: float, ended_at: float) -> None:
-        """`ended_at`: Unix time in s. The capacity counts all prompts that were sent before the step began."""
+        """`ended_at`: s of the worker's clock. The capacity counts all prompts that were sent before the step began."""
         self.capacity, began_at = capacity, ended_at - duration_s
         while self._sent and self._sent[oldest := next(iter(self._sent))][0] < began_at:
             del self._sent[oldest]

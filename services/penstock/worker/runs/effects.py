@@ -48,7 +48,7 @@ class RunEnded:
 
     run: Run
     outcome: RunOutcome
-    at: float  # Unix s
+    at: float  # s of the worker's clock
     step: int  # the last engine step that may have worked on it
     is_reported: bool  # whether its edge receives the outcome; False if its stream or its handle is gone
 

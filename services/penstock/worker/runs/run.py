@@ -48,7 +48,7 @@ class LeaseProgress(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run:
-    """A run, changed by `RunTable` alone. All times are Unix seconds."""
+    """A run, changed by `RunTable` alone. All times are seconds of the worker's clock."""
 
     stream: int  # number of the edge's stream
     handle: int  # the run's number on that stream

@@ -52,7 +52,7 @@ class RunCounters:
     tokens_generated: int = 0
     tokens_wasted_after_cancel: int = 0
     cancels: int = 0
-    _step_ends: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEP_ENDS))  # Unix s
+    _step_ends: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEP_ENDS))  # s of the worker's clock
 
     def record_step(self, ended_at: float) -> None:
         self.engine_steps += 1

@@ -77,4 +77,5 @@ def _step(pipe: HostPipe, engine: Engine) -> None:
     began = time.monotonic()
     result = engine.step()
     time.sleep(max(0.0, began + result.duration_s - time.monotonic()))
-    pipe.send(StepCompleted(result, engine.capacity(), time.monotonic() - began, time.time()))
+    ended = time.monotonic()
+    pipe.send(StepCompleted(result, engine.capacity(), ended - began, ended))

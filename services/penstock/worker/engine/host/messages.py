@@ -32,7 +32,7 @@ class StepCompleted(NamedTuple):
     result: StepResult
     capacity: Capacity
     duration_s: float
-    ended_at: float  # Unix s; the worker may receive the message later
+    ended_at: float  # s of `time.monotonic`; the worker may receive the message later
 
 
 class AddRejected(NamedTuple):
