@@ -1,6 +1,7 @@
 """Mutants: bugs that a tier could have, each patched into its real code, which the worlds must find."""
 
 import dataclasses
+import time
 from unittest.mock import patch
 
 from mutant_registry import (
@@ -12,6 +13,7 @@ from mutant_registry import (
     SUBMIT,
     cancels_early,
     cancels_midway,
+    clocks_that_step,
     edge_freeze_during_auth_restart,
     mutant,
     poison_resumed_by_another_edge,
@@ -23,7 +25,7 @@ from mutant_registry import (
 )
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.quota.reservation_table import ReservationTable
-from penstock.chassis.clocks import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock, WallMonotonicClock
 from penstock.chassis.server import write_timeout
 from penstock.client.progress import Progress
 from penstock.client.stream import EdgeStream
@@ -37,6 +39,7 @@ from penstock.edge.upstreams.worker import WorkerConnection
 from penstock.faults.grpc.network import TO_CLIENT, Failpoint
 from penstock.faults.mutations import with_poison, with_slow_reader
 from penstock.faults.plan import FaultKind
+from penstock.faults.world.host_clock import EPOCH_UNIX_S
 from penstock.queue.poison import PoisonRequests
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.recent_leases import RecentLeases
@@ -53,41 +56,54 @@ from penstock.worker.scheduler_session.client import SchedulerClient
 
 __all__ = ["MUTANTS"]
 
+# Clocks.
+
+
+@mutant(WallMonotonicClock, "now", mutate_plan=clocks_that_step)
+def a_process_keeps_the_time_of_its_host(*_):
+    return time.time()
+
+
+@mutant(edge_frames, "nanos_left", mutate_plan=clocks_that_step)
+def the_time_left_is_counted_from_the_true_time(nanos_left, deadline, now):
+    return nanos_left(deadline, EPOCH_UNIX_S)
+
+
 # Edge.
 
 
 @mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_run_forgets_the_seed(start, context, handle, lease):
-    frame = start(context, handle, lease)
+def a_resumed_run_forgets_the_seed(start, context, *rest):
+    frame = start(context, *rest)
     if frame.start.emitted:
         frame.start.sampling.seed = 0
     return frame
 
 
 @mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_run_forgets_its_position(start, context, handle, lease):
-    frame = start(context, handle, lease)
+def a_resumed_run_forgets_its_position(start, context, *rest):
+    frame = start(context, *rest)
     frame.start.emitted = 0
     return frame
 
 
 @mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_run_may_be_as_long_as_the_first(start, context, handle, lease):
-    frame = start(context, handle, lease)
+def a_resumed_run_may_be_as_long_as_the_first(start, context, *rest):
+    frame = start(context, *rest)
     frame.start.max_output_tokens = context.request.plan.max_output_tokens
     return frame
 
 
 @mutant(edge_frames, "enqueue", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_lost_run_is_enqueued_at_the_tail(enqueue, context):
+def a_lost_run_is_enqueued_at_the_tail(enqueue, context, now):
     if context.request.attempt > 1:
         context.request.enqueued_at += 1.0
-    return enqueue(context)
+    return enqueue(context, now)
 
 
 @mutant(edge_frames, "_ticket", mutate_plan=poison_resumed_by_another_edge)
-def a_resumed_ticket_hides_that_it_may_have_run(ticket, context):
-    found = ticket(context)
+def a_resumed_ticket_hides_that_it_may_have_run(ticket, context, now):
+    found = ticket(context, now)
     found.may_have_run = False
     return found
 

@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.mutations import plan_world, with_poison
-from penstock.faults.plan import FaultKind, PlannedFault, PlannedTokenCount
+from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault, PlannedTokenCount
+from penstock.faults.world.tiers import TIERS
 
 MUTANTS = {}
 
@@ -66,6 +67,15 @@ def cancels_early(request, number):
     return replace(
         request, cancel_after_tokens=None, cancel_after_s=0.003 + 0.004 * number, timeout_s=None, max_output_tokens=24
     )
+
+
+def clocks_that_step(plan, rng):
+    """Every host has a clock of its own, and the clock of each tier's first process steps under load."""
+    steps = (
+        PlannedClockStep(at=rng.uniform(0.0, 0.5), tier=tier, pick=0.0, seconds=rng.choice((-601.0, 601.0)))
+        for tier in TIERS
+    )
+    return replace(plan, has_own_clocks=True, clock_steps=tuple(steps))
 
 
 def poison_with_edge_kills(plan, rng):

@@ -1,5 +1,6 @@
 """The checker finds each kind of violation, and none in a correct world."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -218,7 +219,7 @@ def test_a_resumed_answer_is_charged_by_the_next_edge_unless_that_died_as_well()
 
 
 def test_the_last_ticket_of_a_request_is_its_last_new_one():
-    monitor = FrameInvariants({4: ASK})
+    monitor = FrameInvariants({4: ASK}, lambda: 0.0)
     for ticket_id in ("t1", "t2", "t1"):
         monitor.on_frame("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
     assert monitor.last_tickets == {4: "t2"}
@@ -262,8 +263,10 @@ def resumed(count, **changes):
     return start(**{"lease_id": "l2", "token_ids": ids, "emitted": count, "max_output_tokens": 6 - count, **changes})
 
 
-def heard(kind, *frames):
-    monitor = FrameInvariants({4: ASK})
+def heard(kind, *frames, period_s=1.0):
+    """Return the violations of frames of which one is sent every `period_s`."""
+    times = itertools.count(step=period_s)
+    monitor = FrameInvariants({4: ASK}, lambda: next(times))
     for frame in frames:
         monitor.on_frame(kind, frame)
     return monitor.violations
@@ -291,10 +294,11 @@ def test_a_ticket_keeps_its_place_in_the_queue_over_attempts():
     def enqueue(**fields):
         return SubmitRequest(enqueue=Enqueue(tickets=[Ticket(ticket_id="t1", **fields)]))
 
-    first = enqueue(attempt=1, age_nanos=5)
-    assert heard("enqueue", first, enqueue(attempt=2, age_nanos=6)) == []
-    assert kinds(heard("enqueue", first, enqueue(attempt=2, age_nanos=4))) == {"frame"}
-    assert kinds(heard("enqueue", enqueue(attempt=2, age_nanos=6), first)) == {"frame"}
+    first = enqueue(attempt=1)
+    assert heard("enqueue", first, enqueue(attempt=2, age_nanos=1_010_000_000)) == []
+    assert kinds(heard("enqueue", first, enqueue(attempt=2, age_nanos=10_000_000))) == {"frame"}, "enqueued anew"
+    assert kinds(heard("enqueue", first, enqueue(attempt=2, age_nanos=9_000_000_000))) == {"frame"}, "passes others"
+    assert kinds(heard("enqueue", enqueue(attempt=2, age_nanos=0), first, period_s=0.0)) == {"frame"}
 
 
 def test_repeated_settlements_of_a_reservation_must_be_equal():

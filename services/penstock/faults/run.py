@@ -24,12 +24,12 @@ from penstock.faults.checks.checker import (
     check_totals,
     check_wasted_work,
 )
-from penstock.faults.checks.invariants import FrameInvariants
+from penstock.faults.checks.invariants import MAX_FRAME_DELAY_S, FrameInvariants
 from penstock.faults.checks.leak_check import leaked_calls, missing_processes, process_crashes, process_figures
 from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Failpoint, Network
 from penstock.faults.mutations import plan_world
 from penstock.faults.nemesis import CLIENT_PROCESS, Nemesis
-from penstock.faults.plan import NO_OVERRIDES, PlannedRequest, PlanOverrides, WorldPlan
+from penstock.faults.plan import NO_OVERRIDES, FaultKind, PlannedRequest, PlanOverrides, WorldPlan
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult, run_clients
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool
@@ -97,7 +97,12 @@ class WorldContext:
         self.engine_pool.crash_token_indexes = {
             len(each.prompt): each.crash_token_index for each in requests if each.crash_token_index is not None
         }
-        self.invariants = FrameInvariants({len(each.prompt): each for each in requests})
+        self.invariants = FrameInvariants(
+            {len(each.prompt): each for each in requests},
+            lambda: self.world.now,
+            # A frozen process sends its frames when it resumes.
+            MAX_FRAME_DELAY_S + sum(each.duration_s for each in self.plan.faults if each.kind is FaultKind.FREEZE),
+        )
         self.network.on_frame = self.invariants.on_frame
         self.nemesis = Nemesis(
             self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"), self.plan.clock_steps

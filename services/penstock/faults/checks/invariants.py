@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.chassis.durations import NANOS_PER_S
 from penstock.faults.checks import oracle
 from penstock.faults.checks.checker import Violation
 from penstock.faults.plan import PlannedRequest
+from penstock.faults.world.host_clock import MAX_DRIFT
 from penstock.mesh.v1.admission_pb2 import Reserve, Settle
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.mesh.v1.worker_pb2 import Start
+
+MAX_FRAME_DELAY_S = 0.5  # s from the creation of a frame to its sending, by a process that is not frozen
 
 
 @dataclass
@@ -20,10 +24,12 @@ class FrameInvariants:
     """Checks every frame that is sent."""
 
     requests: Mapping[int, PlannedRequest]  # by prompt length
+    now: Callable[[], float]  # s of the world
+    max_frame_delay_s: float = MAX_FRAME_DELAY_S  # s from the creation of a frame to its sending
     violations: list[Violation] = field(default_factory=list)
     last_tickets: dict[int, str] = field(default_factory=dict)  # last new ticket of a reservation, by prompt length
     _reserved_tickets: set[str] = field(default_factory=set)
-    _ages: dict[str, int] = field(default_factory=dict)  # ns since the first enqueue, by ticket
+    _enqueued_at: dict[str, float] = field(default_factory=dict)  # s of the world, by ticket, as its age says
     _attempts: dict[str, int] = field(default_factory=dict)  # by ticket
     _settlements: dict[str, bytes] = field(default_factory=dict)  # by reservation
     _seeds: dict[str, int] = field(default_factory=dict)  # by ticket
@@ -46,9 +52,11 @@ class FrameInvariants:
             yield from self._check_ticket(ticket)
 
     def _check_ticket(self, ticket: Ticket) -> Iterator[str]:
-        if ticket.age_nanos < self._ages.get(ticket.ticket_id, 0):
+        age = ticket.age_nanos / NANOS_PER_S
+        enqueued_at = self.now() - age
+        first = self._enqueued_at.setdefault(ticket.ticket_id, enqueued_at)
+        if abs(enqueued_at - first) > 2 * MAX_DRIFT * age + self.max_frame_delay_s:
             yield f"{ticket.ticket_id} lost its place in the queue"
-        self._ages[ticket.ticket_id] = ticket.age_nanos
         if ticket.attempt < self._attempts.get(ticket.ticket_id, 0):
             yield f"{ticket.ticket_id} went back to attempt {ticket.attempt}"
         self._attempts[ticket.ticket_id] = ticket.attempt
