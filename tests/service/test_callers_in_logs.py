@@ -21,7 +21,7 @@ def lines_of(logs, event):
 
 
 async def over_its_quota(mesh):
-    mesh.auth.refusals.append(QuotaExceeded("60 requests a minute", retry_after=1.0))
+    mesh.auth.rejections.append(QuotaExceeded("60 requests a minute", retry_after=1.0))
     return await rejected_call(mesh.generate())
 
 

@@ -77,8 +77,8 @@ def test_of_four_shards_no_two_have_both_of_a_pair(workload):
     assert len({shard_for(shards, MODEL, tenant.name) for tenant in workload}) == 2
 
 
-def test_what_is_done_on_all_cores_comes_in_order_and_says_how_far_it_is():
-    said = []
-    with process_pool(said.append) as cores:
+def test_parallel_results_come_in_order_with_a_progress_line_each():
+    printed = []
+    with process_pool(printed.append) as cores:
         assert cores.map(math.sqrt, [9.0, 4.0, 1.0], "roots") == [3.0, 2.0, 1.0]
-    assert said == ["1 of 3 roots", "2 of 3 roots", "3 of 3 roots"]
+    assert printed == ["1 of 3 roots", "2 of 3 roots", "3 of 3 roots"]
