@@ -182,7 +182,7 @@ def _check_probes(pods):
         for how in ("grpc", "httpGet", "tcpSocket"):
             port = (probe or {}).get(how, {}).get("port")
             if port is not None and port not in (numbers if how == "grpc" else names):
-                yield f"its {kind} asks port {port}, which it does not have"
+                yield f"its {kind} uses port {port}, which it does not have"
 
 
 def _check_tier(pods, config_class):
@@ -191,7 +191,7 @@ def _check_tier(pods, config_class):
     try:
         config = load(config_class, tier, variables)
     except ConfigError as error:
-        yield f"its settings are refused: {error}"
+        yield f"its settings are invalid: {error}"
         return
     unknown = [
         name for name in variables if not name.startswith(variable_prefix(tier)) and name not in SHARED_VARIABLES
@@ -202,7 +202,7 @@ def _check_tier(pods, config_class):
     yield from _check_grpc_probes(pods)
     yield from _check_grace_period(pods, config.drain_grace)
     if tier == "worker" and config.advertise != f"10.0.0.1:{ports(pods)['grpc']}":
-        yield f"edges are told to dial {config.advertise!r}, which is not the pod"
+        yield f"edges are given the address {config.advertise!r}, which is not the address of the pod"
 
 
 def _check_ports(pods, config):
@@ -214,9 +214,9 @@ def _check_ports(pods, config):
 
 def _check_grpc_probes(pods):
     grpc = ports(pods)["grpc"]
-    asked = {kind: container(pods).get(f"{kind}Probe", {}).get("grpc") for kind in ("readiness", "liveness")}
-    if asked != {"readiness": {"port": grpc}, "liveness": {"port": grpc, "service": LIVENESS}}:
-        yield f"its probes ask {asked}"
+    probes = {kind: container(pods).get(f"{kind}Probe", {}).get("grpc") for kind in ("readiness", "liveness")}
+    if probes != {"readiness": {"port": grpc}, "liveness": {"port": grpc, "service": LIVENESS}}:
+        yield f"its probes use {probes}"
 
 
 def _check_envoy(pods):

@@ -35,9 +35,9 @@ MODEL = LoadedModel(
 SPEC = RequestSpec(request_id="", model="tiny", input=TextInput("abc"))
 
 
-def plan(**asked):
+def plan(**fields):
     return plan_generation(
-        replace(SPEC, **asked),
+        replace(SPEC, **fields),
         MODEL,
         now=datetime(2026, 1, 1, tzinfo=UTC),
         default_output_tokens=20,
@@ -84,7 +84,7 @@ def test_a_seed_is_drawn_once_where_none_is_given_and_zero_is_a_seed():
 
 
 def test_every_sampling_parameter_reaches_the_worker():
-    asked = {
+    fields = {
         "temperature": 0.5,
         "top_p": 0.25,
         "top_k": 7,
@@ -94,8 +94,8 @@ def test_every_sampling_parameter_reaches_the_worker():
         "repetition_penalty": 1.5,
         "logprobs": True,
     }
-    sampling = plan(**asked).sampling
-    assert {name: getattr(sampling, name) for name in asked} == asked
+    sampling = plan(**fields).sampling
+    assert {name: getattr(sampling, name) for name in fields} == fields
 
 
 def test_ignored_ends_of_sequence_end_nothing():
@@ -115,8 +115,8 @@ def test_a_resumed_answer_reports_a_stop_string_that_it_contains():
     assert plan(resume_ids=tuple(ids("xyz")), stop=("y",)).resumed_stop == "y"
 
 
-@pytest.mark.parametrize("asked", [{"resume_ids": (VOCABULARY,)}, {"input": TokenInput((VOCABULARY,))}])
-def test_ids_outside_the_vocabulary_are_refused(asked):
+@pytest.mark.parametrize("fields", [{"resume_ids": (VOCABULARY,)}, {"input": TokenInput((VOCABULARY,))}])
+def test_ids_outside_the_vocabulary_are_rejected(fields):
     with pytest.raises(InvalidArgument) as failure:
-        plan(**asked)
+        plan(**fields)
     assert failure.value.reason == "TOKEN_UNKNOWN"

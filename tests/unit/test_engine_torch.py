@@ -125,17 +125,17 @@ def sampled_spec(seq_id, prompt, **fields):
     return SequenceSpec(seq_id=seq_id, token_ids=prompt, **fields)
 
 
-def test_seeded_sampling_is_the_same_alone_and_in_a_crowd():
+def test_seeded_sampling_is_the_same_alone_and_in_a_batch():
     prompt = list(range(60, 80))
     engine = engine_of()
     engine.add(sampled_spec(0, prompt))
     single = run_out(engine)[0]
-    crowd = engine_of(batching=ContinuousBatching(token_budget=7), blocks=24)
+    batch = engine_of(batching=ContinuousBatching(token_budget=7), blocks=24)
     for seq_id in range(1, 4):
-        crowd.add(sampled_spec(seq_id, [seq_id] * 9, seed=seq_id))
-        crowd.step()
-    crowd.add(sampled_spec(0, prompt))
-    assert run_out(crowd)[0] == single
+        batch.add(sampled_spec(seq_id, [seq_id] * 9, seed=seq_id))
+        batch.step()
+    batch.add(sampled_spec(0, prompt))
+    assert run_out(batch)[0] == single
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
@@ -175,12 +175,12 @@ def drawn_out(spec):
 
 def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_have_alone():
     prompt = list(range(100, 130))
-    crowd = engine_of(batching=ContinuousBatching(token_budget=7))
+    batch = engine_of(batching=ContinuousBatching(token_budget=7))
     for seq_id in range(4):
-        crowd.add(sampled_spec(seq_id, prompt, seed=seq_id, cache_salt=b"one request"))
-    crowd.step()
-    crowd.cancel(0)  # who was to compute the prompt for all leaves half-way
-    texts = run_out(crowd)
+        batch.add(sampled_spec(seq_id, prompt, seed=seq_id, cache_salt=b"one request"))
+    batch.step()
+    batch.cancel(0)  # the sequence that computes the prompt for all is cancelled half-way
+    texts = run_out(batch)
     for seq_id in (1, 2, 3):
         engine = engine_of()
         engine.add(sampled_spec(seq_id, prompt, seed=seq_id))

@@ -1,4 +1,4 @@
-"""The native forward pass: the logits of plain torch, and bits that do not depend on the rows beside a row."""
+"""The native forward pass: the logits of plain torch, and bits that do not depend on the other rows."""
 
 import os
 import shutil
@@ -83,17 +83,17 @@ def test_a_tied_head_is_the_embedding():
     block_size=st.sampled_from([16, 32, 64]),
     threads=st.integers(1, 3),
 )
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(*, dtype, mates, budget, prompt_share, block_size, threads):
+def test_a_rows_bits_do_not_depend_on_the_other_rows(*, dtype, mates, budget, prompt_share, block_size, threads):
     text = random_text(330)
     alone = logits_of(runners(SHAPE, dtype)[1], [text], prompt_share=0.9)
     runner = runners(SHAPE, dtype, block_size=block_size, threads=threads)[1]
     texts = [*(random_text(length, seed) for seed, length in enumerate(mates, 10)), text]
     options = {"budget": budget, "block_size": block_size, "prompt_share": prompt_share}
-    crowd = logits_of(runner, texts, **options)
-    shared = [place for place in alone if (len(mates), place[1]) in crowd]
+    batched = logits_of(runner, texts, **options)
+    shared = [place for place in alone if (len(mates), place[1]) in batched]
     assert shared
     for place in shared:
-        assert torch.equal(alone[place], crowd[len(mates), place[1]])
+        assert torch.equal(alone[place], batched[len(mates), place[1]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -173,7 +173,7 @@ def test_a_cache_that_cannot_be_written_names_the_way_out(empty_cache, monkeypat
         compiler.load_library()
 
 
-def test_every_target_asks_for_no_less_than_the_next():
+def test_every_target_requires_at_least_the_features_of_the_next():
     assert all(
         worse.required_flags < better.required_flags or not worse.required_flags
         for better, worse in pairwise(compiler.X86_TARGETS[:3])

@@ -62,12 +62,12 @@ def test_short_prompts_of_a_burst_delay_no_first_token_that_was_promised_before(
     worlds = [replace(overload.overload_scenario(seed, 3.2), duration=17.0) for seed in (1, 3)]
 
     def late():
-        firsts = [each.transcript.ttft for asked in worlds for each in Simulation(asked).run().ledger.requests]
-        return sum(first > worlds[0].targets.ttft for first in firsts if first is not None)
+        ttfts = [each.transcript.ttft for scenario in worlds for each in Simulation(scenario).run().ledger.requests]
+        return sum(first > worlds[0].targets.ttft for first in ttfts if first is not None)
 
-    held = late()
+    late_requests = late()
     monkeypatch.setattr(Admission, "_keeps_commitments", lambda *_: True)
-    assert 3 * held < late()
+    assert 3 * late_requests < late()
 
 
 @pytest.mark.parametrize(("workers", "load", "seconds"), [(1, 3.0, 400.0), (8, 6.0, 150.0)])
@@ -82,17 +82,19 @@ def test_admitted_long_prompts_of_a_burst_are_in_time(workers, load, seconds):
 
 def test_work_for_clients_that_left_is_counted_if_it_is_not_cancelled():
     leaving = chat_tenant(Poisson(40.0), client=ClientBehavior(leave_share=0.5, leave_within=2.0))
-    asked = proof_scenario("leaving", leaving, duration=10.0)
-    deaf = replace(asked, queues=replace(asked.queues, policy="fifo", policy_options={}))
-    assert Simulation(deaf).run().ledger.abandoned_tokens > 1_000
-    assert Simulation(asked).run().ledger.abandoned_tokens < 1_000
+    scenario = proof_scenario("leaving", leaving, duration=10.0)
+    without_cancels = replace(scenario, queues=replace(scenario.queues, policy="fifo", policy_options={}))
+    assert Simulation(without_cancels).run().ledger.abandoned_tokens > 1_000
+    assert Simulation(scenario).run().ledger.abandoned_tokens < 1_000
 
 
 def test_a_rejected_request_can_be_replayed_as_admitted():
-    asked = replace(overload.overload_scenario(0, 3.0), duration=15.0)
-    refused = next(each for each in Simulation(asked).run().ledger.requests if each.transcript.outcome == "OVERLOADED")
-    number = refused.transcript.number
-    exempt = replace(asked, queues=replace(asked.queues, exempt_tickets=frozenset({f"{number}.1"})))
+    scenario = replace(overload.overload_scenario(0, 3.0), duration=15.0)
+    rejected = next(
+        each for each in Simulation(scenario).run().ledger.requests if each.transcript.outcome == "OVERLOADED"
+    )
+    number = rejected.transcript.number
+    exempt = replace(scenario, queues=replace(scenario.queues, exempt_tickets=frozenset({f"{number}.1"})))
     assert Simulation(exempt).run().ledger.requests[number].transcript.outcome != "OVERLOADED"
 
 
@@ -112,7 +114,7 @@ class SlowMesh(work_conservation.ObservedMesh):
 
 
 @pytest.mark.parametrize(("mesh", "load"), [(ForgetfulMesh, 1.0), (SlowMesh, 3.0)])
-def test_an_engine_that_idles_beside_a_waiting_ticket_is_seen(mesh, load):
+def test_an_engine_that_idles_while_a_ticket_waits_is_counted(mesh, load):
     found = []
 
     def new_mesh(scenario, events):
@@ -125,29 +127,29 @@ def test_an_engine_that_idles_beside_a_waiting_ticket_is_seen(mesh, load):
     assert found[0].idle_steps > 0
 
 
-def test_an_engine_whose_room_was_taken_in_the_step_that_made_other_room_is_not_idle():
+def test_an_engine_whose_free_slots_are_used_in_the_same_step_is_not_idle():
     """Seed 0 has such steps while other tickets wait."""
     found = work_conservation.simulate_observed(0)
     assert found.steps_with_waiting > 1_000
     assert found.idle_steps == 0
 
 
-def test_short_prompts_beside_long_ones_wait_no_longer_than_is_promised():
+def test_short_prompts_among_long_ones_wait_no_longer_than_their_target():
     run = neighbour.simulate(0, ("short", "long"))
-    firsts = [each.transcript.ttft for each in run.ledger.requests if each.tenant.name == "short"]
-    late = sum(first is None or first > neighbour.MAX_P99_TTFT_MS / 1e3 for first in firsts)
-    assert len(firsts) > 300
-    assert late <= len(firsts) / 100
+    ttfts = [each.transcript.ttft for each in run.ledger.requests if each.tenant.name == "short"]
+    late = sum(first is None or first > neighbour.MAX_P99_TTFT_MS / 1e3 for first in ttfts)
+    assert len(ttfts) > 300
+    assert late <= len(ttfts) / 100
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 64, 65])
-def test_a_plan_finds_the_fewest_workers_that_are_enough(needed):
+def test_a_plan_finds_the_fewest_workers_that_suffice(needed):
     found = fewest_workers(0.99, lambda count: CapacityTrial(1.0 if count >= needed else 0.5))
     assert found.workers == needed
     assert len(found.trials) <= 2 * needed.bit_length() + 1
 
 
-def test_a_plan_gives_up_where_no_number_of_workers_is_enough():
+def test_a_plan_ends_without_a_solution_if_no_number_of_workers_suffices():
     found = fewest_workers(0.99, lambda _: CapacityTrial(0.5))
     assert found.workers is None
     assert max(found.trials) == MAX_WORKERS

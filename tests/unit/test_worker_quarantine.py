@@ -17,7 +17,7 @@ from penstock.worker.runs.run import Run
 from penstock.worker.runs.table import RunTable
 from worker_runs import EDGE, LIMITS
 
-OUTPUT = 6  # tokens
+OUTPUT_TOKENS = 6  # tokens
 MOST_STEPS = 2_000
 
 
@@ -33,7 +33,7 @@ class Bench:
         self.table = RunTable(leases=LeaseTable("me"))
         self.table.streams.open(EDGE)
         self.outcomes = {}  # by handle: how its run ended
-        self.crashes = Counter()  # by handle of who did it
+        self.crashes = Counter()  # by handle of the run that caused them
         self.engines = 0
         self.load()
 
@@ -57,10 +57,13 @@ class Bench:
         lease = f"l{handle}"
         self.table.expect(lease, LeaseGrant(f"t{handle}"), "me", 5.0, 0.0)
         spec = SequenceSpec(
-            seq_id=self.table.new_seq_id(), token_ids=[handle] * prompt, max_output_tokens=OUTPUT, ignore_eos=True
+            seq_id=self.table.new_seq_id(),
+            token_ids=[handle] * prompt,
+            max_output_tokens=OUTPUT_TOKENS,
+            ignore_eos=True,
         )
         run = Run(stream=EDGE, handle=handle, lease_id=lease, ticket_id=f"t{handle}", spec=spec, arrived_at=0.0)
-        run.fingerprint = handle  # which is what is left of it once nobody waits for it
+        run.fingerprint = handle  # identifies the run once no stream waits for it
         self.perform(self.table.start(run, 0.0))
 
     def step(self):
@@ -99,8 +102,8 @@ class Bench:
 
 
 HANDLES = st.integers(1, 6)
-STARTS = st.tuples(st.just("start"), st.integers(1, 20))
-OTHERS = st.tuples(st.sampled_from(["step", "step", "step", "crash", "kill", "cancel"]), HANDLES)
+START_EVENTS = st.tuples(st.just("start"), st.integers(1, 20))
+OTHER_EVENTS = st.tuples(st.sampled_from(["step", "step", "step", "crash", "kill", "cancel"]), HANDLES)
 
 
 def play(bench, events):
@@ -120,8 +123,8 @@ def play(bench, events):
 
 @settings(max_examples=400, deadline=None)
 @given(
-    poison=st.dictionaries(HANDLES, st.integers(0, OUTPUT - 1), max_size=3),
-    events=st.lists(st.one_of(STARTS, STARTS, OTHERS, OTHERS, OTHERS), max_size=40),
+    poison=st.dictionaries(HANDLES, st.integers(0, OUTPUT_TOKENS - 1), max_size=3),
+    events=st.lists(st.one_of(START_EVENTS, START_EVENTS, OTHER_EVENTS, OTHER_EVENTS, OTHER_EVENTS), max_size=40),
 )
 def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_confirmed(poison, events):
     bench = Bench(poison)
@@ -135,7 +138,9 @@ def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_conf
 
 @settings(max_examples=200, deadline=None)
 @given(
-    culprit=HANDLES, poison_at=st.integers(0, OUTPUT - 1), prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6)
+    culprit=HANDLES,
+    poison_at=st.integers(0, OUTPUT_TOKENS - 1),
+    prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6),
 )
 def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(culprit, poison_at, prompts):
     bench = Bench({culprit: poison_at})
