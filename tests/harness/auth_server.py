@@ -91,9 +91,9 @@ class AuthEdge:
                 return getattr(frame, kind)
 
     async def reserve(self, request_id="request-1", prompt=10, output=20, **more):
-        ask = {"credential": self.credential, **more}
+        fields = {"credential": self.credential, **more}
         await self.send(
-            reserve=Reserve(request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model="m", **ask)
+            reserve=Reserve(request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model="m", **fields)
         )
         return await self.receive()
 

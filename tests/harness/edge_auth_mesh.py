@@ -29,7 +29,7 @@ START_UNIX_S = 1_800_000_000.0  # s
 
 
 class PausableAdmission(AdmissionService):
-    """Answers nothing while `is_paused`, as a stalled process. `resume` handles the frames received meanwhile."""
+    """Sends no response while `is_paused`, like a stalled process. `resume` handles the frames received since then."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -132,7 +132,7 @@ class EdgeAuthMesh:
     async def wait_settled(self) -> list[tuple]:
         """Wait until no reservation is left, stop auth, and return its ledger."""
         async with asyncio.timeout(20):
-            while self.auth.authorizer.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
+            while self.auth.authorizer.reservations.reservation_count:  # noqa: ASYNC110  # a figure can only be polled
                 await asyncio.sleep(0)
         await self.auth.stop()
         return self.auth.ledger_rows()

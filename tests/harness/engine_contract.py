@@ -55,8 +55,8 @@ def raised_error(add, error):
     """The error that `add` raises."""
     try:
         add()
-    except error as refused:
-        return refused
+    except error as rejection:
+        return rejection
     raise AssertionError(f"was taken, though {error.__name__} was due")
 
 
@@ -149,12 +149,12 @@ def biases_and_constraints_restrict_the_output(subject):
 
 
 def logprobs_are_returned_on_request(subject):
-    asked = subject.add(sampling=SamplingParams(logprobs=True))
+    with_logprobs = subject.add(sampling=SamplingParams(logprobs=True))
     silent = subject.add()
     for result in subject.run_to_end():
         for seq_id, logprob in zip(result.seq_ids, result.logprobs, strict=True):
             assert logprob == 0.0 if seq_id == silent else logprob <= 0.0
-            assert not subject.uses_model_scores or seq_id != asked or logprob < 0.0
+            assert not subject.uses_model_scores or seq_id != with_logprobs or logprob < 0.0
 
 
 def the_next_step_reports_a_cancel_and_computes_nothing_for_it(subject):

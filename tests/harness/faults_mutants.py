@@ -245,7 +245,7 @@ def blocks_of_a_cancelled_prefill_are_kept(let_go, self):
     prefilling = {each.spec.seq_id for each in self.running if each.remaining > 1}
     release = BlockPool.release
     with patch.object(
-        BlockPool, "release", lambda pool, table, who: 0 if who in prefilling else release(pool, table, who)
+        BlockPool, "release", lambda pool, table, seq_id: 0 if seq_id in prefilling else release(pool, table, seq_id)
     ):
         return let_go(self)
 

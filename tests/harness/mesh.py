@@ -19,8 +19,8 @@ TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
 
 
 @asynccontextmanager
-async def running_mesh(**asked) -> AsyncIterator[LocalMesh]:
-    async with local_mesh(MeshOptions(base_port=0, **{"envoy": False, **asked})) as mesh:
+async def running_mesh(**options) -> AsyncIterator[LocalMesh]:
+    async with local_mesh(MeshOptions(base_port=0, **{"envoy": False, **options})) as mesh:
         yield mesh
 
 

@@ -70,7 +70,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
         return answer
 
     def spans(self, *, trace_id: str = "", name: str = "") -> list[ReceivedSpan]:
-        """Spans so far, by start; of one trace and of one name where asked."""
+        """Spans so far, by start; only of the given trace and name if these are set."""
         with self._arrived:
             found = [each for each in self._spans if trace_id in ("", each.trace_id) and name in ("", each.name)]
         return sorted(found, key=lambda each: each.start_unix_nano)

@@ -8,9 +8,9 @@ from penstock.client import Client
 from penstock.client.retries import RetryPolicy
 from penstock.edge import runner
 
-HASTY = RetryPolicy(backoff=(0.001, 0.002))
+FAST_RETRIES = RetryPolicy(backoff=(0.001, 0.002))
 PROMPT, TOKENS, HAD = 2, 9, 4  # tokens; HAD: when the edge goes
-LOST = (0, 0, "lost")
+LOST_CHARGE = (0, 0, "lost")
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ async def interrupted(mesh, interrupt, kind):
     """Read an answer whose first edge is lost after HAD tokens. Returns its text and the number of attempts."""
     worker = mesh.workers[0]
     worker.pause_at_index = HAD
-    async with Client(*mesh.addresses, api_key=KEY, retries=HASTY) as client:
+    async with Client(*mesh.addresses, api_key=KEY, retries=FAST_RETRIES) as client:
         if kind == "call":
             return await read(client.generate("hi", max_output_tokens=TOKENS), worker, interrupt)
         async with client.session() as session:
@@ -50,7 +50,7 @@ async def test_an_answer_of_a_lost_edge_is_charged_once_at_the_edge_that_finishe
 
         assert await interrupted(mesh, die, kind) == (text_of(TOKENS), 2)
         mesh.auth.expire_edge(dead.pop())
-        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST]
+        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST_CHARGE]
 
 
 async def test_an_edge_lost_after_the_answer_resumed_changes_no_charge(tmp_path):
@@ -63,7 +63,7 @@ async def test_an_edge_lost_after_the_answer_resumed_changes_no_charge(tmp_path)
             await mesh.edge_stacks[gone].aclose()
 
         await interrupted(mesh, fall_silent_and_be_lost, "call")
-        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST]
+        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST_CHARGE]
 
 
 @pytest.mark.parametrize("kind", ["call", "session"])

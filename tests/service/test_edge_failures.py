@@ -123,10 +123,10 @@ async def test_a_draining_queue_receives_no_ticket_until_it_reconnects():
 
 async def test_a_reservation_is_resent_if_auth_is_lost_before_it_answers():
     async with edge_mesh() as mesh:
-        heard = asyncio.Queue()
-        answer, mesh.auth.answer = mesh.auth.answer, heard.put_nowait
+        frames = asyncio.Queue()
+        answer, mesh.auth.answer = mesh.auth.answer, frames.put_nowait
         call = mesh.generate(max_output_tokens=2)
-        lost = (await heard.get()).reserve
+        lost = (await frames.get()).reserve
         assert (await mesh.figures())["requests_reserving"] == 1
         mesh.auth.answer = answer
         for peer in list(mesh.auth.peers):

@@ -19,18 +19,18 @@ from penstock.edge.lifecycle.effects import Emit
 @pytest.mark.parametrize("is_accepted", [True, False])
 async def test_a_disconnect_cancels_the_request(is_stream, is_accepted):
     async with http_edge() as edge:
-        asked = asyncio.create_task(edge.post(stream=is_stream))
+        pending = asyncio.create_task(edge.post(stream=is_stream))
         call = await edge.gateway.call()
         if is_accepted:
             call.accept()
             call.send("Wa")
             await wait_until(lambda: not call.stream.unread_bytes)
         assert not call.was_left.is_set()
-        asked.cancel()
+        pending.cancel()
         await call.wait_left()
         with pytest.raises(asyncio.CancelledError):
-            await asked
-        assert call.disconnects == [False]  # before all that had to unwind
+            await pending
+        assert call.disconnects == [False]  # reported before the call was cancelled
 
 
 async def test_a_disconnect_in_the_middle_of_a_body_releases_it():
@@ -108,11 +108,11 @@ async def test_a_silent_stream_sends_keep_alives():
 
 async def test_nothing_is_sent_before_the_request_is_accepted():
     async with http_edge(keepalive_interval=0.01) as edge:
-        asked = asyncio.create_task(edge.post(stream=True))
+        pending = asyncio.create_task(edge.post(stream=True))
         call = await edge.gateway.call()
-        await asyncio.sleep(0.05)  # many silences long
+        await asyncio.sleep(0.05)  # many keep-alive intervals
         call.fail(Overloaded("full", reason="QUEUE_FULL", retry_after=1.0))
-        assert (await asked).status_code == 503
+        assert (await pending).status_code == 503
 
 
 async def test_a_drain_lets_streams_end_and_rejects_new_requests():

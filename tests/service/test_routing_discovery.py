@@ -105,7 +105,7 @@ async def test_a_state_of_the_world_proxy_gets_everything_of_a_type_each_time():
         call.cancel()
 
 
-async def test_a_refusal_is_logged_with_its_reason_and_does_not_end_the_stream(capsys):
+async def test_a_nack_is_logged_with_its_reason_and_does_not_end_the_stream(capsys):
     board = SnapshotCache(snapshot("10.0.0.1"))
     async with control_plane(board) as channel:
         call = delta(channel)
@@ -152,7 +152,7 @@ async def test_a_reconnecting_proxy_with_current_versions_is_sent_nothing_until_
         call.cancel()
 
 
-async def test_closing_the_board_ends_every_stream_in_good_order():
+async def test_closing_the_snapshot_cache_ends_every_stream_with_status_ok():
     board = SnapshotCache(snapshot("10.0.0.1"))
     async with control_plane(board) as channel:
         calls = [delta(channel), sotw(channel)]

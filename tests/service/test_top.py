@@ -29,7 +29,7 @@ from penstock.v1.stream_pb2 import Hello
 from queue_streams import TIMEOUT_S, edge_at, ticket
 from scheduler_streams import worker_at
 
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+TERMINAL_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @asynccontextmanager
@@ -93,14 +93,14 @@ class Screen:
 
     @property
     def text(self):
-        return CONTROL.sub("", self._page.getvalue())
+        return TERMINAL_CONTROL.sub("", self._page.getvalue())
 
-    async def top(self, targets, **asked):
-        await command.top({}, targets, interval=0.1, **{"once": True, "as_json": False} | asked)
+    async def top(self, targets, **options):
+        await command.top({}, targets, interval=0.1, **{"once": True, "as_json": False} | options)
         return self.text
 
 
-async def test_json_is_one_object_of_what_waits_and_what_runs(screen):
+async def test_json_is_one_object_with_waiting_and_running_requests(screen):
     async with busy_mesh() as (addresses, _):
         frame = json.loads(await screen.top(addresses, as_json=True))
         shards = {row["shard"]: row for row in frame["shards"]}
@@ -126,10 +126,10 @@ async def test_once_prints_one_frame(screen):
 
 async def test_a_process_that_is_gone_is_shown_as_such_and_a_mesh_that_is_gone_is_an_error(screen):
     async with busy_mesh() as (addresses, _):
-        nobody = "127.0.0.1:1"
-        assert "CONNECTION_LOST" in await screen.top([*addresses, nobody])
+        unreachable = "127.0.0.1:1"
+        assert "CONNECTION_LOST" in await screen.top([*addresses, unreachable])
         with pytest.raises(Unavailable):
-            await screen.top([nobody])
+            await screen.top([unreachable])
 
 
 async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):

@@ -35,8 +35,8 @@ async def test_a_drain_ends_when_the_last_stream_has_and_cuts_none(tmp_path):
         assert await draining.stdout.readline() == b"draining: 1 requests left\n"
         backend.may_continue.set()
         assert await call.read() == b"a second"
-        said, _ = await draining.communicate()
-        assert said.splitlines()[-1] == b"draining: 0 requests left"
+        printed, _ = await draining.communicate()
+        assert printed.splitlines()[-1] == b"draining: 0 requests left"
         assert draining.returncode == 0
 
 
@@ -45,8 +45,8 @@ async def test_a_drain_gives_up_after_its_grace(tmp_path):
         call = channel.unary_stream(f"{ECHO}Stream")(b"")
         await call.read()
         draining = await drain(front, grace_s=1)
-        said, _ = await draining.communicate()
-        assert said.splitlines() == [b"draining: 1 requests left", b"drain: grace of 1 s is over"]
+        printed, _ = await draining.communicate()
+        assert printed.splitlines() == [b"draining: 1 requests left", b"drain: grace of 1 s is over"]
         assert draining.returncode == 0
 
 

@@ -200,5 +200,5 @@ async def test_without_any_edge_the_proxy_fails_at_once_in_the_format_of_each_pr
 def test_envoy_accepts_the_bootstrap(tmp_path, how):
     file = tmp_path / "envoy.json"
     file.write_text(json.dumps(bootstrap("127.0.0.1:7006", "127.0.0.1:9901", "front-1", **how)))
-    said = subprocess.run([ENVOY, "--mode", "validate", "-c", file], capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
+    validation = subprocess.run([ENVOY, "--mode", "validate", "-c", file], capture_output=True, text=True, check=False)
+    assert validation.returncode == 0, validation.stderr

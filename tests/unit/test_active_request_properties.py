@@ -56,7 +56,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.take(self.request.on_admitted(Identity(), "r1", self.now))
 
     @rule()
-    def refused(self):
+    def reservation_rejected(self):
         self.take(self.request.on_auth_rejected(QuotaExceeded(""), self.now))
 
     @rule(call=st.sampled_from(["on_auth_connected", "on_queued", "on_queue_lost", "on_run_started"]))

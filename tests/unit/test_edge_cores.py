@@ -59,8 +59,8 @@ def test_a_removed_shard_removes_its_models():
 
 
 def planned(**changes):
-    asked = {"model": "m", "prompt_ids": [1, 2], "sampling": Sampling(seed=1), "ignore_eos": False} | changes
-    return GenerationPlan(max_output_tokens=5, detokenizer=None, **asked)
+    fields = {"model": "m", "prompt_ids": [1, 2], "sampling": Sampling(seed=1), "ignore_eos": False} | changes
+    return GenerationPlan(max_output_tokens=5, detokenizer=None, **fields)
 
 
 def test_all_requests_of_one_answer_have_one_fingerprint():

@@ -89,11 +89,11 @@ def test_a_request_that_is_smaller_in_any_size_or_due_earlier_passes():
 
 
 def test_a_request_with_a_later_deadline_passes_a_rejection_by_deadline():
-    by_time, by_promise = cache_with(rejection(by_deadline=True)), cache_with()
+    by_deadline_only, by_target = cache_with(rejection(by_deadline=True)), cache_with()
     patient = later(time_limit=90.0)
-    assert not by_time.find(ANNA_CLASS, patient)
-    assert by_time.find(ANNA_CLASS, later(time_limit=60.0 + TIMEOUT_JITTER_S / 2))
-    assert by_promise.find(ANNA_CLASS, patient)
+    assert not by_deadline_only.find(ANNA_CLASS, patient)
+    assert by_deadline_only.find(ANNA_CLASS, later(time_limit=60.0 + TIMEOUT_JITTER_S / 2))
+    assert by_target.find(ANNA_CLASS, patient)
 
 
 def test_a_rejection_does_not_apply_to_another_tenant_model_or_priority():

@@ -207,7 +207,7 @@ def test_a_whole_chat_completion_has_the_same_text_and_usage_as_its_stream():
     assert (complete.usage.prompt_tokens, complete.usage.completion_tokens, complete.usage.total_tokens) == (3, 4, 7)
 
 
-def test_a_completion_streams_and_comes_whole_with_the_same_text():
+def test_a_completion_has_the_same_text_streamed_and_complete():
     with client(CUT_SHORT) as api:
         chunks = list(api.completions.create(model="m", prompt="hi", stream=True))
         complete = api.completions.create(model="m", prompt="hi")
@@ -217,7 +217,7 @@ def test_a_completion_streams_and_comes_whole_with_the_same_text():
 
 
 @pytest.mark.parametrize("path", SERIALIZERS)
-def test_a_timeline_comes_with_the_end_of_the_answer_when_there_is_one(path):
+def test_the_end_of_an_answer_has_its_timeline_if_there_is_one(path):
     timeline = Timeline(trace_id="t", worker_id="w", attempts=1, stages=[Stage(tier="queue", name="wait")])
     timeline.total.FromMilliseconds(1500)
     timeline.stages[0].length.FromMilliseconds(250)
@@ -225,8 +225,8 @@ def test_a_timeline_comes_with_the_end_of_the_answer_when_there_is_one(path):
     parse, new_serializer = SERIALIZERS[path]
     body = {"messages": GREETING, "prompt": None, "input": "hi"} if path != "/v1/completions" else {"prompt": "hi"}
     answer = new_serializer(parse(parse_body(json.dumps(body).encode()), "r1"), created=1)
-    timeline = json.loads(answer.whole(ACCEPTED, TEXT, finished))["timeline"]
-    assert timeline == {
+    decoded = json.loads(answer.whole(ACCEPTED, TEXT, finished))["timeline"]
+    assert decoded == {
         "total_s": 1.5,
         "stages": [{"tier": "queue", "name": "wait", "start_s": 0.0, "length_s": 0.25}],
         "trace_id": "t",

@@ -36,8 +36,8 @@ def test_every_error_has_its_status_and_the_api_s_body(error, status, kind, code
 
 
 def test_every_error_type_of_the_chassis_is_mapped():
-    told = {type(error) for error, *_ in CASES} | {BodyTooLarge}
-    assert set(errors.PenstockError.__subclasses__()) <= told
+    covered = {type(error) for error, *_ in CASES} | {BodyTooLarge}
+    assert set(errors.PenstockError.__subclasses__()) <= covered
 
 
 def test_the_wrong_field_is_the_param():

@@ -13,9 +13,9 @@ CODE, SHOWN = (
 )  # setuptools takes the first by itself; the second is for readers of the README
 
 
-def test_every_file_beside_the_code_is_packaged():
-    told = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
-    globs = told["tool"]["setuptools"]["package-data"]["*"]
+def test_every_data_file_in_the_packages_is_packaged():
+    pyproject = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    globs = pyproject["tool"]["setuptools"]["package-data"]["*"]
     command = ["git", "ls-files", "services/penstock"]
     tracked = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
     files = [PurePath(each) for each in tracked if PurePath(each).suffix not in (*CODE, *SHOWN)]

@@ -61,13 +61,13 @@ def test_noise_makes_no_declaration_smaller_than_the_answer():
 def test_short_prompts_of_a_burst_delay_no_first_token_that_was_promised_before(monkeypatch):
     worlds = [replace(overload.overload_scenario(seed, 3.2), duration=17.0) for seed in (1, 3)]
 
-    def late():
+    def count_late():
         ttfts = [each.transcript.ttft for scenario in worlds for each in Simulation(scenario).run().ledger.requests]
-        return sum(first > worlds[0].targets.ttft for first in ttfts if first is not None)
+        return sum(ttft > worlds[0].targets.ttft for ttft in ttfts if ttft is not None)
 
-    late_requests = late()
+    late_requests = count_late()
     monkeypatch.setattr(Admission, "_keeps_commitments", lambda *_: True)
-    assert 3 * late_requests < late()
+    assert 3 * late_requests < count_late()
 
 
 @pytest.mark.parametrize(("workers", "load", "seconds"), [(1, 3.0, 400.0), (8, 6.0, 150.0)])
@@ -137,9 +137,9 @@ def test_an_engine_whose_free_slots_are_used_in_the_same_step_is_not_idle():
 def test_short_prompts_among_long_ones_wait_no_longer_than_their_target():
     run = neighbour.simulate(0, ("short", "long"))
     ttfts = [each.transcript.ttft for each in run.ledger.requests if each.tenant.name == "short"]
-    late = sum(first is None or first > neighbour.MAX_P99_TTFT_MS / 1e3 for first in ttfts)
+    count_late = sum(ttft is None or ttft > neighbour.MAX_P99_TTFT_MS / 1e3 for ttft in ttfts)
     assert len(ttfts) > 300
-    assert late <= len(ttfts) / 100
+    assert count_late <= len(ttfts) / 100
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 64, 65])

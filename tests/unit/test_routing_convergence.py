@@ -15,9 +15,9 @@ bodies = st.dictionaries(st.sampled_from(RESOURCE_NAMES), st.binary(max_size=1))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), bodies),
-        st.tuples(st.just("want"), names),
-        st.tuples(st.just("answer"), st.none()),
-        st.tuples(st.just("take"), st.none()),
+        st.tuples(st.just("subscribe"), names),
+        st.tuples(st.just("send"), st.none()),
+        st.tuples(st.just("deliver"), st.none()),
         st.tuples(st.just("reconnect"), st.none()),
     ),
     min_size=8,
@@ -25,9 +25,9 @@ steps = st.lists(
 )
 
 
-def snapshot_of(named):
-    refers = frozenset((RESOURCE_TYPE, name) for name in named)
-    resources = [Resource(type=RESOURCE_TYPE, name=name, body=body) for name, body in named.items()]
+def snapshot_of(bodies_by_name):
+    refers = frozenset((RESOURCE_TYPE, name) for name in bodies_by_name)
+    resources = [Resource(type=RESOURCE_TYPE, name=name, body=body) for name, body in bodies_by_name.items()]
     return Snapshot.of([*resources, Resource(type=ResourceType.CLUSTER, name="all", body=b"", references=refers)])
 
 
@@ -40,7 +40,7 @@ class DeltaProxy:
         self.connect()
 
     def connect(self):
-        self.server, self.way = DeltaSubscription(RESOURCE_TYPE), []
+        self.server, self.in_flight = DeltaSubscription(RESOURCE_TYPE), []
         versions = {name: version for name, (version, _) in self.resources.items()}
         self.server.receive(DeltaRequest(type=RESOURCE_TYPE, subscribe=tuple(self.names), initial_versions=versions))
 
@@ -63,7 +63,7 @@ class SotwProxy:
         self.connect()
 
     def connect(self):
-        self.server, self.way, self.nonce = SotwSubscription(RESOURCE_TYPE), [], ""
+        self.server, self.in_flight, self.nonce = SotwSubscription(RESOURCE_TYPE), [], ""
         self.send_request()
 
     def send_request(self):
@@ -80,46 +80,46 @@ class SotwProxy:
         self.send_request()
 
 
-def play(proxy, script):
+def run_script(proxy, script):
     """Run the script with delayed responses; then deliver all of them."""
     snapshot = snapshot_of({})
-    for step, what in script:
+    for step, value in script:
         if step == "publish":
-            snapshot = snapshot_of(what)
-        elif step == "want":
-            proxy.subscribe_to(what)
-        elif step == "answer":
-            send(proxy, snapshot)
-        elif step == "take" and proxy.way:
-            proxy.on_response(proxy.way.pop())
+            snapshot = snapshot_of(value)
+        elif step == "subscribe":
+            proxy.subscribe_to(value)
+        elif step == "send":
+            send_due(proxy, snapshot)
+        elif step == "deliver" and proxy.in_flight:
+            proxy.on_response(proxy.in_flight.pop())
         elif step == "reconnect":
             proxy.connect()
-    owed = 0
-    while proxy.way or send(proxy, snapshot):
-        proxy.on_response(proxy.way.pop())
-        owed += 1
-    assert owed <= 3
-    there = snapshot.by_type[RESOURCE_TYPE]
+    responses = 0
+    while proxy.in_flight or send_due(proxy, snapshot):
+        proxy.on_response(proxy.in_flight.pop())
+        responses += 1
+    assert responses <= 3
+    published = snapshot.by_type[RESOURCE_TYPE]
     assert {name: body for name, (_, body) in proxy.resources.items()} == {
-        name: there[name].body for name in proxy.names if name in there
+        name: published[name].body for name in proxy.names if name in published
     }
 
 
-def send(proxy, snapshot):
+def send_due(proxy, snapshot):
     """Send the response that is due; never two at once."""
     if answer := proxy.server.due(snapshot):
-        assert proxy.way == []
-        proxy.way.append(answer)
+        assert proxy.in_flight == []
+        proxy.in_flight.append(answer)
     return answer
 
 
-@settings(max_examples=300)  # enough to find each of the protocol's rules when it is taken out
+@settings(max_examples=300)  # enough to detect the removal of any one rule of the protocol
 @given(names=names, script=steps)
 def test_an_incremental_proxy_converges(names, script):
-    play(DeltaProxy(names), script)
+    run_script(DeltaProxy(names), script)
 
 
-@settings(max_examples=300)  # enough to find each of the protocol's rules when it is taken out
+@settings(max_examples=300)  # enough to detect the removal of any one rule of the protocol
 @given(names=names, script=steps)
 def test_a_state_of_the_world_proxy_converges(names, script):
-    play(SotwProxy(names), script)
+    run_script(SotwProxy(names), script)

@@ -94,7 +94,7 @@ def test_a_quarantined_worker_gets_no_tickets(scheduler):
     assert [each.worker_id for each in scheduler.fleet] == ["w2"]
 
 
-def test_tickets_of_a_model_without_workers_are_declined_and_not_refused(scheduler):
+def test_tickets_of_a_model_without_workers_are_declined_but_not_refused(scheduler):
     attach(scheduler)
     scheduler.on_worker_lost("w")
     assert only(Decline, offer(scheduler)).reason == "NO_CAPACITY"
@@ -136,9 +136,9 @@ def test_a_cached_prefix_does_not_override_capacity_or_avoidance(scheduler):
 
 
 def placed_at(scheduler, name, *, prefix, **ticket):
-    asked = ticket_of(name, tokens=80, **ticket)
-    asked.prefix_hashes.extend(prefix)
-    return only(Place, scheduler.on_offer("q", asked, START_UNIX_S)).lease.worker_id
+    offered = ticket_of(name, tokens=80, **ticket)
+    offered.prefix_hashes.extend(prefix)
+    return only(Place, scheduler.on_offer("q", offered, START_UNIX_S)).lease.worker_id
 
 
 def test_look_ahead_adds_one_lease_to_the_slots():

@@ -147,8 +147,8 @@ def test_the_time_of_the_first_token_is_reported(scheduler):
     first = served("s-1", 31, 1)
     first.first_token_after.FromMilliseconds(120)
     scheduler.on_progress("w", [first])
-    [told] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
-    assert told.first_token_after.ToMilliseconds() == 120
+    [reported] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
+    assert reported.first_token_after.ToMilliseconds() == 120
 
 
 def test_empty_pool_stats_are_sent_once_for_a_model_without_workers(scheduler):

@@ -51,7 +51,7 @@ def test_shards_that_start_to_wait_together_have_equal_virtual_time():
     assert standing(book) == dict.fromkeys("abc", 7_000.0)
     book.on_head("b", head(0))
     book.on_head("b", head(2, virtual=9_000.0))
-    assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited meanwhile"
+    assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited in that time"
     for queue in "abc":
         book.on_head(queue, head(0))
     book.on_head("a", head(1, virtual=1_200.0))
@@ -100,7 +100,7 @@ def test_a_class_that_waits_again_gets_a_new_offset():
     book = book_that_came_to(1_000.0)
     book.on_head("b", head(2, virtual=900.0))
     book.on_head("b", head(1, priority=3))  # no ticket of the higher class waits
-    book.virtual_time[2] = 5_000.0  # other shards are served meanwhile
+    book.virtual_time[2] = 5_000.0  # other shards are served in that time
     book.on_head("b", head(2, virtual=900.0))
     assert book.shards["b"].virtual_tokens == 5_000.0
 
@@ -151,7 +151,7 @@ def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
 @pytest.mark.parametrize(
     "stuck", [{"tokens": LARGE_TOKENS + 1}, {"tokens": LARGE_TOKENS, "resumes": True}, {"tokens": 0}]
 )
-def test_a_head_that_may_never_run_here_blocks_no_shard(stuck):
+def test_a_head_that_no_worker_here_supports_blocks_no_shard(stuck):
     book = CreditBook("ab")
     book.on_head("a", sized_head(**stuck))
     book.on_head("b", head(5, virtual=2 * LARGE_TOKENS, tokens=SMALL_TOKENS))

@@ -52,13 +52,13 @@ def fleet_of(shards, schedulers=1):
     return mesh
 
 
-def restart_scheduler(mesh, name="s0", meanwhile=lambda: None):
+def restart_scheduler(mesh, name="s0", while_down=lambda: None):
     """Replace a scheduler by a new one, to which its workers attach without leases."""
     workers = [worker for worker, home in mesh.scheduler_by_worker.items() if home == name]
     for worker in workers:
         mesh.detach(worker)
     mesh.remove_scheduler(name)
-    meanwhile()
+    while_down()
     mesh.add_scheduler(name)
     for worker in workers:
         mesh.attach(worker, name, slots=SLOTS, kv_blocks=64)
@@ -159,7 +159,7 @@ def test_with_a_new_scheduler_and_shard_no_tenant_claims_missed_service():
         mesh.add_shard("q1", new_order=fair)
         mesh.backlog("q1", "new")
 
-    restart_scheduler(mesh, meanwhile=start_shard)
+    restart_scheduler(mesh, while_down=start_shard)
     served = mesh.serve(60)
     assert abs(served["old"] - served["new"]) <= 2 * SLOTS
 

@@ -90,15 +90,15 @@ def test_a_rejected_client_retries_after_the_suggested_delay():
     once = finished(
         replace(scenario, tenants=[replace(scenario.tenants[0], client=replace(scenario.tenants[0].client, retries=0))])
     )
-    refused = {
+    rejected = {
         each.transcript.number: each.transcript.retry_after
         for each in once.ledger.requests
         if each.attempts == 1 and each.transcript.outcome == "QUEUE_FULL"
     }
     again = {each.transcript.number: each for each in run.ledger.requests if each.attempts == 2}
-    assert set(again) == set(refused)
+    assert set(again) == set(rejected)
     assert all(
-        request.submitted_at - request.transcript.started_at >= refused[number] for number, request in again.items()
+        request.submitted_at - request.transcript.started_at >= rejected[number] for number, request in again.items()
     )
 
 
@@ -187,7 +187,7 @@ def test_fast_and_exact_engines_give_the_same_report():
     assert fast == exact
 
 
-def test_unbounded_fifo_collapses_above_its_knee_and_policies_that_shed_do_not():
+def test_unbounded_fifo_collapses_above_its_knee_and_load_shedding_policies_do_not():
     fifo, at_knee = overload("fifo", 1.5), overload("fifo", 0.9)
     peak = at_knee["goodput_weighted_tokens_per_s"]
     assert at_knee["goodput_share"] > 0.9
@@ -197,7 +197,7 @@ def test_unbounded_fifo_collapses_above_its_knee_and_policies_that_shed_do_not()
         assert overload(policy, 1.5, **queues)["goodput_weighted_tokens_per_s"] > 0.7 * peak, policy
 
 
-def test_plain_vtc_holds_the_bound_of_its_theorem_where_fifo_does_not():
+def test_plain_vtc_keeps_the_bound_of_its_theorem_and_fifo_does_not():
     """Bound: 2 * max(wp * Lin, wq * M), M being the tokens of KV: 2 * 2 * 10,000. Slots equal what KV has room for.
 
     The lead counts from when both have a backlog, so it says how finely that moment is told as well: sampled every
@@ -250,11 +250,11 @@ def test_simultaneous_events_keep_their_order():
 def test_a_client_is_served_in_its_zone_unless_that_is_full():
     kinds = [{"slots": 4, "zone": zone} for zone in "ab"]
     once = {**REFERENCE, "zone": "b", "arrivals": {"kind": "regular", "rate": 0.1}}
-    crowd = {**once, "arrivals": {"kind": "regular", "rate": 4.0}}
+    crowded = {**once, "arrivals": {"kind": "regular", "rate": 4.0}}
 
     def near_share(tenant):
         return figures_of(finished(world(tenant, duration=9.0, workers=kinds)))["same_zone_share"]
 
     assert near_share(once) == 1.0, "the first of idle workers is the other zone's"
-    assert near_share(crowd) < 1.0
+    assert near_share(crowded) < 1.0
     assert "same_zone_share" not in figures_of(finished(world(REFERENCE, duration=1.0)))

@@ -78,7 +78,7 @@ def test_a_single_answer_costs_an_event_per_report_instead_of_per_step():
 
 
 def test_events_per_request_do_not_grow_with_the_load():
-    """Its own frames, and its share of what is told at every tick and every few steps; less the more there are."""
+    """Its own frames, and its share of the periodic frames; the share falls with the number of requests."""
 
     def each(rate):
         run = Simulation(world(rate=rate, output=100, seed=1, duration=5.0, workers=[{"slots": 16}])).run()

@@ -107,7 +107,7 @@ def test_without_prefixes_no_figures_of_the_cache_are_reported():
 
 
 def test_tickets_are_placed_where_their_prefix_is_cached():
-    """No worker can cache all 60 texts: of six workers, a random placement hits the cached text in one sixth of the cases."""
+    """No worker can cache all 60 texts: of six workers, a random one has the text in one sixth of the cases."""
     many = {**CHAT_TENANT, "prefix": {"tokens": 512, "texts": 60}, "arrivals": {"rate": 30.0}}
     run = run_of(many, duration=60.0, workers=[{"count": 6, "kv_blocks": 800, "slots": 8}])
     found = prefixes_of(run)
@@ -124,7 +124,7 @@ def test_a_lost_worker_loses_its_cache_and_answers_resume():
     run = run_of(
         {**CHAT_TENANT, "prefix": {"tokens": 512}, "output": {"tokens": 200}},
         workers=[{"count": 2}],
-        losses=[{"worker": 0, "at": 5.0, "back_after": 1.0}],
+        losses=[{"worker": 0, "at": 5.0, "returns_after": 1.0}],
     )
     assert {each.transcript.outcome for each in run.ledger.requests} == {"ok"}
     assert all(each.transcript.tokens == each.output_tokens for each in run.ledger.requests)

@@ -12,11 +12,11 @@ from penstock.cli.top.poll import ProcessSample
 from penstock.cli.top.view import MAX_ROWS, frame_of, render
 from penstock.v1.admin_pb2 import Snapshot
 
-FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
+PROCESS_FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
 
 
 def sighting(name, tier, *, cpu=1.0, uptime=10.0, **tables):
-    figures = FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
+    figures = PROCESS_FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
     snapshot = Snapshot(tier=tier, instance_id=f"{name}-id", pid=7, figures=figures)
     snapshot.tables.update(tables)
     return ProcessSample(name=name, address=f"{name}:1", snapshot=snapshot)
@@ -101,8 +101,8 @@ def test_a_process_that_does_not_answer_is_shown_with_the_reason():
 
 
 def test_the_view_shows_the_fullest_of_many_workers_with_a_caption():
-    crowd = [worker(f"w{number}", running=number % 5) for number in range(4 * MAX_ROWS)]
-    text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*crowd)]))
+    workers = [worker(f"w{number}", running=number % 5) for number in range(4 * MAX_ROWS)]
+    text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*workers)]))
     assert text.count("██████████") == 9  # those with a full batch
     assert f"the {MAX_ROWS} fullest of {4 * MAX_ROWS}" in text
     for shown in ("7 waiting", "acme", "DEADLINE", "1,250", "queue-1"):

@@ -58,7 +58,7 @@ def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
     assert crash(table) == {}
     [tried] = table.on_engine_ready(LIMITS)
     assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # what is new is likelier to blame
-    assert table.not_ready_error, "nobody else may be beside it"
+    assert table.not_ready_error, "an isolated run is alone in its engine"
     assert crash(table) == {2: "ENGINE_CRASHED"}
     assert table.on_engine_ready(LIMITS) == [AddSequence(innocent.spec)]
     made(table, innocent)
@@ -161,7 +161,7 @@ def test_a_quarantined_run_can_be_cancelled_and_does_not_wait_for_ever():
     assert table.not_ready_error is None
 
 
-def test_an_engine_killed_from_outside_leaves_no_suspicion():
+def test_an_engine_killed_from_outside_leaves_no_suspect():
     table = ready_table()
     started_run(table)
     table.on_engine_lost(errors.engine_died(), 1.0)

@@ -29,7 +29,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.begun = []  # runs, as started
         self.sent = {}  # by run: indexes of the tokens sent
         self.started, self.released = Counter(), Counter()
-        self.prompts, self.outputs = Counter(), Counter()  # told, by lease
+        self.prompts, self.outputs = Counter(), Counter()  # reported, by lease
         self.open, self.all_streams = set(), 0
         self.load()
 
