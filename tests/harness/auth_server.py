@@ -23,7 +23,7 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.stream_pb2 import Hello
 
 DEV_KEY = "pk_dev_" + "0123456789abcdef" * 2
-START_UNIX_S = 1_800_000_000.0  # s
+START_UNIX_S = 1_800_000_000.0
 SECRETS = {"pepper": "p" * 32, "mesh_secret": "m" * 32}
 
 

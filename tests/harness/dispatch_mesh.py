@@ -24,9 +24,9 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 
 MODEL = "m"
-LEASE_TTL_S = 5.0  # s
-STREAM_TIMEOUT_S = 2.0  # s
-PATIENCE_S = 10.0  # s
+LEASE_TTL_S = 5.0
+STREAM_TIMEOUT_S = 2.0
+PATIENCE_S = 10.0
 START_UNIX_S = 1_000_000.0  # s; any Unix time
 BLOCK_TOKENS = 16  # tokens
 

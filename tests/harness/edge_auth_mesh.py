@@ -25,7 +25,7 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 
 KEY = "pk_dev_" + "0123456789abcdef" * 2
 SECRETS = {"dev_key": KEY, "pepper": "p" * 32, "mesh_secret": "m" * 32}
-START_UNIX_S = 1_800_000_000.0  # s
+START_UNIX_S = 1_800_000_000.0
 
 
 class PausableAdmission(AdmissionService):

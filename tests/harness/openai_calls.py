@@ -4,7 +4,7 @@ import asyncio
 
 from edge_http import TIMEOUT_S
 
-CHUNK_BYTES = 64 << 10  # bytes
+CHUNK_BYTES = 64 << 10
 MESSAGES = [{"role": "user", "content": "hi"}]
 PATHS = ["/v1/responses", "/v1/chat/completions", "/v1/completions"]
 CREATE = {

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import asynccontextmanager
 
-TIMEOUT_S = 60.0  # s
+TIMEOUT_S = 60.0
 
 
 @asynccontextmanager

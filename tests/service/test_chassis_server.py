@@ -274,7 +274,7 @@ async def test_a_drain_lets_running_calls_end_and_accepts_no_new_ones():
     assert (drained["working"], drained["cancelled"]) == (1, 0)
 
 
-async def test_a_call_that_outlasts_the_grace_is_cancelled_and_has_cleaned_up_before_the_server_is_gone():
+async def test_a_call_that_outlasts_the_grace_period_is_cancelled_and_cleans_up_before_the_server_ends():
     gate = Gate()
     with capture_logs() as logs:
         async with draining(gate, grace=0.2) as (call, _, serving_task):
@@ -318,7 +318,7 @@ class Core:
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.01])
-async def test_the_end_of_the_grace_does_not_race_with_the_end_of_the_server(grace):
+async def test_the_end_of_the_grace_period_does_not_race_with_the_end_of_the_server(grace):
     core, calls = Core(), CallCounter()
     calls.in_flight = 1
     calls.idle.clear()
@@ -337,7 +337,7 @@ async def test_a_second_drain_request_shortens_the_grace_period():
     assert gate.left.is_set()
 
 
-async def test_watchers_do_not_hold_up_a_drain():
+async def test_watchers_do_not_delay_a_drain():
     async with asyncio.timeout(30):
         async with administered(drain_grace=3600) as (channel, _):
             watches = [

@@ -156,7 +156,7 @@ def test_a_model_that_cannot_load_is_reported_and_raised():
     assert "no-such-model is no folder" in fatal.message
 
 
-def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
+def test_an_engine_process_ends_when_its_pipe_closes(folder):
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "penstock.worker.engine_host.child", str(theirs.fileno())]
@@ -172,7 +172,7 @@ def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
         child.kill()
 
 
-def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_then_misses_none(tmp_path):
+def test_a_worker_that_does_not_read_delays_steps_only_beyond_the_buffer_and_loses_none(tmp_path):
     """In one thread: the worker reads only when the engine can do nothing except wait for it."""
     model = write_tiny_model(tmp_path / "tiny", context=60_000)
     engine, _ = build_engine(options_for(str(model), kv_blocks=8_000))

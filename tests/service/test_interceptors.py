@@ -96,7 +96,7 @@ KINDS = ["unary", "generator", "writer", "bidi generator", "bidi reader", "task 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_error_of_ours_arrives_with_its_details_from_every_kind_of_handler(kind):
+async def test_a_penstock_error_arrives_with_its_details_from_every_kind_of_handler(kind):
     failure = await failure_of(kind, Overloaded("full; come back", retry_after=0.7, metadata={"depth": "9"}))
     assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full; come back")
     details = details_of(failure)
@@ -122,7 +122,7 @@ async def test_a_crash_is_logged_once_and_its_text_never_leaves(kind):
     assert len(crashes) == 1
 
 
-async def test_a_group_with_a_crash_beside_our_error_counts_as_a_crash():
+async def test_a_group_with_a_crash_and_a_penstock_error_counts_as_a_crash():
     both = ExceptionGroup("two at once", [Overloaded("full"), KeyError("x")])
     failure = await failure_of("unary", both)
     assert failure.details() == "internal error"
@@ -277,7 +277,7 @@ async def test_a_call_past_its_deadline_is_distinguished_from_a_cancelled_one(re
     assert (cancel_span.attributes[code], cancel_span.status) == ("CANCELLED", "UNSET")
 
 
-async def test_a_session_has_no_span_of_its_own(receiver):
+async def test_a_session_has_no_span(receiver):
     trace_id, _, options = new_trace()
 
     async def session(frames, context):

@@ -164,7 +164,7 @@ async def test_a_frame_of_the_maximum_size_is_sent_alone():
     assert list(messages[3].more) == frames[3:]
 
 
-async def test_frames_are_not_changed_by_going_together_and_large_ones_do_not_pile_up():
+async def test_bundling_changes_no_frame_and_bounds_the_size_of_a_message():
     outboxes = [Outbox(10), Outbox(10)]
     frames = [
         identify_frame("hello"),
@@ -248,7 +248,7 @@ async def test_a_flush_does_not_wait_for_frames_that_can_no_longer_be_written(mo
     assert end.close_reason == "write failed: InvalidStateError"
 
 
-async def test_silence_counts_as_death_on_both_sides(monkeypatch):
+async def test_a_silent_stream_is_closed(monkeypatch):
     monkeypatch.setattr(endpoint, "TICK_S", 0.02)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()

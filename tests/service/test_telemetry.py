@@ -74,7 +74,7 @@ def test_a_counter_made_before_telemetry_is_configured_counts(receiver):
     assert [point.as_int for point in metric.sum.data_points] == [2]
 
 
-def test_without_an_endpoint_spans_have_ids_and_go_nowhere():
+def test_without_an_endpoint_spans_have_ids_and_are_not_exported():
     ended = run_python("""
         from penstock.chassis.observability.telemetry import configure, start_span, traceparent_of
         telemetry = configure("demo", "demo-1")
@@ -101,7 +101,7 @@ def test_spans_still_unsent_are_sent_at_shutdown(receiver):
     assert [each.service for each in receiver.spans(trace_id="4" * 32)] == ["penstock-demo"]
 
 
-def test_a_receiver_that_is_away_is_logged_and_does_not_hold_up_the_end():
+def test_an_unreachable_receiver_is_logged_and_does_not_delay_the_end():
     ended = run_python("""
         from penstock.chassis.observability.telemetry import configure, start_span
         telemetry = configure("demo", "demo-1", otlp_endpoint="http://127.0.0.1:9")

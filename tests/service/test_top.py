@@ -124,7 +124,7 @@ async def test_once_prints_one_frame(screen):
             assert shown in text
 
 
-async def test_a_process_that_is_gone_is_shown_as_such_and_a_mesh_that_is_gone_is_an_error(screen):
+async def test_an_unreachable_process_is_shown_and_an_unreachable_mesh_is_an_error(screen):
     async with busy_mesh() as (addresses, _):
         unreachable = "127.0.0.1:1"
         assert "CONNECTION_LOST" in await screen.top([*addresses, unreachable])

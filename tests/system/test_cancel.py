@@ -43,7 +43,7 @@ async def standing(mesh):
     return {each.address: await wait_for_figures(each.address, lambda _: True) for each in mesh.plan.processes}
 
 
-async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_behind(tiny_model):
+async def test_two_hundred_clients_leave_at_random_moments_and_no_state_remains(tiny_model):
     rng = random.Random(11)
     settings = ("PENSTOCK_WORKER_SLOTS=8", "PENSTOCK_WORKER_TOKEN_BUDGET=64")
     async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, stub_client(mesh) as client:

@@ -40,7 +40,7 @@ async def test_a_drain_ends_when_the_last_stream_has_and_cuts_none(tmp_path):
         assert draining.returncode == 0
 
 
-async def test_a_drain_gives_up_after_its_grace(tmp_path):
+async def test_a_drain_ends_after_its_grace_period(tmp_path):
     async with up(tmp_path) as (front, _, _, channel):
         call = channel.unary_stream(f"{ECHO}Stream")(b"")
         await call.read()
@@ -50,7 +50,7 @@ async def test_a_drain_gives_up_after_its_grace(tmp_path):
         assert draining.returncode == 0
 
 
-async def test_a_control_plane_with_proxies_attached_ends_at_once_and_in_good_order(tmp_path):
+async def test_a_control_plane_with_proxies_attached_ends_at_once_with_status_0(tmp_path):
     async with up(tmp_path) as (_, _, plane, channel):
         plane.child.send_signal(signal.SIGTERM)
         assert json.loads(await plane.wait_for_line('"drained"'))["cancelled"] == 0

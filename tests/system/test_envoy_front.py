@@ -119,7 +119,7 @@ async def test_six_hundred_early_cancels_cost_the_other_streams_nothing(up):
     assert await steady.read() == b"a second"
 
 
-async def test_an_edge_that_joins_is_used_and_one_that_is_taken_out_ends_its_streams_itself(up):
+async def test_an_added_edge_is_used_and_a_removed_one_ends_its_streams_itself(up):
     front, a, b = await up("a", "b")
     front.write_edges(a.edge)
     await front.plane.wait_for_line('"edges_changed"')

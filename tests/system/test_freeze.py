@@ -13,7 +13,7 @@ REPLICAS = {"queues": 2, "schedulers": 2, "workers": 3}
 FREEZE = freeze.FreezeOptions(streams=4, tokens=48, rounds=1, minutes=0.0)
 
 
-async def test_a_process_that_stands_still_is_noticed_and_no_client_loses_a_token(tiny_model, monkeypatch):
+async def test_a_frozen_process_is_detected_and_no_client_loses_a_token(tiny_model, monkeypatch):
     for name, seconds in SHORT.items():
         monkeypatch.setattr(freeze, name, seconds)
     mesh = MeshOptions(base_port=0, envoy=False, engine="sim", model=tiny_model, **REPLICAS)

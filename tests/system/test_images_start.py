@@ -102,7 +102,7 @@ def test_the_ops_image_simulates(ops, folder):
     assert plot.stat().st_size
 
 
-def test_a_command_that_the_ops_image_has_no_packages_for_says_which(ops):
+def test_a_command_names_the_package_that_the_ops_image_lacks(ops):
     (failure,) = failed_commands(ops, {}, ["simulate --calibrate"])
     assert "this command needs the Python package torch; install penstock[all]" in failure
 

@@ -8,7 +8,7 @@ STREAMS = 8
 TOKENS = 450  # long enough to be killed amid them
 
 
-async def test_streams_of_a_killed_worker_go_on_elsewhere_with_the_very_same_text(tiny_model):
+async def test_streams_of_a_killed_worker_continue_on_another_with_the_same_text(tiny_model):
     prompts = [f"stream number {number} says" for number in range(STREAMS)]
     settings = ("PENSTOCK_WORKER_THREADS=1",)
     async with running_mesh(workers=2, model=tiny_model, settings=settings) as mesh, stub_client(mesh) as client:

@@ -89,7 +89,7 @@ STEPS = st.lists(
 
 @settings(max_examples=400)
 @given(per_minute=st.sampled_from([30, 60, 61]), steps=STEPS)
-def test_the_state_is_as_if_each_take_had_asked_for_what_it_used(per_minute, steps):
+def test_the_state_is_as_if_each_take_had_been_of_the_used_amount(per_minute, steps):
     bucket, at = Bucket(per_minute), to_micros(START)
     takes, unsettled = [], []  # [start in µs, amount]; index and run
     for step, first, *rest in steps:

@@ -92,7 +92,7 @@ def test_there_is_always_a_step_and_none_is_longer_than_the_run(times):
     assert all(0 <= gap <= 100 for gap in gaps)
 
 
-def test_prompts_are_the_same_for_all_engines_no_two_alike_and_free_of_special_ids():
+def test_prompts_are_equal_for_all_engines_distinct_and_free_of_special_ids():
     cell = BenchCell(8, prompt_tokens=128, output_tokens=1)
     prompts = cell.prompts(32_000)
     assert prompts == cell.prompts(32_000)

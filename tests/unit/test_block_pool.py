@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool, chain_hash, root_hash
 
 
-def test_a_pool_gives_out_each_block_once():
+def test_a_pool_allocates_each_block_once():
     pool = BlockPool(blocks=4, block_size=16)
     first, second = pool.allocate([], 2), pool.allocate([], 2)
     assert sorted(first + second) == [0, 1, 2, 3]
     assert repr(pool) == "<BlockPool 4/4 used, 0 cached>"
 
 
-def test_a_block_given_back_is_the_next_to_be_used():
+def test_a_released_block_is_the_next_one_allocated():
     pool = BlockPool(blocks=100, block_size=16)
     table = pool.allocate([], 3)
     kept = list(table)
@@ -68,7 +68,7 @@ def test_reviving_cached_blocks_counts_against_the_free_ones():
     assert len(pool.allocate(pool.find_prefix([b"prompt"]), 1)) == 2
 
 
-def test_the_end_of_the_least_recent_chain_is_given_up_first():
+def test_the_end_of_the_least_recent_chain_is_evicted_first():
     pool = BlockPool(blocks=4, block_size=16)
     for names in ([b"a1", b"a2"], [b"b1", b"b2"]):
         table = pool.allocate([], 2)
@@ -92,7 +92,7 @@ def test_an_empty_pool_is_rejected(blocks, block_size):
         BlockPool(blocks, block_size)
 
 
-def test_announced_content_is_found_and_a_writer_that_leaves_is_no_writer():
+def test_announced_content_is_found_and_loses_its_writer_on_release():
     pool = BlockPool(blocks=4, block_size=16)
     mine = pool.allocate([], 2)
     pool.announce(mine[0], b"first", writer=1)

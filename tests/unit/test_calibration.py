@@ -154,7 +154,7 @@ def test_a_command_without_scenario_and_calibration_is_rejected_with_a_hint():
 
 
 @pytest.mark.parametrize(("context_length", "slots"), [(256, 40), (8192, 40), (8192, 5)])
-def test_points_fit_the_context_and_the_slots_and_what_they_read_fits_the_pool(context_length, slots):
+def test_points_fit_the_context_and_the_slots_and_their_reads_fit_the_pool(context_length, slots):
     points = points_for(context_length, slots)
     lengths = cached_lengths(points)
     assert {point.kind for point in points} >= {"decode", "prefill"}

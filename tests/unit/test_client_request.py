@@ -35,13 +35,13 @@ def test_options_set_their_fields():
     assert request.priority == PRIORITY_BATCH
 
 
-def test_none_stands_for_absent():
+def test_none_means_absent():
     request = generate_request("Hello", max_output_tokens=None, temperature=None, seed=None, timeout=None)
     assert request == GenerateRequest(text="Hello", sampling=Sampling())
     assert not request.HasField("max_output_tokens")
 
 
-def test_an_unknown_option_is_refused_by_name():
+def test_an_unknown_option_is_rejected_by_name():
     with pytest.raises(TypeError, match="max_tokens"):
         generate_request("Hello", max_tokens=5)
 

@@ -44,7 +44,7 @@ def plain_of(dtype, **options):
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
-def test_float32_logits_are_plain_torchs(extras):
+def test_float32_logits_equal_those_of_plain_torch(extras):
     texts = [random_text(3), random_text(20, 2), random_text(134, 3)]
     plain, ours = (
         logits_of(make(torch.float32, extras=extras), texts, budget=60, prompt_share=0.95)
@@ -55,7 +55,7 @@ def test_float32_logits_are_plain_torchs(extras):
         torch.testing.assert_close(ours[place], row, rtol=1e-3, atol=2e-3)
 
 
-def test_bfloat16_logits_are_as_near_to_float32_as_plain_torchs():
+def test_bfloat16_logits_are_as_close_to_float32_as_those_of_plain_torch():
     texts = [random_text(150)]
     exact = logits_of(plain_of(torch.float32), texts, prompt_share=0.95)
 
@@ -81,7 +81,7 @@ def run_out(runner, seq_ids):
     return texts, preempted
 
 
-def test_a_preempted_sequences_text_is_plain_torchs():
+def test_the_text_of_a_preempted_sequence_equals_that_of_plain_torch():
     made, preempted = run_out(runner_of(torch.float32), [0, 1])
     assert preempted > 0
     plain = plain_of(torch.float32)

@@ -23,14 +23,14 @@ REMOTE = "ipv4:203.0.113.9:5000"
         "::ffff:127.0.0.1",
     ],
 )
-def test_these_are_loopback(peer):
+def test_loopback_peers_are_recognized(peer):
     assert is_loopback(peer)
 
 
 @pytest.mark.parametrize(
     "peer", [REMOTE, "", "unknown", "127.0.0.1.evil.example", "ipv6:[fe80::1]:5", "0.0.0.0", "localhost"]
 )
-def test_these_are_not_loopback(peer):
+def test_other_peers_are_not_loopback(peer):
     assert not is_loopback(peer)
 
 
@@ -79,7 +79,7 @@ def test_binary_metadata_is_passed_over():
     assert credential_of([("authorization", b"Bearer abc")], LOCAL).bearer == ""
 
 
-def test_a_hop_that_is_this_host_s_own_address_is_this_host(monkeypatch):
+def test_a_hop_with_an_address_of_this_host_counts_as_loopback(monkeypatch):
     monkeypatch.setattr(caller, "own_addresses", lambda: frozenset({"192.0.2.7"}))
     assert credential_of([("x-forwarded-for", "192.0.2.7")], LOCAL).loopback
     assert not credential_of([("x-forwarded-for", "192.0.2.7")], REMOTE).loopback

@@ -49,16 +49,16 @@ def ids(text):
     return TOKENIZER.encode(text).ids
 
 
-def test_raw_text_is_tokenized_as_it_stands():
+def test_raw_text_is_tokenized_unchanged():
     assert list(plan().prompt_ids) == ids("abc")
 
 
-def test_a_conversation_ends_where_the_assistant_speaks():
+def test_a_conversation_ends_with_the_start_of_the_assistants_turn():
     chat = plan(input=ChatInput((Message("user", "hi"),)))
     assert TOKENIZER.decode(list(chat.prompt_ids), skip_special_tokens=False).endswith("<|im_start|>assistant\n")
 
 
-def test_an_answer_without_a_bound_gets_the_default_or_what_the_context_leaves():
+def test_an_answer_without_a_limit_gets_the_default_or_the_rest_of_the_context():
     assert plan().max_output_tokens == 20
     assert plan(input=TextInput("x" * 60)).max_output_tokens == 4
 
@@ -98,7 +98,7 @@ def test_every_sampling_parameter_reaches_the_worker():
     assert {name: getattr(sampling, name) for name in fields} == fields
 
 
-def test_ignored_ends_of_sequence_end_nothing():
+def test_an_ignored_end_of_sequence_does_not_end_the_answer():
     assert plan().eos_ids == {EOS_ID}
     assert plan(ignore_eos=True).eos_ids == frozenset()
 

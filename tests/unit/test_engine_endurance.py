@@ -123,7 +123,7 @@ def test_a_short_prompt_beside_two_of_fifty_thousand_tokens_has_its_first_token_
     assert 99 in engine.step().seq_ids
 
 
-def test_a_stream_of_short_prompts_lets_two_long_ones_through_in_bounded_steps():
+def test_two_long_prompts_complete_in_bounded_steps_under_a_stream_of_short_ones():
     """The oldest has a quarter of each step's budget, so 50,000 tokens take 391 steps of 512 at most, twice."""
     batch = batch_of(blocks=8_000, block_size=16, budget=512, context=51_200)
     engine = SimulatedEngine(batch, StepTimeModel(), range(3, 300))

@@ -68,7 +68,7 @@ policies = st.one_of(st.builds(ContinuousBatching, token_budget=st.integers(1, 4
 
 @settings(max_examples=40, deadline=None)
 @given(events, policies, st.integers(1, 4), st.integers(11, 30))
-def test_greedy_text_is_the_naive_loops_in_any_batch(events, batching, slots, blocks):
+def test_greedy_text_equals_that_of_the_naive_loop_in_any_batch(events, batching, slots, blocks):
     engine = engine_of(batching=batching, slots=slots, blocks=blocks)
     added, texts, ended = {}, {}, set()
     pending = list(events)

@@ -9,7 +9,7 @@ from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
-WINDOW_BYTES = 100  # bytes
+WINDOW_BYTES = 100
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from penstock.faults.world.world import World
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 ADDRESS = "127.0.0.1:1"
-TIME_LIMIT_S = 20.0  # s
+TIME_LIMIT_S = 20.0
 
 
 class Mesh:

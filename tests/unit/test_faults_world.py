@@ -8,7 +8,7 @@ from penstock.faults.world.world import MAX_CALLBACKS, Livelock, World
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
-TIME_LIMIT_S = 10.0  # s
+TIME_LIMIT_S = 10.0
 
 
 def running(world, main, name="a"):

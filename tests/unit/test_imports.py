@@ -26,7 +26,7 @@ def test_imports_point_one_way():
     assert run.returncode == 0, run.stdout
 
 
-def test_no_import_leads_back_to_where_it_came_from():
+def test_imports_have_no_cycle():
     """Those inside functions, and those for types alone, count like any other."""
     graph = grimp.build_graph("penstock", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
@@ -37,7 +37,7 @@ def test_no_import_leads_back_to_where_it_came_from():
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-def test_every_folder_of_ours_is_a_package_that_says_what_it_is():
+def test_every_source_folder_is_a_package_with_a_docstring():
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [str(each) for each in sorted(folders) if not (each / "__init__.py").is_file()] == []
     silent = [each for each in sorted(folders) if not (each / "__init__.py").read_text().startswith('"""')]

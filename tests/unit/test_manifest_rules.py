@@ -239,7 +239,7 @@ MANIFEST_FAULTS = {
 
 
 @pytest.mark.parametrize("mistake", MANIFEST_FAULTS.values(), ids=MANIFEST_FAULTS)
-def test_a_mistake_is_found(objects, mistake):
+def test_a_manifest_fault_is_found(objects, mistake):
     kind, name, apply, expected = mistake
     apply(get_object(objects, kind, name))
     found = manifest_faults(objects, config_classes())

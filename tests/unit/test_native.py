@@ -41,7 +41,7 @@ def runners(shape, dtype, *, block_size=16, threads=2, **weights):
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_float32_logits_are_plain_torchs(shape, extras):
+def test_float32_logits_equal_those_of_plain_torch(shape, extras):
     texts = [
         random_text(3),
         random_text(40, 2),
@@ -56,7 +56,7 @@ def test_float32_logits_are_plain_torchs(shape, extras):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_are_as_near_to_float32_as_plain_torchs(shape, dtype):
+def test_logits_are_as_close_to_float32_as_those_of_plain_torch(shape, dtype):
     texts = [random_text(300)]
     exact = logits_of(runners(shape, torch.float32)[0], texts)
     plain, native = (logits_of(each, texts) for each in runners(shape, dtype))
@@ -167,7 +167,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_no_file(empty_cache, monkeyp
     assert list((empty_cache / "penstock" / "native").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_names_the_way_out(empty_cache, monkeypatch):
+def test_a_cache_that_cannot_be_written_names_the_remedy(empty_cache, monkeypatch):
     (empty_cache / "penstock").write_text("a file where a folder is to be")
     with pytest.raises(NativeUnavailable, match="set XDG_CACHE_HOME"):
         compiler.load_library()

@@ -77,7 +77,7 @@ async def test_a_frame_is_sent_at_once_and_those_that_follow_closely_are_bundled
         assert messages == [[0], [1], [2, 3, 4]]
 
 
-async def test_a_message_that_is_full_waits_for_no_gap(sleeps):
+async def test_a_full_message_is_sent_without_a_pause(sleeps):
     async with running_outbox() as (outbox, messages):
         outbox.put(frame(1))
         await outbox.written.wait()

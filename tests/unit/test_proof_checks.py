@@ -106,7 +106,7 @@ def charges(*rows):
     return check_charges([received()], [LedgerCharge(*row) for row in rows], named)
 
 
-def test_a_request_charged_for_what_was_seen_has_no_findings():
+def test_a_request_charged_for_its_received_tokens_has_no_findings():
     assert charges(("t1", 5, 8, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
 
 
@@ -123,7 +123,7 @@ def test_two_attempts_that_share_prompt_and_tokens_are_charged_once():
     assert charges(("t1", 5, 3, "cancelled"), ("t2", 0, 5, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
 
 
-def test_an_attempt_that_was_lost_is_charged_with_the_one_that_went_on():
+def test_a_lost_attempt_is_charged_with_its_continuation():
     assert charges(("t1", 0, 0, "lost"), ("t2", 5, 8, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
     assert charges(("t1", 0, 0, "lost"), ("t2", 5, 5, "length")).undercharged_tokens == 3
 

@@ -25,7 +25,7 @@ def line(lines, figure):
 
 
 @pytest.mark.parametrize(("slowest", "is_met"), [(0.11, True), (0.13, False)])
-def test_ttft_of_a_rolling_restart_is_compared_with_the_baseline_whatever_a_start_alone_costs(slowest, is_met):
+def test_ttft_of_a_rolling_restart_is_compared_with_the_baseline_regardless_of_the_cost_of_a_start(slowest, is_met):
     calm, rolling = [answered(0.1)] * 100, [answered(0.1)] * 98 + [answered(slowest)] * 2
     lines = ttft_lines(calm, [answered(0.2)] * 100, rolling)
     assert line(lines, "P99 TTFT ratio").is_met is is_met

@@ -91,7 +91,7 @@ def test_a_tenth_of_a_step_of_eight_may_be_spent_outside_the_forward(outside, is
 @pytest.mark.parametrize(
     ("text", "wrong"), [([1, 2, 3], 0), ([1, 9, 3], 1), ([1, 2], 1), ([1, 2, 3, 4], 1), ([2, 3], 3)]
 )
-def test_tokens_that_are_other_missing_or_too_many_are_all_different(text, wrong):
+def test_changed_missing_and_additional_tokens_all_count_as_different(text, wrong):
     assert count_differences(text, [1, 2, 3]) == wrong
 
 

@@ -72,7 +72,7 @@ def test_every_gap_is_compared_with_the_bound_of_vtcs_theorem(lines, shards):
 
 
 @pytest.mark.parametrize("workload", [each for each in WORKLOADS.values() if len(each) == 2])
-def test_of_four_shards_no_two_have_both_of_a_pair(workload):
+def test_two_tenants_are_on_different_shards_of_four(workload):
     shards = dict.fromkeys(f"queue-{number}" for number in range(4))
     assert len({shard_for(shards, MODEL, tenant.name) for tenant in workload}) == 2
 

@@ -58,7 +58,7 @@ def test_noise_makes_no_declaration_smaller_than_the_answer():
     assert min(multiples) < 1.5
 
 
-def test_short_prompts_of_a_burst_delay_no_first_token_that_was_promised_before(monkeypatch):
+def test_short_prompts_of_a_burst_break_no_earlier_ttft_commitment(monkeypatch):
     worlds = [replace(overload.overload_scenario(seed, 3.2), duration=17.0) for seed in (1, 3)]
 
     def count_late():

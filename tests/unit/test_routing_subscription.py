@@ -103,7 +103,7 @@ def test_an_empty_list_after_names_subscribes_to_none():
     assert subscription.due(snapshot_of(a=b"2")) is None
 
 
-def test_a_star_beside_names_means_every_resource():
+def test_a_star_among_names_means_every_resource():
     _, answer = sotw(CLUSTER, snapshot_of(a=b"1", b=b"1"), "*", "a")
     assert names(answer) == ["a", "b"]
 

@@ -59,7 +59,7 @@ def test_two_requests_share_one_slot_in_turn():
     assert (first.outcome, second.outcome, second.tokens) == (OK, OK, 3)
 
 
-def test_a_client_that_loses_patience_costs_the_engine_no_step():
+def test_a_client_that_leaves_costs_the_engine_no_step():
     long = {"arrivals": {"kind": "regular", "rate": 10.0}, "prompt": {"tokens": 100}, "output": {"tokens": 200}}
     run = finished(
         world(

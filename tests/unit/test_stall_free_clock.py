@@ -37,7 +37,7 @@ def test_an_infinite_step_is_the_clock_itself(gaps):
     assert all(own_time.at(now) == now for now in itertools.accumulate(gaps, initial=1_000.0))
 
 
-def test_a_source_that_is_set_back_is_no_stall():
+def test_a_source_that_is_set_back_is_not_a_stall():
     own_time = StallFreeClock(STEP)
     own_time.at(1_000.0)
     assert own_time.at(900.0) == 900.0

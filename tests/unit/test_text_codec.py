@@ -90,7 +90,7 @@ def test_a_transcript_names_the_stop_string_that_its_last_token_completed():
     assert ending == TextDelta(ending.text, "gate")
 
 
-def test_the_end_of_an_answer_shows_what_was_held_for_a_stop():
+def test_the_end_of_an_answer_releases_text_held_for_a_stop():
     codec = tiny_codec()
     transcript = codec.new_detokenizer(GREETING, [1], ("water!",))
     shown = "".join(transcript.push(each).text for each in codec.tokenizer.encode(" water"))

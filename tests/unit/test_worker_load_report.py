@@ -45,7 +45,7 @@ def test_any_change_of_a_count_is_reported_and_a_small_one_of_throughput_is_not(
     assert not replace(LOAD, step_time=0.0105, tokens_per_second=105.0).differs_from(LOAD)
 
 
-def test_the_first_step_sets_the_pace():
+def test_the_first_step_sets_the_throughput():
     pace = EngineThroughput()
     pace.record(StepResult(1, prefill_tokens=30, decode_seqs=10), 0.02)
     assert pace.step_time == 0.02

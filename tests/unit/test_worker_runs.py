@@ -167,7 +167,7 @@ def test_a_revoked_lease_fails_before_and_after_its_start():
     )
 
 
-def test_nothing_starts_before_the_model_is_loaded():
+def test_no_run_starts_before_the_model_is_loaded():
     table = RunTable(leases=LeaseTable("me"))
     table.streams.open(EDGE)
     assert rejection_reason(table.start(make_run(table), 0.0)) == "LOADING"
