@@ -61,7 +61,7 @@ def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000)
 
 
 def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE_S, warm_up=0.0, new_order=ClassFifo):
-    """`new_order`: by default a policy whose keys do not depend on history."""
+    """A ticket book; the default policy has keys that do not depend on history."""
     return TicketBook(
         limits=QueueLimits(max_depth, max_tokens),
         availability=ModelAvailability(timeout=patience, warm_up=warm_up, started_at=START_UNIX_S),

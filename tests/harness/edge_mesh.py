@@ -45,7 +45,7 @@ TIMEOUT_S = 30.0  # bound of every wait
 
 
 def token_at(index: int) -> int:
-    """Return the text of every worker: the letters of the alphabet, repeated."""
+    """The token of the answer at `index`: every worker generates the alphabet, repeated."""
     return TOKENIZER.encode(chr(ord("a") + index % 26)).ids[0]
 
 

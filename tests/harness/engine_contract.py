@@ -1,7 +1,7 @@
 """The contract of every engine, as plain functions that any Python with the engine can run.
 
 `python engine_contract.py MODEL` runs them against a real vLLM in a Python that has it, and this folder and services/
-on its path. Each function is given a `Subject`, whose engine may have served others before and is idle.
+on its path. Each function is given a `Subject`, whose engine is idle and may have run other sequences before.
 """
 
 import itertools
@@ -20,8 +20,8 @@ SAMPLED = SamplingParams(temperature=1.0)
 @dataclass
 class Subject:
     engine: object
-    uses_model_scores: bool = True  # tokens come from a model's scores, so that biases and penalties show
-    resumes_draws: bool = True  # a drawn text goes on with the very tokens it would have had
+    uses_model_scores: bool = True  # tokens follow a model's scores, so that biases and penalties have an effect
+    resumes_draws: bool = True  # a resumed sampled text continues with the same tokens
     eos_ids: tuple[int, ...] = ()  # of its model
     seq_ids: itertools.count = field(default_factory=lambda: itertools.count(1))
 
@@ -268,7 +268,7 @@ CONTRACT = (
 
 
 def main(model: str) -> None:
-    """Print one line per promise; exit with how many were broken."""
+    """Print one line per promise; the exit status is the number of broken ones."""
     from penstock.worker.engine.build import build_engine
     from penstock.worker.engine.options import EngineOptions
 
@@ -284,7 +284,7 @@ def main(model: str) -> None:
         try:
             promise(subject)
             outcome = "kept"
-        except Exception:  # noqa: BLE001 - the other promises are to be tried all the same
+        except Exception:  # noqa: BLE001 - the other promises are checked as well
             outcome = "BROKEN"
             broken += 1
             traceback.print_exc()

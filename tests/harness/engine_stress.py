@@ -75,7 +75,7 @@ class EngineStress:
             self.counts["cancelled"] += 1
 
     def _compare_answer(self, prompt, tokens):
-        """All greedy answers to one prompt are one text, cut at different lengths."""
+        """All greedy answers to one prompt are prefixes of one text."""
         known = self.longest_answers.setdefault(prompt, tokens)
         shorter = min(len(known), len(tokens))
         self.counts["different"] += known[:shorter] != tokens[:shorter]

@@ -120,8 +120,8 @@ def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
 
 
 @mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)
-def unread_output_of_a_slow_client_is_unbounded(emit, self, context, piece):
-    context.sink.send_delta(piece)
+def unread_output_of_a_slow_client_is_unbounded(emit, self, context, delta):
+    context.sink.send_delta(delta)
 
 
 @mutant(write_timeout._WriteWatchdog, "_check", mutate_plan=with_slow_reader)
@@ -154,7 +154,7 @@ def a_lost_session_leaves_its_requests_waiting(on_down, self, reason):
 
 
 @mutant(ReservationTable, "find", fault=(FaultKind.RESET, "auth", Failpoint(ADMIT, TO_CLIENT, "admitted")))
-def a_reservation_asked_for_again_is_made_again(find, self, tenant_id, request_id):
+def a_repeated_reservation_is_reserved_again(find, self, tenant_id, request_id):
     return None
 
 

@@ -1,6 +1,6 @@
 """Rules between Kubernetes objects, beyond their schemas. Pure: objects in, faults out.
 
-Schema checks miss what breaks a roll-out in practice: a port nobody listens on, a selector that selects nothing, an
+Schema checks miss what breaks a roll-out in practice: a port without a listener, a selector that selects nothing, an
 address of no Service, a grace period shorter than the drain, a policy that forbids a call of the request's own path.
 """
 
@@ -170,7 +170,7 @@ def _check_rollout(pods):
         yield "a roll takes pods away before there are new ones"
 
 
-SHARED_VARIABLES = ("POD_IP", "PENSTOCK_ZONE")  # what every tier may have
+SHARED_VARIABLES = ("POD_IP", "PENSTOCK_ZONE")  # allowed for every tier
 
 
 def _check_probes(pods):
@@ -259,12 +259,12 @@ def _check_network_policy(policy, objects):
     there = {port for name in selected for port in ports(_find_object(objects, "Deployment", name)).values()}
     for rule in policy["spec"].get("ingress", []):
         if strange := {port["port"] for port in rule["ports"]} - there:
-            yield f"opens {sorted(strange)}, where nobody listens"
+            yield f"opens {sorted(strange)}, where no process listens"
         for source in rule.get("from", []):
             yield from _selects_one(source["podSelector"]["matchLabels"], objects)
 
 
-# Who calls whom
+# Calls between tiers
 
 
 def _check_calls(objects):
@@ -285,7 +285,7 @@ def _check_calls(objects):
 
 
 def _configured_addresses(objects):
-    """Caller, setting, Service and port of each address that some process is given."""
+    """Caller, setting, Service and port of each configured address."""
     for pods in _objects_of_kind(objects, "Deployment"):
         for name, text in environment(pods).items():
             for match in ADDRESS.finditer(text):

@@ -46,5 +46,5 @@ async def next_line(lines):
 
 async def wait_until(is_so):
     async with asyncio.timeout(TIMEOUT_S):
-        while not is_so():  # noqa: ASYNC110  # what is looked at has no event
+        while not is_so():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0)

@@ -82,7 +82,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
             arrived = self._arrived.wait_for(lambda: not self._missing(names, trace_id), timeout=TIMEOUT_S)
             missing = self._missing(names, trace_id)
         assert arrived, (
-            f"no span {sorted(missing)} came within {TIMEOUT_S} s; there are {self.spans(trace_id=trace_id)}"
+            f"no span {sorted(missing)} arrived within {TIMEOUT_S} s; there are {self.spans(trace_id=trace_id)}"
         )
         return self.spans(trace_id=trace_id)
 
@@ -90,7 +90,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
         """The newest state of a metric, as its protobuf message."""
         run_deferred_calls()
         with self._arrived:
-            assert self._arrived.wait_for(lambda: name in self._metrics, timeout=TIMEOUT_S), f"no metric {name} came"
+            assert self._arrived.wait_for(lambda: name in self._metrics, timeout=TIMEOUT_S), f"no metric {name} arrived"
             return self._metrics[name]
 
     def wait_for_export(self) -> None:

@@ -60,7 +60,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.take(self.request.on_auth_rejected(QuotaExceeded(""), self.now))
 
     @rule(call=st.sampled_from(["on_auth_connected", "on_queued", "on_queue_lost", "on_run_started"]))
-    def news(self, call):
+    def event(self, call):
         self.take(getattr(self.request, call)())
 
     @rule()

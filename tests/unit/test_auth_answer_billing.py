@@ -73,7 +73,7 @@ def test_a_late_settlement_adds_only_tokens_that_were_not_charged():
     table = table_with(request_of("a"), request_of("b", "a", 30))
     table.expire_edge("edge-a", NOW_UNIX_S)
     settle(table, "b", 20)
-    assert settle(table, "a", 35) == (0, 5)  # five tokens were generated, lost, and generated again
+    assert settle(table, "a", 35) == (0, 5)  # five tokens were generated, lost and generated again
 
 
 def test_a_complete_answer_of_a_dead_edge_is_charged_to_a_continuation_without_tokens():
@@ -149,7 +149,7 @@ def test_a_bounded_number_of_answers_is_kept():
 ANSWER_PARTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), min_size=1, max_size=4)
 
 
-def owed(parts) -> tuple[int, int]:
+def expected_charge(parts) -> tuple[int, int]:
     """The definition: all tokens that settled requests generated, and received tokens that none of them generated."""
     settled = [(start, made) for start, made, is_lost in parts if not is_lost]
     made_by_some = {index for start, made in settled for index in range(start, start + made)}
@@ -157,7 +157,7 @@ def owed(parts) -> tuple[int, int]:
     return (PROMPT_TOKENS if settled else 0), sum(made for _, made in settled) + len(had - made_by_some)
 
 
-def book(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
+def settle_parts(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
     requests = [request_of(str(number), "0" if number else "", start) for number, (start, _, _) in enumerate(parts)]
     table, charges = table_with(*requests), []
     for number in order:
@@ -174,9 +174,9 @@ def book(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
 def test_an_answer_is_charged_once_in_any_order_of_settlements(parts):
     parts = [(0, *parts[0][1:]), *parts[1:]]
     for order in permutations(range(len(parts))):
-        table, charges = book(parts, order)
+        table, charges = settle_parts(parts, order)
         assert all(prompt >= 0 and output >= 0 for prompt, output in charges)
-        assert total(table) == owed(parts)
+        assert total(table) == expected_charge(parts)
 
 
 @given(parts=ANSWER_PARTS, seed=st.randoms(use_true_random=False))
@@ -184,11 +184,11 @@ def test_late_settlements_correct_the_charges_completely(parts, seed):
     parts = [(0, *parts[0][1:]), *parts[1:]]
     order = list(range(len(parts)))
     seed.shuffle(order)
-    table, _ = book(parts, order)
+    table, _ = settle_parts(parts, order)
     for number in order:
         if parts[number][2]:
             assert min(settle(table, str(number), parts[number][1])) >= 0
-    assert total(table) == owed([(start, made, False) for start, made, _ in parts])
+    assert total(table) == expected_charge([(start, made, False) for start, made, _ in parts])
 
 
 @given(makes=st.lists(st.integers(0, 40), min_size=1, max_size=6), losses=st.lists(st.booleans(), min_size=6))
@@ -199,7 +199,7 @@ def test_an_answer_without_gaps_costs_its_prompt_and_its_length(makes, losses):
         parts.append((had, made, is_lost))
         had += made
     parts.append((had, 1, False))
-    table, _ = book(parts, range(len(parts)))
+    table, _ = settle_parts(parts, range(len(parts)))
     assert total(table) == (PROMPT_TOKENS, had + 1)
 
 

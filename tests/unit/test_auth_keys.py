@@ -115,7 +115,7 @@ def test_the_first_revocation_counts():
     assert ring.revoke(key_id, NOW_UNIX_S).revoked_at == NOW_UNIX_S
     assert ring.revoke(key_id, NOW_UNIX_S + 5).revoked_at == NOW_UNIX_S
     with pytest.raises(NotFound) as failure:
-        ring.revoke("nobody", NOW_UNIX_S)
+        ring.revoke("unknown", NOW_UNIX_S)
     assert failure.value.reason == "KEY_UNKNOWN"
 
 

@@ -77,7 +77,7 @@ def test_a_trace_with_other_numbers_of_tokens_is_rejected(times):
 
 
 def test_steps_beside_a_prefill_or_with_fewer_sequences_are_not_decode_steps():
-    early, late = [1.0, 5.0, 6.0, 7.0], [5.0, 6.0, 7.0, 17.0]  # 4 s of prefill beside, then 10 s alone
+    early, late = [1.0, 5.0, 6.0, 7.0], [5.0, 6.0, 7.0, 17.0]  # 4 s with prefill, then 10 s of decoding only
     assert decode_gaps([early, late]) == [1.0, 1.0, 1.0, 1.0]
 
 

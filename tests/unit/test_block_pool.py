@@ -101,7 +101,7 @@ def test_announced_content_is_found_and_loses_its_writer_on_release():
     assert pool.writer(yours[0]) == 1
     pool.release(mine, writer=1)
     assert pool.writer(yours[0]) == NO_WRITER
-    assert pool.find_prefix([b"first", b"second"]) == yours  # what nobody holds, nobody will fill
+    assert pool.find_prefix([b"first", b"second"]) == yours  # no later sequence can fill a block that has no owner
     pool.claim(yours[0], 2)
     pool.publish(yours[0], b"first")
     assert pool.writer(yours[0]) is None
@@ -133,7 +133,7 @@ def test_no_order_of_calls_leaks_or_doubles_a_block(operations):
         elif table and verb == "announce":
             pool.announce(table[count % len(table)], f"{which}.{count % len(table)}".encode(), writer=which)
         elif table is not None and verb == "release":
-            tables.pop(which % len(tables))  # by its place: another may be equal
+            tables.pop(which % len(tables))  # by position, as another may be equal
             pool.release(table, writer=which)
         held = Counter(block for each in tables for block in each)
         assert pool.used == len(held)

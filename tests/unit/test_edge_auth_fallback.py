@@ -180,7 +180,7 @@ def test_orphaned_reservations_are_recorded_until_answered():
     )
     for each in "abac":
         unanswered.add(each, frames[each])
-    unanswered.remove("c"), unanswered.remove("unheard of")
+    unanswered.remove("c"), unanswered.remove("unknown")
     assert unanswered.orphaned("b".__contains__) == [frames["a"]]
     assert unanswered.orphaned("".__contains__) == [frames["b"], frames["a"]]
     unanswered.add("c", frames["c"]), unanswered.add("d", frames["d"])
@@ -270,7 +270,7 @@ def test_a_grant_is_taken_in_full_or_not_at_all():
     cache.release("acme", 5)
     assert cache.acquire("acme", 5)
     assert not cache.acquire("acme", 0)
-    assert not cache.acquire("nobody", 0)
+    assert not cache.acquire("unknown", 0)
 
 
 class Outage(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
 
-SALT = b"s" * 16
+CACHE_SALT = b"s" * 16
 
 
 def entry(model, *, digest="d1", workers=1):
@@ -151,14 +151,14 @@ def test_a_request_that_ended_while_tokenizing_holds_no_bytes():
 
 def test_a_single_delta_is_returned_unchanged():
     backlog = ResponseBuffer()
-    piece = Emit("a", (1,), 7, ())
-    backlog.add(piece)
-    assert backlog.pop() is piece
+    delta = Emit("a", (1,), 7, ())
+    backlog.add(delta)
+    assert backlog.pop() is delta
 
 
 def test_prompts_share_hashes_as_far_as_they_share_whole_blocks():
     one, other = list(range(64)), [*range(40), *range(100, 124)]
-    hashes, others = block_hashes(one, 16, SALT), block_hashes(other, 16, SALT)
+    hashes, others = block_hashes(one, 16, CACHE_SALT), block_hashes(other, 16, CACHE_SALT)
     assert (len(hashes), len(set(hashes))) == (4, 4)
     assert hashes[:2] == others[:2]
     assert hashes[2] != others[2]
@@ -166,13 +166,13 @@ def test_prompts_share_hashes_as_far_as_they_share_whole_blocks():
 
 
 def test_tenants_do_not_share_hashes_and_without_a_salt_there_are_none():
-    assert set(block_hashes(range(64), 16, SALT)).isdisjoint(block_hashes(range(64), 16, b"t" * 16))
+    assert set(block_hashes(range(64), 16, CACHE_SALT)).isdisjoint(block_hashes(range(64), 16, b"t" * 16))
     assert block_hashes(range(64), 16, b"") == []
-    assert block_hashes(range(64), 0, SALT) == []
+    assert block_hashes(range(64), 0, CACHE_SALT) == []
 
 
 def test_hashes_are_bounded_in_number_and_size():
-    hashes = block_hashes([0] * 10_000, 4, SALT)
+    hashes = block_hashes([0] * 10_000, 4, CACHE_SALT)
     assert len(hashes) == MAX_BLOCK_HASHES
     assert all(0 <= each < 2**64 for each in hashes)
-    assert block_hashes(range(15), 16, SALT) == []
+    assert block_hashes(range(15), 16, CACHE_SALT) == []

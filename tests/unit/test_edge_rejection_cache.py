@@ -84,7 +84,7 @@ def test_a_request_that_is_smaller_in_any_size_or_due_earlier_passes():
     assert not cache.find(ANNA_CLASS, later(prompt_tokens=99))
     assert not cache.find(ANNA_CLASS, later(max_output_tokens=49))
     assert not cache.find(ANNA_CLASS, later(time_limit=59.0))
-    assert cache.find(ANNA_CLASS, later(time_limit=59.9)), "the same timeout comes rounded"
+    assert cache.find(ANNA_CLASS, later(time_limit=59.9)), "the same timeout, rounded by its encoding"
     assert cache.find(ANNA_CLASS, later(prompt_tokens=101, max_output_tokens=51))
 
 
@@ -200,7 +200,7 @@ def test_a_request_is_rejected_only_by_a_covering_rejection_of_its_class_while_t
         elif event == "admitted":
             cache.on_admitted(traffic_class, demand)
         elif found := cache.find(traffic_class, demand):
-            assert any(traffic_class == its and each is found for its, each in added)
+            assert any(traffic_class == other_class and each is found for other_class, each in added)
             assert demand.prompt_tokens >= found.demand.prompt_tokens
             assert demand.max_output_tokens >= found.demand.max_output_tokens
             assert demand.deadline >= found.demand.deadline - TIMEOUT_ROUNDING_SHARE * demand.time_limit
@@ -216,7 +216,7 @@ def test_a_request_is_rejected_only_by_a_covering_rejection_of_its_class_while_t
 @given(st.lists(st.tuples(traffic_classes, demands, st.floats(0, 5)), max_size=30), traffic_classes)
 def test_repeated_requests_reach_the_queue_within_one_probe_interval(cases, traffic_class):
     cache, at = RejectionCache(), 2.0
-    for its, demand, duration in cases:
-        cache.add(its, rejection(demand, duration=duration), min(at, demand.arrived_at))
-    came = [step / 100 for step in range(1, 13)]
-    assert not all(cache.find(traffic_class, RequestDemand(9, 9, at + each, 9.0)) for each in came)
+    for other_class, demand, duration in cases:
+        cache.add(other_class, rejection(demand, duration=duration), min(at, demand.arrived_at))
+    offsets_s = [step / 100 for step in range(1, 13)]
+    assert not all(cache.find(traffic_class, RequestDemand(9, 9, at + each, 9.0)) for each in offsets_s)

@@ -74,7 +74,7 @@ def test_many_sequences_run_in_a_real_engine_in_constant_memory(tmp_path):
     grown = psutil.Process().memory_info().rss - warm
     print(f"{dict(stress.counts)}, {grown / 2**20:.1f} MiB more than after a quarter")  # noqa: T201 - for runs by hand
     assert grown < 32 << 20
-    # One text in a thousand may part where two scores all but tie: chunks of other sizes round otherwise.
+    # One text in a thousand may differ where two scores are nearly equal: other chunk sizes round differently.
     assert stress.counts["different"] <= TORCH_REQUESTS / 1000
     stress.check_end()
 

@@ -71,7 +71,7 @@ def test_all_are_down_when_each_of_them_is(absences, moments):
     for moment in moments:
         each = [any(span.since <= moment <= span.until + RECOVERY_S for span in spans) for spans in absences]
         ends = {end for spans in absences for span in spans for end in (span.since, span.until + RECOVERY_S)}
-        if moment not in ends:  # those of a moment's length are nobody's
+        if moment not in ends:  # intervals of zero length belong to no absence
             assert any(moment in span for span in away) == all(each)
 
 

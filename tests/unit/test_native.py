@@ -31,7 +31,7 @@ SHAPES = {
 
 HAS_BFLOAT16 = "avx512_bf16" in compiler.host_target().required_flags
 DTYPES = [torch.float32, torch.bfloat16] if HAS_BFLOAT16 else [torch.float32]
-NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 
 
 def runners(shape, dtype, *, block_size=16, threads=2, **weights):
@@ -47,7 +47,7 @@ def test_float32_logits_equal_those_of_plain_torch(shape, extras):
         random_text(40, 2),
         random_text(600, 3),
         random_text(880, 4),
-    ]  # a layer takes so many in parts
+    ]  # a layer processes so many rows in parts
     plain, native = (logits_of(each, texts, budget=2_048) for each in runners(shape, torch.float32, extras=extras))
     assert plain.keys() == native.keys()
     for place, row in plain.items():
@@ -64,7 +64,7 @@ def test_logits_are_as_close_to_float32_as_those_of_plain_torch(shape, dtype):
     def error(logits):
         return max(float((logits[place] - exact[place]).norm() / exact[place].norm()) for place in exact)
 
-    assert error(native) < max(1.5 * error(plain), NEAR[dtype])
+    assert error(native) < max(1.5 * error(plain), TOLERANCE[dtype])
 
 
 def test_a_tied_head_is_the_embedding():
@@ -78,7 +78,7 @@ def test_a_tied_head_is_the_embedding():
 @settings(max_examples=10, deadline=None)
 @given(
     mates=st.lists(st.integers(1, 400), max_size=7),
-    budget=st.integers(8, 512) | st.just(2_048),  # the large one for steps that pass through a layer in parts
+    budget=st.integers(8, 512) | st.just(2_048),  # the large budget makes steps that a layer processes in parts
     prompt_share=st.floats(0.0, 1.0),
     block_size=st.sampled_from([16, 32, 64]),
     threads=st.integers(1, 3),
@@ -117,7 +117,7 @@ def test_unsupported_shapes_are_rejected():
             check_native(shape, block_size)
 
 
-# How it comes to be compiled.
+# Compilation.
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_cpu_is_reported_per_request():
 @pytest.mark.parametrize(
     ("descriptors", "more"),
     [
-        ([20] * 10 + [22] * 50, 0),  # opened in the warm-up: whom it needs, a process finds then
+        ([20] * 10 + [22] * 50, 0),  # opened in the warm-up, when a process connects to its peers
         ([20] * 55 + [21, 20, 21, 20, 20], 0),  # the sampling itself holds one for a moment
         ([20] * 40 + [21] * 20, 1),
     ],

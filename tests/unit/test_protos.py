@@ -1,4 +1,4 @@
-"""The contract: generated code is what protos/ says, it lints, it only grows, and its streams are shaped alike."""
+"""The contract: generated code is current, the linter accepts it, changes are compatible, streams are alike."""
 
 import importlib
 import shutil

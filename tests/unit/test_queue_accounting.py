@@ -154,5 +154,5 @@ def test_the_end_of_an_older_attempt_does_not_end_a_newer_one():
 
 def test_service_of_unknown_tickets_is_ignored():
     shard = connected_shard()
-    served(shard, "nobody's", prompt=5, output=5, ended=True)
+    served(shard, "unknown", prompt=5, output=5, ended=True)
     assert counter(shard) == 0

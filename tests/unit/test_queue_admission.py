@@ -202,27 +202,27 @@ def test_predictions_are_corrected_by_observed_waits():
     assert shard.book.model_queues["m"].forecast.correction > 1.5
 
 
-def law(shard, leases=10, every=0.1):
+def report_worker(shard, leases=10, every=0.1):
     """Report a worker of ten slots, one of which is released every `gap` s."""
     releases = tuple(SlotRelease(number * every, number) for number in range(1, leases + 1))
     fields = {"decode_step_time": 0.1, "seconds_per_prefill_token": 1e-6, "max_step_tokens": 10_000, "workers": 1}
     report(shard, slots=10, leases=leases, releases=releases, **fields)
 
 
-def let_in(**fields):
+def admitted(**fields):
     shard = shard_at_full_speed()
-    law(shard, **fields)
+    report_worker(shard, **fields)
     return 60 - len(sheds(enqueue_many(shard, 60)))
 
 
 def test_admission_follows_the_slot_release_curve():
-    assert 10 < let_in(leases=10) < 40
-    assert let_in(leases=10, every=0.5) < let_in(leases=10) < let_in(leases=5), "free slots are available at once"
+    assert 10 < admitted(leases=10) < 40
+    assert admitted(leases=10, every=0.5) < admitted(leases=10) < admitted(leases=5), "free slots are available at once"
 
 
 def test_late_first_tokens_reduce_admission():
     shard = shard_at_full_speed()
-    law(shard)
+    report_worker(shard)
     before = 60 - len(sheds(enqueue_many(shard, 60)))
     for name in shard.credit(10):
         shard.place(name)
@@ -230,7 +230,7 @@ def test_late_first_tokens_reduce_admission():
     assert shard.book.model_queues["m"].forecast.correction > 1.5
     for name in list(shard.book.tickets):
         shard.withdraw(name)
-    law(shard)
+    report_worker(shard)
     assert 60 - len(sheds(enqueue_many(shard, 60, enqueued=shard.now))) < before
 
 

@@ -70,26 +70,26 @@ def test_a_ticket_beyond_the_limits_of_the_protocol_is_invalid(fields):
 
 
 def test_a_constant_throughput_is_measured_from_the_start():
-    pace, now = Throughput(), START_UNIX_S
+    throughput, now = Throughput(), START_UNIX_S
     for _ in range(600):
-        pace.record(50, now)
+        throughput.record(50, now)
         now += 0.1
         if now - START_UNIX_S > 2:
-            assert pace.tokens_per_second(now) == pytest.approx(500, rel=0.06)
+            assert throughput.tokens_per_second(now) == pytest.approx(500, rel=0.06)
 
 
 def test_throughput_is_unknown_during_the_warm_up():
-    pace = Throughput()
-    assert pace.tokens_per_second(START_UNIX_S) == 0
-    pace.record(50, START_UNIX_S)
-    assert pace.tokens_per_second(START_UNIX_S + 0.5) == 0
+    throughput = Throughput()
+    assert throughput.tokens_per_second(START_UNIX_S) == 0
+    throughput.record(50, START_UNIX_S)
+    assert throughput.tokens_per_second(START_UNIX_S + 0.5) == 0
 
 
 def test_throughput_decays_without_tickets():
-    pace = Throughput()
+    throughput = Throughput()
     for number in range(100):
-        pace.record(50, START_UNIX_S + number / 10)
-    assert pace.tokens_per_second(START_UNIX_S + 70) < 5
+        throughput.record(50, START_UNIX_S + number / 10)
+    assert throughput.tokens_per_second(START_UNIX_S + 70) < 5
 
 
 def test_availability_distinguishes_lost_from_unknown_models():

@@ -49,7 +49,7 @@ def differ(one, other, tokens):
 
 
 def is_near_tie(lefts, express):
-    """Tell whether a step more or less of one prompt decides which prompt is the shortest, and so goes first."""
+    """Return whether one step more or less of a prompt decides which prompt is the shortest."""
     exact = list(map(float, lefts))
     found = completions(list(exact), express)
     for place, left in enumerate(exact):

@@ -30,11 +30,11 @@ class Mesh(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.shard = ShardDriver(max_depth=8, max_tokens=2_000, ttft_targets=TtftTargets({1: 2.0, 2: 10.0}))
-        self.running = {}  # attempt by ticket, as schedulers know
-        self.held = {edge: {} for edge in EDGES}  # attempt by ticket, as each edge knows
+        self.running = {}  # attempt by ticket, as seen by schedulers
+        self.held = {edge: {} for edge in EDGES}  # attempt by ticket, as seen by each edge
         self.unanswered = {}  # offers in order, by scheduler
-        self.credit = {}  # tickets by scheduler and model, as the scheduler knows
-        self.express_credit = {}  # likewise
+        self.credit = {}  # tickets by scheduler and model, as seen by the scheduler
+        self.express_credit = {}  # the same for express credit
         self.lease_ids = 0
         self.last_effects = []
 
@@ -215,14 +215,14 @@ class Mesh(RuleBasedStateMachine):
     @invariant()
     def every_ticket_is_listed_once(self):
         book = self.shard.book
-        stands = Counter()
+        occurrences = Counter()
         for model in MODELS:
             for each in book.model_queues[model].policy._classes.values():
-                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.express, *each.tenant_queue))
-        stands.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
+                occurrences.update(ticket.ticket_id for ticket in (*each.resumed, *each.express, *each.tenant_queue))
+        occurrences.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
         for session in book.schedulers.values():
-            stands.update(session.offered)
-        assert stands == Counter(book.tickets.keys())
+            occurrences.update(session.offered)
+        assert occurrences == Counter(book.tickets.keys())
 
     @invariant()
     def totals_match_the_tickets(self):

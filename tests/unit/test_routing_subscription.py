@@ -109,7 +109,7 @@ def test_a_star_among_names_means_every_resource():
 
 
 def test_a_name_that_does_not_exist_is_answered_by_its_absence():
-    _, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "ghost")
+    _, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "absent")
     assert names(answer) == []
 
 
@@ -165,8 +165,8 @@ def test_a_resource_that_is_restored_is_sent_again():
 
 
 def test_a_name_that_does_not_exist_is_reported_as_removed():
-    subscription, answer = delta(ENDPOINT, snapshot_of(a=b"1"), "ghost")
-    assert (names(answer), answer.removed) == ([], ("ghost",))
+    subscription, answer = delta(ENDPOINT, snapshot_of(a=b"1"), "absent")
+    assert (names(answer), answer.removed) == ([], ("absent",))
     assert subscription.due(snapshot_of(a=b"2")) is None
 
 

@@ -144,7 +144,7 @@ def test_the_worker_that_the_queue_expects_is_preferred_unless_another_is_much_f
     assert pool.choose_worker(ticket_of("t", tokens=160)).worker_id == "a"
     assert pool.choose_worker(expecting).worker_id == "b"
     next(each for each in pool if each.worker_id == "b").add_unstarted_tokens(5_000)
-    assert pool.choose_worker(expecting).worker_id == "a", "its first token comes a second earlier there"
+    assert pool.choose_worker(expecting).worker_id == "a", "its first token is a second earlier there"
 
 
 def test_a_worker_that_prefills_twice_as_fast_gets_twice_as_many_tickets():

@@ -23,7 +23,7 @@ def test_service_is_reported_to_the_shard_of_the_ticket(scheduler):
     offer(scheduler, "a", attempt=3)
     offer(scheduler, "b", queue="q2")
     scheduler.on_progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
-    scheduler.on_progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
+    scheduler.on_progress("w", [served("s-1", 31, 5), served("unknown", 9, 9)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
     assert service_reports(scheduler.tick(START_UNIX_S + 1)) == []
 

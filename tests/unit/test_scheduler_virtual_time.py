@@ -32,7 +32,7 @@ def test_an_offset_holds_while_a_shard_waits():
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
-def begun(book, **virtual):
+def book_after_start(book, **virtual):
     """Let shards start to wait together, and advance them to these virtual tokens."""
     for queue in virtual:
         book.on_head(queue, head(5))
@@ -40,7 +40,7 @@ def begun(book, **virtual):
         book.on_head(queue, head(5, virtual=tokens))
 
 
-def standing(book):
+def virtual_times(book):
     return {queue: shard.virtual_tokens for queue, shard in book.shards.items()}
 
 
@@ -48,25 +48,25 @@ def test_shards_that_start_to_wait_together_have_equal_virtual_time():
     book = CreditBook("abc")
     for queue, tokens in ("a", 1_000.0), ("b", 7_000.0), ("c", 0.0):
         book.on_head(queue, head(5, virtual=tokens))
-    assert standing(book) == dict.fromkeys("abc", 7_000.0)
+    assert virtual_times(book) == dict.fromkeys("abc", 7_000.0)
     book.on_head("b", head(0))
     book.on_head("b", head(2, virtual=9_000.0))
-    assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited in that time"
+    assert virtual_times(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited in that time"
     for queue in "abc":
         book.on_head(queue, head(0))
     book.on_head("a", head(1, virtual=1_200.0))
     book.on_head("c", head(1, virtual=8_000.0))
     book.on_head("a", head(1, virtual=1_300.0))
-    assert (standing(book)["a"], standing(book)["c"]) == (8_100.0, 8_000.0)
+    assert (virtual_times(book)["a"], virtual_times(book)["c"]) == (8_100.0, 8_000.0)
 
 
 def test_an_expedited_head_does_not_set_the_virtual_time():
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=1_000.0))
     book.on_head("b", head(5, virtual=7_000.0, resumes=True))
-    assert standing(book)["a"] == 1_000.0
+    assert virtual_times(book)["a"] == 1_000.0
     book.on_head("b", head(4, virtual=7_000.0))
-    assert standing(book)["a"] == 7_000.0
+    assert virtual_times(book)["a"] == 7_000.0
 
 
 def book_that_came_to(virtual):
@@ -108,7 +108,7 @@ def test_a_class_that_waits_again_gets_a_new_offset():
 def test_remote_virtual_time_is_the_larger_of_served_and_waiting():
     book = CreditBook("abc")
     assert book.remote_virtual_time("a") == {}
-    begun(book, b=300.0, c=200.0)
+    book_after_start(book, b=300.0, c=200.0)
     assert (book.remote_virtual_time("a"), book.remote_virtual_time("b"), book.remote_virtual_time("c")) == (
         {2: 200.0},
         {2: 200.0},
@@ -132,7 +132,7 @@ def sized_head(*, tokens, **fields):
 
 def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
     book = CreditBook("ab")
-    begun(book, a=0.0, b=0.0)
+    book_after_start(book, a=0.0, b=0.0)
     book.on_head("a", sized_head(tokens=LARGE_TOKENS))
     book.on_head("b", head(5, virtual=LARGE_TOKENS / 2, tokens=SMALL_TOKENS))
     room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)

@@ -10,7 +10,7 @@ from penstock.simulator.simulation import Simulation
 
 
 class SteppedMesh(SimMesh):
-    """Has every step made by itself."""
+    """Simulates each step as a separate event."""
 
     @property
     def observes_steps(self):
@@ -29,7 +29,7 @@ def world(*, rate, output, client=None, **fields):
 
 
 def seen(run):
-    """Return all that clients and figures show of a run, but for what its events were."""
+    """Return the transcripts and figures of a run, without its event counts."""
     figures = {name: value for name, value in figures_of(run).items() if name != "events"}
     return figures, [
         (each.transcript, each.attempts, each.predicted_wait, each.engine_tokens, each.cached_tokens)
@@ -45,7 +45,7 @@ def seen(run):
     context=st.sampled_from([0.0, 0.002]),
     loses=st.booleans(),
 )
-@example(seed=435, rate=2.0, workers=1, context=0.0, loses=False)  # nobody comes
+@example(seed=435, rate=2.0, workers=1, context=0.0, loses=False)  # no request arrives
 def test_fast_forward_gives_the_results_of_single_steps(seed, rate, workers, context, loses):
     scenario = world(
         rate=rate,
@@ -56,13 +56,13 @@ def test_fast_forward_gives_the_results_of_single_steps(seed, rate, workers, con
         drain=3.0,
         workers=[{"count": workers, "slots": 8, "step_time": {"context_token_ms": context}}],
         schedulers={"count": 2},
-        losses=[{"worker": 0, "at": 1.0, "back_after": 0.5}] if loses else [],
+        losses=[{"worker": 0, "at": 1.0, "returns_after": 0.5}] if loses else [],
     )
     assert seen(Simulation(scenario).run()) == seen(Simulation(scenario, SteppedMesh).run())
 
 
 def test_fast_forward_keeps_the_order_of_workers_in_lockstep():
-    """Their steps end at the very same moments, as all prompts and answers are alike."""
+    """Their steps end at the same times, because all prompts and answers are equal."""
     like = {"arrivals": {"kind": "regular", "rate": 10.0}, "prompt": {"tokens": 64}, "output": {"tokens": 40}}
     tenants = [{"name": name, **like} for name in "abc"]
     scenario = scenario_of({"tenants": tenants, "duration": 2.0, "workers": [{"count": 3, "slots": 8}]})

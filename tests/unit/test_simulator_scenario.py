@@ -214,9 +214,9 @@ def test_some_of_mooncakes_recorded_turns_start_with_earlier_ones(name, count, l
     assert all(0 <= request.prefix.tokens - request.prompt_tokens < request.prefix.piece_tokens for request in requests)
     seen, found = set(), 0
     for request in requests:
-        pieces = {request.prefix.piece_ids[: at + 1] for at in range(len(request.prefix.piece_ids))}
-        found += len(pieces & seen) > 1  # more than the first piece, which many have in common
-        seen |= pieces
+        prefixes = {request.prefix.piece_ids[: at + 1] for at in range(len(request.prefix.piece_ids))}
+        found += len(prefixes & seen) > 1  # more than the first piece, which many requests share
+        seen |= prefixes
     assert found == repeating
 
 

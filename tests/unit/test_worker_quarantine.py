@@ -25,7 +25,7 @@ def reason_of(outcome):
     return outcome.reason if isinstance(outcome, PenstockError) else type(outcome).__name__
 
 
-class Bench:
+class QuarantineDriver:
     """A run table and its engines, which some runs crash: `poison` has the token of the crash by handle."""
 
     def __init__(self, poison):
@@ -98,7 +98,7 @@ class Bench:
             if self.table.is_idle:
                 return
             self.step()
-        raise AssertionError(f"never came to rest: {self.table}")
+        raise AssertionError(f"the table is not idle: {self.table}")
 
 
 HANDLES = st.integers(1, 6)
@@ -116,7 +116,7 @@ def play(bench, events):
             bench.step()
         elif what == "cancel":
             bench.perform(bench.table.cancel(EDGE, number, 0.0))
-        elif what == "kill" or not bench.would_confirm:  # one that crashes by chance under a suspect convicts it
+        elif what == "kill" or not bench.would_confirm:  # a chance crash during isolation confirms the suspect
             bench.lose(crashed=what == "crash")
     bench.finish()
 
@@ -127,7 +127,7 @@ def play(bench, events):
     events=st.lists(st.one_of(START_EVENTS, START_EVENTS, OTHER_EVENTS, OTHER_EVENTS, OTHER_EVENTS), max_size=40),
 )
 def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_confirmed(poison, events):
-    bench = Bench(poison)
+    bench = QuarantineDriver(poison)
     play(bench, events)
     assert {handle for handle, end in bench.outcomes.items() if end == "ENGINE_CRASHED"} <= set(poison)
     assert all(count <= 2 for count in bench.crashes.values())
@@ -143,9 +143,9 @@ def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_conf
     prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6),
 )
 def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(culprit, poison_at, prompts):
-    bench = Bench({culprit: poison_at})
+    bench = QuarantineDriver({culprit: poison_at})
     play(bench, [("start", prompt) for prompt in prompts])
     assert bench.outcomes.pop(culprit) == "ENGINE_CRASHED"
     assert bench.crashes == {culprit: 2}
     assert bench.engines == 3
-    assert set(bench.outcomes.values()) <= {"SequenceFinished", "ENGINE_DIED"}  # the latter go on elsewhere
+    assert set(bench.outcomes.values()) <= {"SequenceFinished", "ENGINE_DIED"}  # those continue on another worker

@@ -57,7 +57,7 @@ def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
     poison, innocent = (started_run(table, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
     assert crash(table) == {}
     [tried] = table.on_engine_ready(LIMITS)
-    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # what is new is likelier to blame
+    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # newer runs are more likely causes
     assert table.not_ready_error, "an isolated run is alone in its engine"
     assert crash(table) == {2: "ENGINE_CRASHED"}
     assert table.on_engine_ready(LIMITS) == [AddSequence(innocent.spec)]
@@ -100,7 +100,7 @@ def test_a_cleared_run_that_crashes_the_engine_while_leaving_is_isolated_again_a
     other = table.quarantine.isolation.isolated
     made(table, other)
     assert let_go(table, other) == [AddSequence(first.spec)]
-    assert crash(table) == {1: "ENGINE_CRASHED", 2: "ENGINE_DIED"}  # nothing is held against the other any more
+    assert crash(table) == {1: "ENGINE_CRASHED", 2: "ENGINE_DIED"}  # the other run is no longer a suspect
 
 
 def test_a_run_isolated_in_an_engine_that_was_killed_is_isolated_again():
@@ -155,7 +155,7 @@ def test_a_quarantined_run_can_be_cancelled_and_does_not_wait_for_ever():
     assert ended.outcome.output_tokens == 0
     assert rejection_reason(table.expire(3.0)) == "DEADLINE"
     assert rejection_reason(table.expire(6.0)) == "ENGINE_DIED"
-    assert [each.is_reported for each in table.expire(8.0)] == [False, False]  # their trials, which nobody waited for
+    assert [each.is_reported for each in table.expire(8.0)] == [False, False]  # orphans, which no stream waits for
     assert table.is_idle
     assert table.on_engine_ready(LIMITS) == []
     assert table.not_ready_error is None
