@@ -115,8 +115,8 @@ def a_lost_run_is_never_retried(worker_lost, self, now, *, died):
 @mutant(gateway, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
     plan = plan_generation(spec, model, **given)
-    fresh = model.codec.new_detokenizer(spec.input, plan.prompt_ids, spec.stop)
-    return dataclasses.replace(plan, detokenizer=fresh)
+    detokenizer = model.codec.new_detokenizer(spec.input, plan.prompt_ids, spec.stop)
+    return dataclasses.replace(plan, detokenizer=detokenizer)
 
 
 @mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)
@@ -159,7 +159,7 @@ def a_repeated_reservation_is_reserved_again(find, self, tenant_id, request_id):
 
 
 @mutant(EdgeSessions, "pop_expired", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
+def an_edge_that_stays_away_keeps_its_reservations(expired, self, now):
     return []
 
 
@@ -241,13 +241,13 @@ def isolation_ends_when_the_client_disconnects(_, self, run, now):
 
 
 @mutant(Batch, "_release_cancelled", cancel_mode=cancels_early)
-def blocks_of_a_cancelled_prefill_are_kept(let_go, self):
+def blocks_of_a_cancelled_prefill_are_kept(release_blocks, self):
     prefilling = {each.spec.seq_id for each in self.running if each.remaining > 1}
     release = BlockPool.release
     with patch.object(
         BlockPool, "release", lambda pool, table, seq_id: 0 if seq_id in prefilling else release(pool, table, seq_id)
     ):
-        return let_go(self)
+        return release_blocks(self)
 
 
 @mutant(Batch, "_emit", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))

@@ -182,10 +182,10 @@ async def test_a_deferred_reservation_is_recorded_once_auth_can_write(tmp_path, 
         await cache_identity(mesh, client)
         mesh.auth.service.is_paused = True
         await answer(client)
-        turned_away = asyncio.Event()
-        monkeypatch.setattr(mesh.auth.authorizer.reservations, "is_live", lambda _: turned_away.set())
+        was_ignored = asyncio.Event()
+        monkeypatch.setattr(mesh.auth.authorizer.reservations, "is_live", lambda _: was_ignored.set())
         mesh.auth.service.resume()
-        await turned_away.wait()
+        await was_ignored.wait()
         assert (await mesh.figures())["deferred_reservations"] == 1
         monkeypatch.undo()
         assert await all_recorded(mesh) == [FULL_CHARGE, FULL_CHARGE]

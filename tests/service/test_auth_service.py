@@ -93,11 +93,11 @@ async def test_a_fallback_admission_is_reserved_regardless_of_limits_and_key():
         credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
         held = await stream.reserve("request-1", 10, 50, credential=credential)
         await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=held.identity.key_id))
-        vouch = FallbackAdmission(key_id=held.identity.key_id)
-        booked = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
-        again = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
-        assert booked.reservation_id == again.reservation_id
-        await stream.settle(booked.reservation_id, 10, 50, "length")
+        admission = FallbackAdmission(key_id=held.identity.key_id)
+        recorded = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=admission)
+        again = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=admission)
+        assert recorded.reservation_id == again.reservation_id
+        await stream.settle(recorded.reservation_id, 10, 50, "length")
         used = await tenant_use(found, "acme")
         assert (used.prompt_tokens, used.output_tokens, used.concurrent_requests) == (10, 50, 1)
 

@@ -14,7 +14,7 @@ LOST_CHARGE = (0, 0, "lost")
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting_for_what_never_comes(monkeypatch):
+def _short_drain_timeout(monkeypatch):
     monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
 
 
@@ -43,12 +43,12 @@ async def test_an_answer_of_a_lost_edge_is_charged_once_at_the_edge_that_finishe
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
         disconnected = mesh.auth.service.disconnected_edges
 
-        async def die():
+        async def lose_edge():
             lost_edge = mesh.holding_edge
             disconnected.add(f"edge-{lost_edge + 1}")
             await mesh.edge_stacks[lost_edge].aclose()
 
-        assert await interrupted(mesh, die, kind) == (text_of(TOKENS), 2)
+        assert await interrupted(mesh, lose_edge, kind) == (text_of(TOKENS), 2)
         mesh.auth.expire_edge(disconnected.pop())
         assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST_CHARGE]
 
@@ -56,13 +56,13 @@ async def test_an_answer_of_a_lost_edge_is_charged_once_at_the_edge_that_finishe
 async def test_an_edge_lost_after_the_answer_resumed_changes_no_charge(tmp_path):
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
-        async def fall_silent_and_be_lost():
+        async def lose_edge_after_silence():
             lost_edge = mesh.holding_edge
             mesh.auth.service.disconnected_edges.add(f"edge-{lost_edge + 1}")
             mesh.auth.expire_edge(f"edge-{lost_edge + 1}")
             await mesh.edge_stacks[lost_edge].aclose()
 
-        await interrupted(mesh, fall_silent_and_be_lost, "call")
+        await interrupted(mesh, lose_edge_after_silence, "call")
         assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST_CHARGE]
 
 

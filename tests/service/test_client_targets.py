@@ -37,9 +37,9 @@ async def test_unreachable_targets_are_retried_after_a_pause(monkeypatch):
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 0.1)
     tried = connections_tried(monkeypatch)
     async with inference_server() as (_, one), inference_server() as (_, other):
-        nobodies = (one.address, other.address)
-    async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, connect_timeout=0.2)) as client:
-        with pytest.raises(Unavailable, match=nobodies[0]):
+        unreachable = (one.address, other.address)
+    async with Client(*unreachable, retries=RetryPolicy(max_attempts=1, connect_timeout=0.2)) as client:
+        with pytest.raises(Unavailable, match=unreachable[0]):
             await client.complete("Hello")
     assert len(set(tried)) == 2
     assert len(tried) <= 2 * (1 + 0.2 / 0.1), "each no oftener than every pause"
@@ -124,7 +124,7 @@ async def test_requests_spread_over_the_targets():
 
 
 async def test_tokens_are_counted_and_models_listed():
-    requests, failures = [], [Unavailable("going", reason="DRAINING", retry_after=0.001)]
+    requests, failures = [], [Unavailable("draining", reason="DRAINING", retry_after=0.001)]
 
     async def count(request, context):
         requests.append(request)

@@ -177,13 +177,13 @@ async def test_an_internal_error_ends_one_request_and_not_its_session(monkeypatc
 
 
 async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_tokenizing(monkeypatch):
-    begun, may_go_on, planned = asyncio.Event(), threading.Event(), []
+    begun, may_continue, planned = asyncio.Event(), threading.Event(), []
     loop, plan_for = asyncio.get_running_loop(), gateway.plan_generation
 
     def plan_slowly(spec, *args, **options):
         planned.append(spec.request_id)
         loop.call_soon_threadsafe(begun.set)
-        may_go_on.wait()
+        may_continue.wait()
         return plan_for(spec, *args, **options)
 
     monkeypatch.setattr(gateway, "plan_generation", plan_slowly)
@@ -196,7 +196,7 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
             client.cancel(handle)
         for _ in range(2, 20):
             await client.next_frame("cancelled")
-        may_go_on.set()
+        may_continue.set()
         assert (await client.next_frame("finished")).handle == 1
         client.generate(2, request_id="last", max_output_tokens=2)
         assert (await client.next_frame("finished")).handle == 2

@@ -97,8 +97,8 @@ KINDS = ["unary", "generator", "writer", "bidi generator", "bidi reader", "task 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_penstock_error_arrives_with_its_details_from_every_kind_of_handler(kind):
-    failure = await failure_of(kind, Overloaded("full; come back", retry_after=0.7, metadata={"depth": "9"}))
-    assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full; come back")
+    failure = await failure_of(kind, Overloaded("full; retry later", retry_after=0.7, metadata={"depth": "9"}))
+    assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full; retry later")
     details = details_of(failure)
     assert details[ErrorInfo] == ErrorInfo(reason="OVERLOADED", domain="penstock", metadata={"depth": "9"})
     assert details[RetryInfo].retry_delay.ToMilliseconds() == 700

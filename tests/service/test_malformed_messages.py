@@ -51,7 +51,7 @@ async def error_of(call):
     return failure.value
 
 
-def complaints(logs):
+def malformed_lines(logs):
     return [each for each in logs if each["log_level"] in ("warning", "error")]
 
 
@@ -94,7 +94,7 @@ async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called
     error = error_from_rpc(failure)
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MESSAGE_MALFORMED")
     assert "3 bytes" in error.message
-    (line,) = complaints(logs)
+    (line,) = malformed_lines(logs)
     assert (line["event"], line["bytes"], "exc_info" in line) == ("message_malformed", 3, False)
     assert line["peer"].startswith("ipv4:127.")
     assert not caplog.records
@@ -110,7 +110,7 @@ async def test_a_malformed_frame_ends_the_session_it_came_on_and_no_other():
         with capture_logs() as logs:
             failure = await error_of(raw(to_edge, SESSION, "stream_stream", greeting, GARBAGE, metadata=KEY))
         assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert [each["event"] for each in complaints(logs)] == ["message_malformed"]
+        assert [each["event"] for each in malformed_lines(logs)] == ["message_malformed"]
         mesh.workers[0].send_tokens(handle)
         await client.next_frame("finished")
         assert client.texts[1] == text_of(5)

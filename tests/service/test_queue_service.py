@@ -25,28 +25,28 @@ from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 
-START = 2_000.0  # s
+START_S = 2_000.0
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Shard:
     """A shard that listens, with a clock that the test advances."""
 
-    def __init__(self, max_depth, staffing):
-        self.time = START
+    def __init__(self, max_depth, scheduler_wait):
+        self.time = START_S
         self.book = TicketBook(
             limits=QueueLimits(max_depth, 1_000_000),
-            availability=ModelAvailability(timeout=10.0, warm_up=5.0, started_at=START - 60),
+            availability=ModelAvailability(timeout=10.0, warm_up=5.0, started_at=START_S - 60),
             recent_leases=RecentLeases(10.0),
         )
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue")
-        self.service = QueueService(self.book, hello, scheduler_wait=staffing, now=lambda: self.time)
+        self.service = QueueService(self.book, hello, scheduler_wait=scheduler_wait, now=lambda: self.time)
         self.address, self.calls = "", None
 
 
 @asynccontextmanager
-async def shard_of(max_depth=1_000, staffing=0.0):
-    shard = Shard(max_depth, staffing)
+async def shard_of(max_depth=1_000, scheduler_wait=0.0):
+    shard = Shard(max_depth, scheduler_wait)
     registration = add_QueueServiceServicer_to_server, shard.service
     async with (
         serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,
@@ -117,7 +117,7 @@ async def test_an_edge_receives_the_catalog_at_once_and_on_change():
 
 async def test_a_starting_shard_accepts_edges_after_a_scheduler_has_sent_a_model():
     async with (
-        shard_of(staffing=TIMEOUT_S) as shard,
+        shard_of(scheduler_wait=TIMEOUT_S) as shard,
         scheduler_at(shard.address, models=()) as scheduler,
         AsyncExitStack() as stack,
     ):
@@ -161,7 +161,7 @@ async def test_an_unserved_model_is_unknown():
 
 async def test_a_ticket_is_shed_at_its_deadline():
     async with shard_with_both() as (shard, _, edge):
-        edge.enqueue(ticket("a", deadline_unix_nano=round((START + 5) * 1e9)))
+        edge.enqueue(ticket("a", deadline_unix_nano=round((START_S + 5) * 1e9)))
         await edge.receive("queued")
         shard.time += 5
         assert isinstance(error_from_failure((await edge.receive("shed")).failure), DeadlineExceeded)
@@ -249,18 +249,18 @@ async def test_each_ticket_has_one_span_of_its_wait_in_its_own_trace(receiver, e
 
 
 @pytest.mark.parametrize(
-    ("left", "deadline", "ends"),
+    ("withdrawn_after", "deadline", "ends"),
     [(1.25, 0.0, 1.25), (0.0, 1.5, 1.5), (9.0, 0.0, 2.0), (-5.0, 0.0, 0.0)],
-    ids=["as the edge says", "at the deadline", "not in the future", "not before it came"],
+    ids=["at the time of the withdrawal", "at the deadline", "not in the future", "not before its arrival"],
 )
-async def test_a_wait_span_ends_with_its_request(receiver, left, deadline, ends):
+async def test_a_wait_span_ends_with_its_request(receiver, withdrawn_after, deadline, ends):
     trace_id = f"{0xA0 + round(4 * ends):032x}"
     async with shard_with_both() as (shard, _, edge):
-        due = round((START + deadline) * 1e9) if deadline else 0
+        due = round((START_S + deadline) * 1e9) if deadline else 0
         edge.enqueue(ticket("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01", deadline_unix_nano=due))
         await edge.receive("queued")
         shard.time += 2.0
-        edge.withdraw("a", at=START + left if left else 0.0)
+        edge.withdraw("a", at=START_S + withdrawn_after if withdrawn_after else 0.0)
         await edge.receive("withdrawn")
         (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_QUEUE_WAIT, trace_id=trace_id)
         assert span.end_unix_nano - span.start_unix_nano == pytest.approx(ends * 1e9, abs=1_000)

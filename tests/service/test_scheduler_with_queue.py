@@ -211,10 +211,10 @@ async def test_a_worker_that_ends_its_stream_is_removed_and_keeps_running():
         worker.link.end("drains")
         await worker.down.wait()
         await scheduler.until(workers=0, leases=0, available_leases=0)
-        assert not [frame for frame in _heard(worker) if frame.WhichOneof("frame") == "revoke"]
+        assert not [frame for frame in _received(worker) if frame.WhichOneof("frame") == "revoke"]
 
 
-def _heard(side):
+def _received(side):
     found = []
     with suppress(asyncio.QueueEmpty):
         while True:
@@ -299,10 +299,13 @@ async def test_an_incomplete_profile_is_rejected(name):
 
 
 async def test_a_quarantined_worker_gets_tickets_after_its_profile():
-    blame = PoisonReport(fingerprint=5)
-    blame.ttl.seconds = 30
+    poison_report = PoisonReport(fingerprint=5)
+    poison_report.ttl.seconds = 30
     nothing = dict.fromkeys(PROFILE)
-    async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, poison_reports=[blame]) as worker:
+    async with (
+        scheduler_of() as scheduler,
+        worker_at(scheduler.address, **nothing, poison_reports=[poison_report]) as worker,
+    ):
         await turns_until(scheduler.dispatcher.poison.merged)
         assert scheduler.service.figures()["workers"] == 0
         worker.send(profile=Profile(**PROFILE))

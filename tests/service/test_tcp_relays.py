@@ -106,15 +106,15 @@ async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
     options = MeshOptions(edges=2, queues=2, schedulers=2, workers=3, engine="sim", envoy=False)
     plan = plan_mesh(options, tmp_path, "pk_dev_x")
     async with AsyncExitStack() as stack:
-        laid = TcpRelays(stack)
-        rewired = await laid.insert_relays(plan)
+        relays = TcpRelays(stack)
+        plan_with_relays = await relays.insert_relays(plan)
         servers = {each.address for each in plan.processes}
-        for spec in rewired.processes:
+        for spec in plan_with_relays.processes:
             others = servers - {spec.address}
             named = {part for value in spec.environment.values() for part in value.split(",")}
             assert not named & others, spec
         counts = {
-            (opener, server): len(laid.between(opener, server))
+            (opener, server): len(relays.between(opener, server))
             for opener, server in [
                 (CLIENTS, "edge"),
                 ("edge", "queue"),
@@ -125,5 +125,5 @@ async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
             ]
         }
         assert list(counts.values()) == [2, 4, 2, 3, 4, 6]
-        assert sum(counts.values()) == len(laid.all)
-        assert len(laid.client_addresses) == 2
+        assert sum(counts.values()) == len(relays.all)
+        assert len(relays.client_addresses) == 2

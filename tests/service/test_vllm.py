@@ -54,7 +54,7 @@ def test_vllm_keeps_the_engine_contract(folder, path_for_vllm):
 
 async def test_vllm_behind_a_worker_serves_cancels_and_restarts(folder, path_for_vllm, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", path_for_vllm)
-    monkeypatch.setattr("worker_front.PATIENCE", 240.0)
+    monkeypatch.setattr("worker_mesh.TIMEOUT_S", 240.0)
     settings = {
         "engine_python": PYTHON,
         "vllm_args": '{"enforce_eager": true, "max_model_len": 512}',

@@ -20,7 +20,7 @@ from penstock.worker.config import EngineKind
 from tiny_model import write_tiny_model
 from worker_mesh import connected_edge, engine_processes, fake_scheduler, running_worker
 
-MOST_CANCELS = 60  # every second or so comes while a step is under way
+MOST_CANCELS = 60  # about every second one arrives during a step
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +129,10 @@ async def test_figures_show_the_latency_and_the_waste_of_cancels(receiver, model
             edge.cancel(left)
             await edge.read_to_end(left)
             wasted_tokens = (await worker.wait_at_rest())["tokens_wasted_after_cancel"]
-    assert wasted_tokens == 1, "the step under way makes one more, and none comes after it"
-    let_go = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.engine_latency")
+    assert wasted_tokens == 1, "the running step generates one more token, and no later step does"
+    latency_metric = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.engine_latency")
     wasted = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.wasted_tokens")
-    assert sum(point.count for point in let_go.histogram.data_points) >= left
+    assert sum(point.count for point in latency_metric.histogram.data_points) >= left
     assert sum(point.as_int for point in wasted.sum.data_points) >= 1
 
 
@@ -221,7 +221,7 @@ async def test_an_engine_that_hangs_is_replaced(model):
         await edge.wait_first_token(1)
         [engine] = engine_processes()
         engine.suspend()
-        assert (await edge.read_to_end(1)).output_tokens == 400, "the next engine goes on where it hung"
+        assert (await edge.read_to_end(1)).output_tokens == 400, "the next engine continues the run"
         assert [each.pid for each in engine_processes()] != [engine.pid]
 
 

@@ -1,6 +1,6 @@
 """A real Envoy, configured by the real control plane, in front of backends that the test controls.
 
-What must hold: streams pass unbuffered and uncut, clients that leave are noticed, and edges come and go under load.
+Requirements: streams pass unbuffered and uncut, disconnects of clients are detected, and edges change under load.
 """
 
 import asyncio
@@ -176,7 +176,7 @@ async def test_the_death_of_the_control_plane_disturbs_nothing(up):
         await plane.wait_for_line('"listening"')
         front.write_edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
         await plane.wait_for_line('"edges_changed"')
-        await plane.wait_for_line('"xds_ack"', "ENDPOINT")  # it came back and took the news
+        await plane.wait_for_line('"xds_ack"', "ENDPOINT")  # it has reconnected and accepted the change
         a.may_continue.set()
         assert await running.read() == b"a second"
 

@@ -21,9 +21,9 @@ async def client(mesh, key=""):
         yield api
 
 
-@pytest.mark.parametrize("door", ["edge", "envoy"])
-async def test_the_openai_client_streams_and_receives_its_own_error_types(tiny_model, door):
-    async with running_mesh(engine="torch", model=tiny_model, envoy=door == "envoy") as mesh:
+@pytest.mark.parametrize("entry", ["edge", "envoy"])
+async def test_the_openai_client_streams_and_receives_its_own_error_types(tiny_model, entry):
+    async with running_mesh(engine="torch", model=tiny_model, envoy=entry == "envoy") as mesh:
         async with client(mesh) as api:
             model = await the_only_model(api)
             text = await a_response_is_streamed(api, model)
@@ -31,7 +31,7 @@ async def test_the_openai_client_streams_and_receives_its_own_error_types(tiny_m
             await a_chat_is_streamed(api, model)
             await a_long_prompt_is_rejected_with_its_numbers(api, model)
             await a_client_that_leaves_frees_the_engine(api, model, mesh)
-        await a_wrong_key_is_refused(mesh, model)
+        await a_wrong_key_is_rejected(mesh, model)
         await wait_at_rest(mesh)
 
 
@@ -93,7 +93,7 @@ async def a_client_that_leaves_frees_the_engine(api, model, mesh):
     assert await sum_figure(mesh, "edge", "cancels") == await sum_figure(mesh, "edge", "cancels_acknowledged") == 1
 
 
-async def a_wrong_key_is_refused(mesh, model):
+async def a_wrong_key_is_rejected(mesh, model):
     async with client(mesh, key="sk-wrong") as api:
         for stream in (True, False):
             with pytest.raises(openai.AuthenticationError) as failure:
@@ -101,11 +101,11 @@ async def a_wrong_key_is_refused(mesh, model):
             assert failure.value.code == "invalid_api_key"
 
 
-@pytest.mark.parametrize("door", ["edge", "envoy"])
-async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_model, door):
+@pytest.mark.parametrize("entry", ["edge", "envoy"])
+async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_model, entry):
     """The OpenAI client cannot resume at another edge; it must not mistake part of an answer for all of it."""
     slow = ("PENSTOCK_WORKER_SIM_BASE_S=0.05",)
-    options = {"engine": "sim", "model": tiny_model, "settings": slow, "envoy": door == "envoy", "edges": 2}
+    options = {"engine": "sim", "model": tiny_model, "settings": slow, "envoy": entry == "envoy", "edges": 2}
     async with running_mesh(**options) as mesh, client(mesh) as api:
         stream = await api.completions.create(model="", prompt="hi", max_tokens=400, stream=True, **GREEDY)
         chunks = aiter(stream)

@@ -1,4 +1,4 @@
-"""A full queue says so at once, and those inside it are served."""
+"""A full queue rejects at once, and its waiting requests are served."""
 
 import asyncio
 

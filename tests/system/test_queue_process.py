@@ -34,7 +34,7 @@ async def figures_of(address):
 
 
 def typical(number):
-    """As an edge makes them: ids of their own, names that many share."""
+    """Tickets as an edge makes them: separate IDs and shared names."""
     return ticket(
         f"01JD{number:022d}",
         tenant_id=f"tenant-{number % 200}",

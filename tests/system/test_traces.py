@@ -59,5 +59,5 @@ async def test_every_stage_of_a_request_is_a_span_of_its_callers_trace(tiny_mode
 
 
 def rpc_of(spans, root):
-    """Name of the span directly above `root`, when the call itself has one."""
+    """Name of the parent span of `root`, if the call has one."""
     return next((span.name for span in spans if span.span_id == root.parent_id), root.name)

@@ -124,8 +124,8 @@ def test_an_answer_has_a_bounded_number_of_continuations_for_one_prompt():
     settle(table, "a", 1)
     for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2):
         table.reserve(request_of(f"b{number}", "a", 1), f"b{number}", NOW_UNIX_S)
-    paid = [settle(table, f"b{number}", 1) for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2)]
-    assert paid == [(0, 1)] * MAX_CONTINUATIONS_PER_ANSWER + [(PROMPT_TOKENS, 2)] * 2
+    charges = [settle(table, f"b{number}", 1) for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2)]
+    assert charges == [(0, 1)] * MAX_CONTINUATIONS_PER_ANSWER + [(PROMPT_TOKENS, 2)] * 2
 
 
 def test_the_bucket_counts_generated_tokens_and_not_charged_ones():
@@ -152,9 +152,9 @@ ANSWER_PARTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.boo
 def expected_charge(parts) -> tuple[int, int]:
     """The definition: all tokens that settled requests generated, and received tokens that none of them generated."""
     settled = [(start, made) for start, made, is_lost in parts if not is_lost]
-    made_by_some = {index for start, made in settled for index in range(start, start + made)}
-    had = {index for start, _ in settled for index in range(start)}
-    return (PROMPT_TOKENS if settled else 0), sum(made for _, made in settled) + len(had - made_by_some)
+    generated = {index for start, made in settled for index in range(start, start + made)}
+    received = {index for start, _ in settled for index in range(start)}
+    return (PROMPT_TOKENS if settled else 0), sum(made for _, made in settled) + len(received - generated)
 
 
 def settle_parts(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
@@ -194,13 +194,13 @@ def test_late_settlements_correct_the_charges_completely(parts, seed):
 @given(makes=st.lists(st.integers(0, 40), min_size=1, max_size=6), losses=st.lists(st.booleans(), min_size=6))
 def test_an_answer_without_gaps_costs_its_prompt_and_its_length(makes, losses):
     """Each request ends exactly where the next one continues; the last one finishes."""
-    parts, had = [], 0
+    parts, received = [], 0
     for made, is_lost in zip(makes, losses, strict=False):
-        parts.append((had, made, is_lost))
-        had += made
-    parts.append((had, 1, False))
+        parts.append((received, made, is_lost))
+        received += made
+    parts.append((received, 1, False))
     table, _ = settle_parts(parts, range(len(parts)))
-    assert total(table) == (PROMPT_TOKENS, had + 1)
+    assert total(table) == (PROMPT_TOKENS, received + 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12))

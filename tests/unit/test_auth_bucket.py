@@ -99,9 +99,9 @@ def test_the_state_is_as_if_each_take_had_been_of_the_used_amount(per_minute, st
             unsettled.append((len(takes), bucket.take(first, at / 1e6)))
             takes.append([at, first])
         elif step == "settle" and unsettled:
-            position, stretch = unsettled.pop(first % len(unsettled))
+            position, take = unsettled.pop(first % len(unsettled))
             unused = min(rest[0], takes[position][1])
-            bucket.settle(stretch, unused)
+            bucket.settle(take, unused)
             takes[position][1] -= unused
         full_at = 0
         for start, amount in takes:

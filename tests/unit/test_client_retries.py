@@ -28,7 +28,7 @@ def test_a_lost_connection_is_retried_with_growing_jitter():
     "error",
     [
         Overloaded("full", reason="QUEUE_FULL", retry_after=2.0),
-        Unavailable("going", reason="DRAINING", retry_after=2.0),
+        Unavailable("draining", reason="DRAINING", retry_after=2.0),
         QuotaExceeded("limit", retry_after=2.0),
     ],
 )

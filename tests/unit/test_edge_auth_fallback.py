@@ -324,10 +324,10 @@ class Outage(RuleBasedStateMachine):
         self.recorded[f"t{number}"] = spent
 
     def _open(self, tenant):
-        under_way = sum(
+        open_tokens = sum(
             tokens for ticket, (owner, tokens) in self.running.items() if owner == tenant and ticket in self.deferred
         )
-        return under_way + sum(spent.output_tokens for owner, spent in self.ended.values() if owner == tenant)
+        return open_tokens + sum(spent.output_tokens for owner, spent in self.ended.values() if owner == tenant)
 
     @invariant()
     def no_tenant_has_more_than_was_granted(self):

@@ -24,38 +24,38 @@ def entry(model, *, digest="d1", workers=1):
     return CatalogEntry(model=model, card_digest=digest, worker_address="w:1", workers_hint=workers)
 
 
-def passage(ticket_id, size=10):
+def active_request(ticket_id, size=10):
     return SimpleNamespace(ticket_id=ticket_id, size_bytes=size, request=SimpleNamespace(state=RequestState.QUEUED))
 
 
 def test_models_of_all_shards_are_served():
-    roster = ModelRegistry()
-    roster.update_shard("a", [entry("x")], 0.0)
-    roster.update_shard("b", [entry("y")], 0.0)
-    assert sorted(roster.entries(0.0)) == ["x", "y"]
+    registry = ModelRegistry()
+    registry.update_shard("a", [entry("x")], 0.0)
+    registry.update_shard("b", [entry("y")], 0.0)
+    assert sorted(registry.entries(0.0)) == ["x", "y"]
 
 
 def test_the_card_of_the_most_workers_is_used():
-    roster = ModelRegistry()
-    roster.update_shard("a", [entry("x", digest="old", workers=1)], 0.0)
-    roster.update_shard("b", [entry("x", digest="new", workers=3)], 0.0)
-    assert roster.entries(0.0)["x"].card_digest == "new"
+    registry = ModelRegistry()
+    registry.update_shard("a", [entry("x", digest="old", workers=1)], 0.0)
+    registry.update_shard("b", [entry("x", digest="new", workers=3)], 0.0)
+    assert registry.entries(0.0)["x"].card_digest == "new"
 
 
 def test_a_restarting_shard_does_not_remove_models_at_once():
-    roster = ModelRegistry(removal_delay=10.0)
-    roster.update_shard("a", [entry("x")], 0.0)
-    roster.update_shard("a", [], 5.0)
-    assert list(roster.entries(14.9)) == ["x"]
-    assert list(roster.entries(15.0)) == []
+    registry = ModelRegistry(removal_delay=10.0)
+    registry.update_shard("a", [entry("x")], 0.0)
+    registry.update_shard("a", [], 5.0)
+    assert list(registry.entries(14.9)) == ["x"]
+    assert list(registry.entries(15.0)) == []
 
 
 def test_a_removed_shard_removes_its_models():
-    roster = ModelRegistry(removal_delay=10.0)
-    roster.update_shard("a", [entry("x")], 0.0)
-    roster.remove_shard("a", 5.0)
-    assert list(roster.entries(6.0)) == ["x"]
-    assert list(roster.entries(15.0)) == []
+    registry = ModelRegistry(removal_delay=10.0)
+    registry.update_shard("a", [entry("x")], 0.0)
+    registry.remove_shard("a", 5.0)
+    assert list(registry.entries(6.0)) == ["x"]
+    assert list(registry.entries(15.0)) == []
 
 
 def planned(**changes):
@@ -87,19 +87,19 @@ def test_other_inputs_and_other_keys_have_other_fingerprints(other):
 
 def test_a_full_table_rejects_by_number_and_by_bytes():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
-    requests.add(passage("a", 60))
+    requests.add(active_request("a", 60))
     requests.check_room(40)
     with pytest.raises(Overloaded, match="60 bytes") as failure:
         requests.check_room(41)
     assert failure.value.reason == "EDGE_FULL"
-    requests.add(passage("b", 10))
+    requests.add(active_request("b", 10))
     with pytest.raises(Overloaded):
         requests.check_room(0)
 
 
 def test_added_bytes_are_counted_and_released():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
-    one = passage("a", 60)
+    one = active_request("a", 60)
     requests.add(one)
     requests.add_bytes(one, 40)
     assert requests.held_bytes == 100
@@ -113,7 +113,7 @@ def test_added_bytes_are_counted_and_released():
 def test_the_retry_after_of_a_full_edge_follows_the_rate_of_completions():
     requests = ActiveRequests(max_active_requests=100, max_held_bytes=100)
     for number in range(200):  # one ends every 20 ms, so 5 of 100 places are free in 0.1 s
-        one = passage(str(number))
+        one = active_request(str(number))
         requests.add(one)
         requests.remove(one, 1.0 + number * 0.02)
     with pytest.raises(Overloaded) as failure:
@@ -142,7 +142,7 @@ def test_text_after_the_last_token_is_a_delta_of_its_own():
 
 def test_a_request_that_ended_while_tokenizing_holds_no_bytes():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
-    left = passage("left")
+    left = active_request("left")
     requests.add(left)
     requests.remove(left, 1.0)
     requests.add_bytes(left, 40)

@@ -39,9 +39,9 @@ def found(harmed=None, **absences):
     [("queue", "QUEUE_LOST"), ("worker", "NO_WORKER"), ("scheduler", "NO_WORKER"), ("edge", "CONNECTION_LOST")],
 )
 def test_a_tier_that_is_down_allows_its_own_reason_after_its_peers_have_waited(tier, reason):
-    excused = found(**{tier: [[Interval(5.0, 5.0 + LONG_STOP_S)]]})
-    assert excused[reason] == [Interval(5.0 + PATIENCE_S, 5.0 + LONG_STOP_S + RECOVERY_S)]
-    assert not any(spans for other, spans in excused.items() if other != reason)
+    allowed = found(**{tier: [[Interval(5.0, 5.0 + LONG_STOP_S)]]})
+    assert allowed[reason] == [Interval(5.0 + PATIENCE_S, 5.0 + LONG_STOP_S + RECOVERY_S)]
+    assert not any(spans for other, spans in allowed.items() if other != reason)
 
 
 def test_a_process_that_stayed_up_allows_no_failure():
@@ -55,14 +55,14 @@ def test_a_recovery_within_the_patience_allows_no_failure():
 
 def test_downtimes_of_workers_and_schedulers_add_up():
     half = PATIENCE_S * 0.6
-    excused = found(worker=[[Interval(0.0, half)]], scheduler=[[Interval(half, 2 * half)]])
-    assert excused["NO_WORKER"] == [Interval(PATIENCE_S, 2 * half + RECOVERY_S)]
+    allowed = found(worker=[[Interval(0.0, half)]], scheduler=[[Interval(half, 2 * half)]])
+    assert allowed["NO_WORKER"] == [Interval(PATIENCE_S, 2 * half + RECOVERY_S)]
 
 
 def test_auth_and_the_disk_allow_failures_from_the_start():
-    excused = found({"auth": [Interval(1.0, 2.0)], "disk": [Interval(3.0, 3.5)]})
-    assert excused["AUTH_LOST"] == [Interval(1.0, 2.0 + RECOVERY_S)]
-    assert excused["STORE_UNAVAILABLE"] == [Interval(3.0, 3.5 + RECOVERY_S)]
+    allowed = found({"auth": [Interval(1.0, 2.0)], "disk": [Interval(3.0, 3.5)]})
+    assert allowed["AUTH_LOST"] == [Interval(1.0, 2.0 + RECOVERY_S)]
+    assert allowed["STORE_UNAVAILABLE"] == [Interval(3.0, 3.5 + RECOVERY_S)]
 
 
 @given(st.lists(INTERVALS, min_size=1, max_size=4), st.lists(MOMENTS_S, max_size=20))
@@ -113,8 +113,8 @@ def test_a_world_waits_for_a_request_that_continues_after_a_long_freeze():
 
 
 def test_a_world_waits_for_a_fault_after_all_answers():
-    calm = replace(plan_world(3), requests=(), token_counts=(), faults=())
+    without_faults = replace(plan_world(3), requests=(), token_counts=(), faults=())
     late = PlannedFault(kind=FaultKind.FREEZE, duration_s=35.0, victim_tier="queue", victim_pick=0.0, at=0.3)
-    outcome = run_plan(replace(calm, faults=(late,)))
+    outcome = run_plan(replace(without_faults, faults=(late,)))
     assert outcome.injected
     assert outcome.violations == ()

@@ -63,7 +63,7 @@ def test_a_seed_replays_exactly_alone_and_in_a_sweep():
 
 
 def test_a_seed_replays_exactly_beside_threads_that_use_random():
-    calm, is_over = run_seed(2), threading.Event()
+    alone, is_over = run_seed(2), threading.Event()
 
     def draw():
         while not is_over.wait(0.001):
@@ -73,7 +73,7 @@ def test_a_seed_replays_exactly_beside_threads_that_use_random():
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        assert run_seed(2).frame_digest == calm.frame_digest
+        assert run_seed(2).frame_digest == alone.frame_digest
     finally:
         is_over.set()
         thread.join()

@@ -131,7 +131,7 @@ def test_instructions_come_first_and_earlier_answers_can_be_sent_back_as_they_ca
 
 
 @pytest.mark.parametrize(
-    ("prompt", "spoken"),
+    ("prompt", "expected"),
     [
         ("a", TextInput("a")),
         (["a"], TextInput("a")),
@@ -139,8 +139,8 @@ def test_instructions_come_first_and_earlier_answers_can_be_sent_back_as_they_ca
         ([[1, 2]], TokenInput((1, 2))),
     ],
 )
-def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, spoken):
-    assert completion(prompt=prompt).spec.input == spoken
+def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, expected):
+    assert completion(prompt=prompt).spec.input == expected
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,10 @@ def test_a_body_that_is_no_json_object_is_rejected(raw, expected):
 
 def test_a_body_is_read_up_to_its_cap():
     frame = b'{"prompt":"%s"}'
-    room = limits.BODY_BYTES - len(frame % b"")
-    assert len(parse_body(frame % (b"x" * room)).get("prompt")) == room
+    free_bytes = limits.BODY_BYTES - len(frame % b"")
+    assert len(parse_body(frame % (b"x" * free_bytes)).get("prompt")) == free_bytes
     with pytest.raises(BodyTooLarge, match=str(limits.BODY_BYTES)):
-        parse_body(frame % (b"x" * (room + 1)))
+        parse_body(frame % (b"x" * (free_bytes + 1)))
 
 
 def test_a_message_never_quotes_a_long_value():

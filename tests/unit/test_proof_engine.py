@@ -74,9 +74,9 @@ def test_the_goal_is_against_batches_that_pad():
 
 
 def test_a_disturbed_step_of_a_curve_counts_with_its_undisturbed_time():
-    calm = StepTiming(wall_s=0.010, cpu_s=0.020, forward_s=0.0, cpu_wait_s=0.0, work=NO_WORK)
+    undisturbed = StepTiming(wall_s=0.010, cpu_s=0.020, forward_s=0.0, cpu_wait_s=0.0, work=NO_WORK)
     disturbed = StepTiming(wall_s=0.030, cpu_s=0.022, forward_s=0.0, cpu_wait_s=0.02, work=NO_WORK)
-    curve = throughput_curve([(calm, 3), (disturbed, 4)], cores=2.0)
+    curve = throughput_curve([(undisturbed, 3), (disturbed, 4)], cores=2.0)
     assert curve.seconds == pytest.approx([0.010, 0.021])
     assert curve.tokens == [3, 7]
 
@@ -107,7 +107,7 @@ def test_a_long_prompt_that_holds_others_up_misses_the_goals():
     assert verdicts == [False, False, False]
 
 
-class Forgetful:
+class FaultyEngine:
     """An engine that drops the first token of every hundredth step, or changes it."""
 
     def __init__(self, inner, fault):
@@ -136,7 +136,7 @@ def test_a_stressed_batch_loses_no_token_and_frees_every_block():
 
 @pytest.mark.parametrize("fault", ["swallow", "change"])
 def test_batch_stress_detects_tokens_that_an_engine_drops_or_changes(fault):
-    stress = BatchStress(Forgetful(simulated_engine(KV_BLOCKS, 32, 128), fault), 500, IDS)
+    stress = BatchStress(FaultyEngine(simulated_engine(KV_BLOCKS, 32, 128), fault), 500, IDS)
     stress.run()
     assert stress.errors > 0 if fault == "swallow" else stress.counts["changed"] > 0
 

@@ -42,11 +42,13 @@ def test_rejections_of_a_quiet_tenant_miss_the_goal_although_its_ttft_is_short()
 
 
 def test_the_recovery_time_ends_after_the_last_failure():
-    calm = [history(BURST_END_S + second / 2) for second in range(60)]
-    assert recovery_time(calm) == 0
-    relapse = [history(BURST_END_S + 7.2, "OVERLOADED")]
-    assert recovery_time([*calm, *relapse]) == 8, "one in eleven fails wherever it is among them"
-    assert recovery_time([history(each.started_at, "OVERLOADED") for each in calm]) == 25
+    history_without_failures = [history(BURST_END_S + second / 2) for second in range(60)]
+    assert recovery_time(history_without_failures) == 0
+    late_failure = [history(BURST_END_S + 7.2, "OVERLOADED")]
+    assert recovery_time([*history_without_failures, *late_failure]) == 8, (
+        "one in eleven fails wherever it is among them"
+    )
+    assert recovery_time([history(each.started_at, "OVERLOADED") for each in history_without_failures]) == 25
 
 
 def test_noise_makes_no_declaration_smaller_than_the_answer():
@@ -98,7 +100,7 @@ def test_a_rejected_request_can_be_replayed_as_admitted():
     assert Simulation(exempt).run().ledger.requests[number].transcript.outcome != "OVERLOADED"
 
 
-class ForgetfulMesh(work_conservation.ObservedMesh):
+class CreditLosingMesh(work_conservation.ObservedMesh):
     """Loses all credit for a while, so that workers are idle while tickets wait."""
 
     def send_to_shards(self, scheduler, effect):
@@ -113,7 +115,7 @@ class SlowMesh(work_conservation.ObservedMesh):
         self._events.schedule(self._events.now + 0.05, super().send_released, worker, served)
 
 
-@pytest.mark.parametrize(("mesh", "load"), [(ForgetfulMesh, 1.0), (SlowMesh, 3.0)])
+@pytest.mark.parametrize(("mesh", "load"), [(CreditLosingMesh, 1.0), (SlowMesh, 3.0)])
 def test_an_engine_that_idles_while_a_ticket_waits_is_counted(mesh, load):
     found = []
 

@@ -15,7 +15,7 @@ from penstock.queue.models.model_queue import RETRY_AFTER_BOUNDS_S
 from penstock.queue.policies.cost import predicted_cost
 from penstock.queue.policies.policy import TicketTotals
 from penstock.queue.prediction.pool_stats import PoolStats
-from queue_tickets import PATIENCE_S, ShardDriver, entry
+from queue_tickets import MODEL_TIMEOUT_S, ShardDriver, entry
 
 MODELS = ("m", "n")
 EDGES = ("e", "f")
@@ -133,18 +133,18 @@ class Mesh(RuleBasedStateMachine):
         model=st.sampled_from(MODELS),
         tickets=st.integers(0, 4),
         max_tokens=st.just(0) | st.integers(11, 900),
-        room=st.none() | st.integers(1, 2_000),
+        free_tokens=st.none() | st.integers(1, 2_000),
         express=st.integers(0, 2),
         once=st.booleans(),
     )
-    def give_credit(self, *, data, model, tickets, max_tokens, room, express, once):
+    def give_credit(self, *, data, model, tickets, max_tokens, free_tokens, express, once):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         self.credit[scheduler, model] += tickets
         self.express_credit[scheduler, model] += express
         given = {
             "max_tokens": max_tokens,
             "rate": 100.0,
-            "total_tokens": room,
+            "total_tokens": free_tokens,
             "express": express,
             "return_unused": once,
             "model": model,
@@ -186,7 +186,7 @@ class Mesh(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), prompt=st.integers(0, 900), output=st.integers(0, 40), ended=st.booleans())
-    def tell_served(self, data, prompt, output, ended):
+    def report_service(self, data, prompt, output, ended):
         ticket_id = data.draw(st.sampled_from(sorted(self.running)))
         self.apply_effects(
             self.shard.book.on_service_report([ServedTicket(ticket_id, prompt, output, ended, self.running[ticket_id])])
@@ -291,7 +291,7 @@ class Mesh(RuleBasedStateMachine):
         for ticket_id, attempt in self.running.items():
             self.shard.book.on_service_report([ServedTicket(ticket_id, 0, 0, has_ended=True, attempt=attempt)])
         assert len(self.shard.book.accounting) == 0, "all tickets have ended"
-        self.shard.pass_time(PATIENCE_S)
+        self.shard.pass_time(MODEL_TIMEOUT_S)
         assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
         assert self.shard.book.model_queues.waiting == TicketTotals(0, 0)
         assert not self.shard.book._transitions.refused_tickets

@@ -108,10 +108,10 @@ def test_a_prompt_waits_for_shorter_ones_at_its_worker_and_for_the_share_of_the_
 def test_later_prompts_overtake_a_long_prompt_and_not_a_short_one():
     partly_idle = FULL_POOL._replace(leases=2)
     burst = 2 * step_costs_of(partly_idle).tokens_per_second
-    calm = ttft_of(partly_idle, WorkAhead(), 900)
-    assert ttft_of(partly_idle, WorkAhead(), 900, inflow=burst, shorter=0.0) == calm
+    without_inflow = ttft_of(partly_idle, WorkAhead(), 900)
+    assert ttft_of(partly_idle, WorkAhead(), 900, inflow=burst, shorter=0.0) == without_inflow
     longest = ttft_of(partly_idle, WorkAhead(), 900, inflow=burst, shorter=1.0)
-    assert longest == pytest.approx((1 + INFLOW_PERSISTENCE_SHARE) * calm)
+    assert longest == pytest.approx((1 + INFLOW_PERSISTENCE_SHARE) * without_inflow)
 
 
 def test_one_long_prompt_ahead_does_not_count_as_a_stream_of_long_prompts():

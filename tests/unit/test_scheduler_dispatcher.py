@@ -48,8 +48,8 @@ def test_a_full_scheduler_sends_a_size_limit_that_no_ticket_meets(scheduler):
     attach(scheduler, slots=1)
     scheduler.on_queue_connected("q2")
     offer(scheduler)
-    recall = only(GrantCredit, scheduler.on_head("q", Head(model=MODEL, waiting=1, priority=2)))
-    assert (recall.queue, recall.tickets, recall.return_unused, recall.max_ticket_tokens) == ("q2", 0, True, 1)
+    reclaim = only(GrantCredit, scheduler.on_head("q", Head(model=MODEL, waiting=1, priority=2)))
+    assert (reclaim.queue, reclaim.tickets, reclaim.return_unused, reclaim.max_ticket_tokens) == ("q2", 0, True, 1)
 
 
 def test_a_decline_without_capacity_voids_credit_and_grants_the_present_one(scheduler):
@@ -81,14 +81,14 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
 
 def test_a_quarantined_worker_gets_no_tickets(scheduler):
     attach(scheduler), attach(scheduler, "w2")
-    [blamed, gone] = [
+    [with_report, without_report] = [
         each
         for each in scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S)
         if type(each) is CatalogUpdate
     ]
     assert (
-        [each.fingerprint for each in blamed.poison_reports]
-        == [each.fingerprint for each in gone.poison_reports]
+        [each.fingerprint for each in with_report.poison_reports]
+        == [each.fingerprint for each in without_report.poison_reports]
         == [5]
     )
     assert [each.worker_id for each in scheduler.fleet] == ["w2"]

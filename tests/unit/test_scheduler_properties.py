@@ -61,7 +61,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert answers[0].lease.worker_id not in avoid
 
     @rule(queue=st.sampled_from(QUEUES), name=st.integers(0, 5))
-    def recall(self, queue, name):
+    def reclaim_credit(self, queue, name):
         self.perform(self.scheduler.on_offer_withdrawn(queue, [f"t{name}"]))
 
     @rule(queue=st.sampled_from(QUEUES), waiting=st.integers(0, 5), priority=st.integers(1, 3))

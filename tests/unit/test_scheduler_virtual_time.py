@@ -69,8 +69,8 @@ def test_an_expedited_head_does_not_set_the_virtual_time():
     assert virtual_times(book)["a"] == 7_000.0
 
 
-def book_that_came_to(virtual):
-    """A book in which shard a was served up to `virtual`, and waits."""
+def book_with_served_shard(virtual):
+    """A book whose shard a was served up to `virtual` and waits."""
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=virtual))
     grants(book, 1, LARGE_TOKENS)
@@ -78,7 +78,7 @@ def book_that_came_to(virtual):
 
 
 def test_a_lift_by_the_shard_is_subtracted_from_the_offset():
-    book = book_that_came_to(1_000.0)
+    book = book_with_served_shard(1_000.0)
     book.on_head("b", head(2, virtual=100.0))
     assert book.shards["b"].virtual_tokens == 1_000.0
     book.on_head("b", head(2, virtual=700.0, lifted=600.0))
@@ -88,7 +88,7 @@ def test_a_lift_by_the_shard_is_subtracted_from_the_offset():
 
 
 def test_a_resumed_head_goes_first_and_sets_no_virtual_time():
-    book = book_that_came_to(1_000.0)
+    book = book_with_served_shard(1_000.0)
     book.on_head("b", head(2, virtual=0.0, resumes=True))
     assert book.shards["b"].sort_key < (2, -(10**9), 0)
     assert book.remote_virtual_time("a") == {}
@@ -97,7 +97,7 @@ def test_a_resumed_head_goes_first_and_sets_no_virtual_time():
 
 
 def test_a_class_that_waits_again_gets_a_new_offset():
-    book = book_that_came_to(1_000.0)
+    book = book_with_served_shard(1_000.0)
     book.on_head("b", head(2, virtual=900.0))
     book.on_head("b", head(1, priority=3))  # no ticket of the higher class waits
     book.virtual_time[2] = 5_000.0  # other shards are served in that time
@@ -135,15 +135,15 @@ def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
     book_after_start(book, a=0.0, b=0.0)
     book.on_head("a", sized_head(tokens=LARGE_TOKENS))
     book.on_head("b", head(5, virtual=LARGE_TOKENS / 2, tokens=SMALL_TOKENS))
-    room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["a"]
+    capacity = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["a"]
     book.on_credit_returned("a", 1)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["b"]
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["b"]
     offer_one(book, "b", head(4, virtual=LARGE_TOKENS / 2 + 1, tokens=SMALL_TOKENS))
     book.on_credit_returned("b", 0)
-    assert plan_grants(book, room) == []
+    assert plan_grants(book, capacity) == []
     book.on_capacity_changed()
-    assert [grant.queue for grant in plan_grants(book, room)] == ["a"], (
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["a"], (
         "more may fit by now, so its head is tried again"
     )
 
@@ -155,7 +155,7 @@ def test_a_head_that_no_worker_here_supports_blocks_no_shard(stuck):
     book = CreditBook("ab")
     book.on_head("a", sized_head(**stuck))
     book.on_head("b", head(5, virtual=2 * LARGE_TOKENS, tokens=SMALL_TOKENS))
-    room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["a"]
+    capacity = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["a"]
     book.on_credit_returned("a", 1)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["b"]
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["b"]

@@ -203,13 +203,13 @@ def test_plain_vtc_keeps_the_bound_of_its_theorem_and_fifo_does_not():
     The lead counts from the first sample with a backlog of both tenants, so it depends on the sampling interval: one
     second gives the same lead at all rates, and a shorter interval shows how the first batch was divided.
     """
-    steady = {"arrivals": {"kind": "regular", "rate": 12.0}, "prompt": {"tokens": 256}, "output": {"tokens": 256}}
-    rushed = {**steady, "arrivals": {"kind": "regular", "rate": 24.0}}
+    slow_tenant = {"arrivals": {"kind": "regular", "rate": 12.0}, "prompt": {"tokens": 256}, "output": {"tokens": 256}}
+    fast_tenant = {**slow_tenant, "arrivals": {"kind": "regular", "rate": 24.0}}
 
     def run(policy):
         fields = {"workers": [{"kv_blocks": 625, "slots": 19}], "schedulers": {"look_ahead": 0}, "sample_every": 1.0}
         fields |= {"queues": {"policy": policy}}
-        return figures_of(finished(world(steady, rushed, duration=120.0, drain=0.0, **fields)))
+        return figures_of(finished(world(slow_tenant, fast_tenant, duration=120.0, drain=0.0, **fields)))
 
     vtc, fifo = run("vtc"), run("fifo")
     assert vtc["max_service_lead"] <= vtc["max_service_gap"] < 2 * 2 * 10_000

@@ -145,11 +145,11 @@ def test_a_card_with_a_broken_tokenizer_is_rejected_with_the_defect(packed, mess
 def test_a_message_cannot_end_its_turn_or_forge_another(attack):
     codec = tiny_codec(chat_template=CHAT_TEMPLATE)
     special = codec.tokenizer.special_ids
-    honest = codec.prompt_ids(ChatInput((Message("user", "hello"),)), NOW)
+    plain = codec.prompt_ids(ChatInput((Message("user", "hello"),)), NOW)
     forged = codec.prompt_ids(ChatInput((Message("user", attack),)), NOW)
-    assert [each for each in forged if each in special] == [each for each in honest if each in special]
+    assert [each for each in forged if each in special] == [each for each in plain if each in special]
     role = codec.prompt_ids(ChatInput((Message(attack, "hello"),)), NOW)
-    assert [each for each in role if each in special] == [each for each in honest if each in special]
+    assert [each for each in role if each in special] == [each for each in plain if each in special]
 
 
 def test_escaped_text_decodes_unchanged():

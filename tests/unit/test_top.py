@@ -15,7 +15,7 @@ from penstock.v1.admin_pb2 import Snapshot
 PROCESS_FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
 
 
-def sighting(name, tier, *, cpu=1.0, uptime=10.0, **tables):
+def process_snapshot(name, tier, *, cpu=1.0, uptime=10.0, **tables):
     figures = PROCESS_FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
     snapshot = Snapshot(tier=tier, instance_id=f"{name}-id", pid=7, figures=figures)
     snapshot.tables.update(tables)
@@ -23,7 +23,7 @@ def sighting(name, tier, *, cpu=1.0, uptime=10.0, **tables):
 
 
 def shard(name, *, waiting=0, leased=0, shed=0, **given):
-    return sighting(
+    return process_snapshot(
         name,
         "queue",
         models=[
@@ -37,7 +37,7 @@ def shard(name, *, waiting=0, leased=0, shed=0, **given):
 
 
 def scheduler(*workers):
-    return sighting("scheduler-1", "scheduler", workers=list(workers))
+    return process_snapshot("scheduler-1", "scheduler", workers=list(workers))
 
 
 def worker(name="w", *, running=3, **fields):
@@ -71,7 +71,7 @@ def test_rates_are_over_the_time_between_two_samples():
 
 def test_rejections_by_edges_are_listed_with_those_by_shards():
     row = {"class": "batch", "reason": "DEADLINE", "by": "edge", "tickets": 3}
-    edges = [sighting(f"edge-{number}", "edge", sheds=[row]) for number in (1, 2)]
+    edges = [process_snapshot(f"edge-{number}", "edge", sheds=[row]) for number in (1, 2)]
     frame = frame_of([shard("queue-1", shed=10), *edges])
     assert [(each["by"], each["tickets"]) for each in frame["sheds"]] == [("queue", 10), ("edge", 6)]
     assert "edge" in text_of(frame)
@@ -87,7 +87,7 @@ def test_a_restarted_process_has_no_negative_rates():
 
 
 def test_workers_have_the_names_of_their_processes_if_these_are_known():
-    frame = frame_of([sighting("worker-1", "worker"), scheduler(worker("worker-1"), worker("elsewhere"))])
+    frame = frame_of([process_snapshot("worker-1", "worker"), scheduler(worker("worker-1"), worker("elsewhere"))])
     first, second = frame["workers"]
     assert (first["worker"], second["worker"]) == ("worker-1", "elsewhere-id")
     assert (first["free_kv_blocks"], first["free_kv_share"], first["batch_fill"]) == (75, 0.75, 0.75)

@@ -71,15 +71,15 @@ class QuarantineDriver:
             return
         plan = self.batch.plan()
         runs = self.table.running
-        culprits = {runs[each.spec.seq_id].fingerprint for each in plan.sampled if self.is_deadly(each, runs)}
-        if culprits:
-            self.crashes.update(culprits)
+        crashing = {runs[each.spec.seq_id].fingerprint for each in plan.sampled if self.crashes_engine(each, runs)}
+        if crashing:
+            self.crashes.update(crashing)
             self.lose(crashed=True)
             return
         count = len(plan.sampled)
         self.perform(self.table.on_step(self.batch.commit(plan, [5] * count, [0.0] * count), 0.0, 0.0))
 
-    def is_deadly(self, sequence, runs):
+    def crashes_engine(self, sequence, runs):
         run = runs.get(sequence.spec.seq_id)
         return run is not None and run.tokens == self.poison.get(run.fingerprint)
 
@@ -106,19 +106,19 @@ START_EVENTS = st.tuples(st.just("start"), st.integers(1, 20))
 OTHER_EVENTS = st.tuples(st.sampled_from(["step", "step", "step", "crash", "kill", "cancel"]), HANDLES)
 
 
-def play(bench, events):
+def play(driver, events):
     handle = 0
     for what, number in events:
         if what == "start":
             handle += 1
-            bench.start(handle, number)
+            driver.start(handle, number)
         elif what == "step":
-            bench.step()
+            driver.step()
         elif what == "cancel":
-            bench.perform(bench.table.cancel(EDGE, number, 0.0))
-        elif what == "kill" or not bench.would_confirm:  # a chance crash during isolation confirms the suspect
-            bench.lose(crashed=what == "crash")
-    bench.finish()
+            driver.perform(driver.table.cancel(EDGE, number, 0.0))
+        elif what == "kill" or not driver.would_confirm:  # a chance crash during isolation confirms the suspect
+            driver.lose(crashed=what == "crash")
+    driver.finish()
 
 
 @settings(max_examples=400, deadline=None)
@@ -127,25 +127,25 @@ def play(bench, events):
     events=st.lists(st.one_of(START_EVENTS, START_EVENTS, OTHER_EVENTS, OTHER_EVENTS, OTHER_EVENTS), max_size=40),
 )
 def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_confirmed(poison, events):
-    bench = QuarantineDriver(poison)
-    play(bench, events)
-    assert {handle for handle, end in bench.outcomes.items() if end == "ENGINE_CRASHED"} <= set(poison)
-    assert all(count <= 2 for count in bench.crashes.values())
-    assert all(bench.outcomes[handle] in ("ENGINE_CRASHED", "SequenceCancelled") for handle in bench.crashes), (
+    driver = QuarantineDriver(poison)
+    play(driver, events)
+    assert {handle for handle, end in driver.outcomes.items() if end == "ENGINE_CRASHED"} <= set(poison)
+    assert all(count <= 2 for count in driver.crashes.values())
+    assert all(driver.outcomes[handle] in ("ENGINE_CRASHED", "SequenceCancelled") for handle in driver.crashes), (
         "one left for another"
     )
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    culprit=HANDLES,
+    crashing_handle=HANDLES,
     poison_at=st.integers(0, OUTPUT_TOKENS - 1),
     prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6),
 )
-def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(culprit, poison_at, prompts):
-    bench = QuarantineDriver({culprit: poison_at})
-    play(bench, [("start", prompt) for prompt in prompts])
-    assert bench.outcomes.pop(culprit) == "ENGINE_CRASHED"
-    assert bench.crashes == {culprit: 2}
-    assert bench.engines == 3
-    assert set(bench.outcomes.values()) <= {"SequenceFinished", "ENGINE_DIED"}  # those continue on another worker
+def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(crashing_handle, poison_at, prompts):
+    driver = QuarantineDriver({crashing_handle: poison_at})
+    play(driver, [("start", prompt) for prompt in prompts])
+    assert driver.outcomes.pop(crashing_handle) == "ENGINE_CRASHED"
+    assert driver.crashes == {crashing_handle: 2}
+    assert driver.engines == 3
+    assert set(driver.outcomes.values()) <= {"SequenceFinished", "ENGINE_DIED"}  # those continue on another worker
