@@ -158,18 +158,18 @@ def logprobs_are_returned_on_request(subject):
 
 
 def the_next_step_reports_a_cancel_and_computes_nothing_for_it(subject):
-    gone, stays = subject.add(max_output_tokens=40), subject.add(max_output_tokens=6)
+    cancelled, running = subject.add(max_output_tokens=40), subject.add(max_output_tokens=6)
     before = [subject.engine.step() for _ in range(3)]
-    assert subject.engine.cancel(gone)
-    assert not subject.engine.cancel(gone)
+    assert subject.engine.cancel(cancelled)
+    assert not subject.engine.cancel(cancelled)
     results = subject.run_to_end()
     [receipt] = results[0].cancelled
-    assert (receipt.seq_id, receipt.output_tokens) == (gone, len(tokens_of(before, gone)))
+    assert (receipt.seq_id, receipt.output_tokens) == (cancelled, len(tokens_of(before, cancelled)))
     assert receipt.blocks_freed >= 1
-    assert tokens_of(results, gone) == []
-    assert len(tokens_of([*before, *results], stays)) == 6
-    assert not subject.engine.cancel(gone)
-    assert not subject.engine.cancel(stays)
+    assert tokens_of(results, cancelled) == []
+    assert len(tokens_of([*before, *results], running)) == 6
+    assert not subject.engine.cancel(cancelled)
+    assert not subject.engine.cancel(running)
 
 
 def a_cancel_of_the_only_sequence_is_reported(subject):

@@ -70,8 +70,8 @@ class EngineStress:
             self.counts["finished"] += 1
             self.counts["cached"] += bool(done.cached_tokens)
             self._compare_answer(tuple(spec.token_ids), tokens)
-        for gone in result.cancelled:
-            assert gone.output_tokens == len(self.running.pop(gone.seq_id)[1])
+        for cancelled in result.cancelled:
+            assert cancelled.output_tokens == len(self.running.pop(cancelled.seq_id)[1])
             self.counts["cancelled"] += 1
 
     def _compare_answer(self, prompt, tokens):

@@ -114,12 +114,12 @@ class Backend:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         writer.write(_chunk(f"data: {self.name} first\n\n"))
         async with asyncio.TaskGroup() as group:
-            gone = group.create_task(reader.read(1))
+            disconnect = group.create_task(reader.read(1))
             go = group.create_task(self.may_continue.wait())
-            await asyncio.wait([gone, go], return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
+            await asyncio.wait([disconnect, go], return_when=asyncio.FIRST_COMPLETED)
+            if disconnect.done():
                 self.client_disconnected.set()
-            gone.cancel()
+            disconnect.cancel()
             go.cancel()
         writer.write(_chunk(f"data: {self.name} second\n\n") + b"0\r\n\r\n")
 

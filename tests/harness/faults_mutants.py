@@ -215,7 +215,7 @@ def suspects_are_not_quarantined(engine_lost, self, error, now, *, crashed=False
 
 
 @mutant(SuspectIsolation, "clear_isolated", mutate_plan=with_poison)
-def cleared_runs_continue_beside_the_next_suspect(_, self):
+def cleared_runs_continue_with_the_next_suspect(_, self):
     if self.isolated and self.isolated.tokens > self._tokens_before:
         self.isolated = None
 

@@ -288,7 +288,7 @@ async def test_a_call_that_outlasts_the_grace_period_is_cancelled_and_cleans_up_
     assert (drained["working"], drained["cancelled"]) == (1, 1)
 
 
-async def test_a_stop_makes_the_server_unready_at_once_and_for_good():
+async def test_a_stop_makes_the_server_unready_at_once_and_permanently():
     async with administered() as (channel, server):
         health = HealthStub(channel)
         watch = health.Watch(HealthCheckRequest())

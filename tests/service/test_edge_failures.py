@@ -189,7 +189,7 @@ async def test_a_drained_edge_lets_running_answers_end():
         assert (await mesh.auth.settles.get()).outcome == "length"
 
 
-async def test_answers_that_outlast_the_grace_are_cancelled_on_the_worker():
+async def test_answers_that_outlast_the_grace_period_are_cancelled_on_the_worker():
     async with edge_mesh() as mesh:
         mesh.workers[0].pause_at_index = 3
         call = mesh.generate(max_output_tokens=9)

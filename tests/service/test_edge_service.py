@@ -144,15 +144,15 @@ async def failed_at_its_deadline(mesh, **fields):
     await rejected_call(mesh.generate(timeout=timedelta(seconds=0.05), **fields))
 
 
-ENDINGS = [
+REQUEST_ENDINGS = [
     *(rejected_by_auth, rejected_by_the_queue, rejected_by_the_edge),
     *(cancelled_as_it_waits, cancelled_as_it_runs, failed_at_its_deadline),
 ]
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
+@pytest.mark.parametrize("ending", REQUEST_ENDINGS, ids=lambda ending: ending.__name__)
 async def test_every_stage_span_lies_within_its_request_at_every_end(receiver, ending):
-    trace_id = f"{ENDINGS.index(ending) + 1:032x}"
+    trace_id = f"{REQUEST_ENDINGS.index(ending) + 1:032x}"
     traceparent = ("traceparent", f"00-{trace_id}-{'c' * 16}-01")
     async with edge_mesh() as mesh:
         await ending(mesh, metadata=(*KEY, traceparent))

@@ -84,12 +84,12 @@ def test_reading_and_writing_fail_if_the_worker_is_gone():
     with pytest.raises(HostGone):
         engine.receive()
     with pytest.raises(HostGone):
-        engine.send("anybody there")
+        engine.send("a message")
     engine.close()
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 1000])
-def test_messages_come_whole_however_they_are_cut(size):
+def test_messages_are_decoded_from_chunks_of_any_size(size):
     unframer = MessageDecoder()
     stream = b"".join(encode_message(f"message {number}") for number in range(20))
     received = []

@@ -203,8 +203,8 @@ def test_a_worker_that_does_not_read_delays_steps_only_beyond_the_buffer_and_los
     assert [message.result.step for message in received] == list(range(1, engine.batch.step + 1))
     indexes = [index for message in received for seq, index in tokens_of(message) if seq == 0]
     assert indexes == list(range(20_000))
-    [gone] = [gone for message in received for gone in message.result.cancelled]
-    assert (gone.seq_id, gone.output_tokens <= made + 1) == (3, True)
+    [receipt] = [receipt for message in received for receipt in message.result.cancelled]
+    assert (receipt.seq_id, receipt.output_tokens <= made + 1) == (3, True)
     assert received[-1].capacity.blocks_free == 8_000
     pipe.close(), front.close()
 

@@ -121,14 +121,14 @@ async def test_a_starting_shard_accepts_edges_after_a_scheduler_has_sent_a_model
         scheduler_at(shard.address, models=()) as scheduler,
         AsyncExitStack() as stack,
     ):
-        coming = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
+        connecting = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
         while shard.calls.in_flight < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count has no event
             await asyncio.sleep(0)
         scheduler.credit(1, return_unused=True)
         await scheduler.receive("credit_returned")
         assert shard.service.figures()["edges"] == 0
         scheduler.serve("m")
-        assert [each.model for each in (await (await coming).receive("catalog")).entries] == ["m"]
+        assert [each.model for each in (await (await connecting).receive("catalog")).entries] == ["m"]
 
 
 async def test_a_full_queue_sheds_with_reason_and_retry_time():

@@ -362,7 +362,7 @@ async def test_a_drain_lets_runs_end_and_rejects_starts_without_a_lease(model):
         assert engine_processes() == []
 
 
-async def test_runs_that_outlast_the_grace_are_handed_back(model):
+async def test_runs_that_outlast_the_grace_period_are_returned(model):
     async with running_worker(model, drain_grace=0.1) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=450)

@@ -63,10 +63,10 @@ async def test_the_mesh_of_a_killed_command_ends(tiny_model):
         pids = family(note)
         process.kill()
         await process.wait()
-        gone, left = await asyncio.to_thread(
+        ended, remaining = await asyncio.to_thread(
             psutil.wait_procs, [psutil.Process(pid) for pid in alive(pids)], timeout=TIMEOUT_S
         )
-        assert not left, gone
+        assert not remaining, ended
 
 
 async def test_the_death_of_a_process_is_shown_at_once_with_its_log(tiny_model):

@@ -71,7 +71,7 @@ async def test_a_bidirectional_stream_passes_each_response_before_the_next_reque
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_a_client_that_cancels_is_noticed_by_the_backend(up):
+async def test_the_backend_detects_a_client_that_cancels(up):
     front, a = await up("a")
     call = stream(front)
     await call.read()
@@ -79,7 +79,7 @@ async def test_a_client_that_cancels_is_noticed_by_the_backend(up):
     await a.client_disconnected.wait()
 
 
-async def test_a_client_that_hangs_up_http_is_noticed_by_the_backend(up):
+async def test_the_backend_detects_an_http_client_that_disconnects(up):
     front, a = await up("a")
     reader, writer = await http(front, "/stream")
     await reader.readuntil(b"data: a first\n\n")

@@ -259,7 +259,7 @@ def test_completions_that_come_together_prefill_their_prompt_once_and_hold_it_on
     assert [done.cached_tokens for result in run_out(batch) for done in result.finished] == [0, 8, 8]
 
 
-def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_past_before_it_decodes():
+def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_blocks_before_it_decodes():
     batch = batch_of(block_size=4, batching=ContinuousBatching(token_budget=4))
     for seq_id in (1, 2):
         batch.add(spec(seq_id, prompt=9, output=3, cache_salt=b"a"))

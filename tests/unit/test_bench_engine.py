@@ -148,7 +148,7 @@ def test_a_step_reads_every_matrix_once_and_the_kv_of_every_position(tmp_path, t
     assert work.flops == 2 * 3 * weights
 
 
-def test_the_roofline_is_whichever_takes_longer_reading_or_multiplying():
+def test_the_roofline_is_the_longer_of_reading_and_multiplying():
     work = StepWork(bytes_read=2_000_000, flops=3_000_000)
     assert roofline_s(work, bytes_per_s=1e9, flops_per_s=1e10) == pytest.approx(0.002)
     assert roofline_s(work, bytes_per_s=1e10, flops_per_s=1e9) == pytest.approx(0.003)
@@ -207,7 +207,7 @@ def test_drivers_start_with_nothing_that_favours_one_of_them(tmp_path):
     assert not {"LD_PRELOAD", "KMP_AFFINITY"} & set(found)
 
 
-def test_our_own_environment_is_the_one_that_runs(tmp_path):
+def test_our_driver_runs_in_our_environment(tmp_path):
     assert str(install_environment(OURS, tmp_path, print)) == sys.prefix
 
 

@@ -109,7 +109,7 @@ def test_announced_content_is_found_and_loses_its_writer_on_release():
     assert (pool.free, pool.cached) == (4, 1)
 
 
-OPERATIONS = st.lists(
+POOL_OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(["open", "extend", "release", "publish", "announce"]), st.integers(0, 7), st.integers(0, 5)
     ),
@@ -117,7 +117,7 @@ OPERATIONS = st.lists(
 )
 
 
-@given(OPERATIONS)
+@given(POOL_OPERATIONS)
 def test_no_order_of_calls_leaks_or_doubles_a_block(operations):
     pool = BlockPool(blocks=6, block_size=4)
     tables: list[list[int]] = []

@@ -33,7 +33,7 @@ def note(base_port, pid=None):
     )
 
 
-def test_the_only_running_mesh_is_found_whatever_its_ports():
+def test_the_only_running_mesh_is_found_at_any_ports():
     write_state(note(39_600))
     write_state(note(41_000, pid=UNUSED_PID))
     assert find_target("", "") == ("127.0.0.1:39601", "pk_dev_39600")

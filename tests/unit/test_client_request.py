@@ -5,15 +5,15 @@ import pytest
 from penstock.client.request import Options, count_request, generate_request
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, Chat, GenerateRequest, Message, Sampling
 
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
 
 def test_text_conversations_and_token_ids_are_distinguished():
     assert generate_request("Hello").text == "Hello"
     assert generate_request("").WhichOneof("input") == "text"
-    assert [each.role for each in generate_request(CHAT).chat.messages] == ["system", "user"]
+    assert [each.role for each in generate_request(CONVERSATION).chat.messages] == ["system", "user"]
     assert list(generate_request([1, 2, 3]).token_ids.ids) == [1, 2, 3]
-    assert count_request(CHAT, "m").chat == Chat(messages=[Message(**each) for each in CHAT])
+    assert count_request(CONVERSATION, "m").chat == Chat(messages=[Message(**each) for each in CONVERSATION])
     assert count_request("Hello", "m").text == "Hello"
 
 

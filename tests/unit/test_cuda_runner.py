@@ -18,12 +18,12 @@ from penstock.worker.engine.torch.engine import TorchEngine, TorchRunner
 from penstock.worker.engine.torch.model import Model
 from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
-SLOTS = 8
-SMALL = replace(SHAPE, context_length=200)
+SLOT_COUNT = 8
+SMALL_SHAPE = replace(SHAPE, context_length=200)
 
 
 def weights_of(dtype, **options):
-    weights = random_weights(SMALL, dtype, **options)
+    weights = random_weights(SMALL_SHAPE, dtype, **options)
     for layer in weights.layers:
         for name in layer.__slots__:
             value = getattr(layer, name)
@@ -36,11 +36,11 @@ def weights_of(dtype, **options):
 
 @torch.inference_mode()
 def runner_of(dtype, **options):
-    return CudaRunner(SMALL, weights_of(dtype, **options), KV_BLOCKS, 16, SLOTS)
+    return CudaRunner(SMALL_SHAPE, weights_of(dtype, **options), KV_BLOCKS, 16, SLOT_COUNT)
 
 
 def plain_of(dtype, **options):
-    return TorchRunner(Model(SMALL, weights_of(dtype, **options)), KV_BLOCKS, 16)
+    return TorchRunner(Model(SMALL_SHAPE, weights_of(dtype, **options)), KV_BLOCKS, 16)
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
@@ -92,7 +92,9 @@ class OneStep:
     """A decode step of `count` sequences, ready to be computed over and over."""
 
     def __init__(self, runner, count):
-        batch = Batch(pool=BlockPool(KV_BLOCKS, 16), policy=ContinuousBatching(512), slots=SLOTS, context_length=200)
+        batch = Batch(
+            pool=BlockPool(KV_BLOCKS, 16), policy=ContinuousBatching(512), slots=SLOT_COUNT, context_length=200
+        )
         for seq_id in range(count):
             batch.add(SequenceSpec(seq_id=seq_id, token_ids=random_text(20 + seq_id), max_output_tokens=4))
         plan = batch.plan()

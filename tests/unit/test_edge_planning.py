@@ -106,9 +106,9 @@ def test_an_ignored_end_of_sequence_does_not_end_the_answer():
 def test_a_resumed_answer_continues_in_the_middle_of_a_stop_string():
     resumed = plan(resume_ids=tuple(ids("ab")), stop=("bcd",))
     assert resumed.resumed_stop == ""
-    pieces = [resumed.detokenizer.push(token_id) for token_id in ids("cd")]
-    assert [piece.stop_string for piece in pieces] == ["", "bcd"]
-    assert "".join(piece.text for piece in pieces) == ""
+    deltas = [resumed.detokenizer.push(token_id) for token_id in ids("cd")]
+    assert [delta.stop_string for delta in deltas] == ["", "bcd"]
+    assert "".join(delta.text for delta in deltas) == ""
 
 
 def test_a_resumed_answer_reports_a_stop_string_that_it_contains():

@@ -138,12 +138,12 @@ def test_thousands_of_sequences_in_a_small_pool_leave_no_state():
         for _ in range(random.randrange(8)):
             result = engine.step()
             ended |= {done.seq_id for done in result.finished}
-            cancelled |= {gone.seq_id for gone in result.cancelled}
+            cancelled |= {receipt.seq_id for receipt in result.cancelled}
             preempted += result.preempted
     while engine.has_work:
         result = engine.step()
         ended |= {done.seq_id for done in result.finished}
-        cancelled |= {gone.seq_id for gone in result.cancelled}
+        cancelled |= {receipt.seq_id for receipt in result.cancelled}
     capacity = engine.capacity()
     assert ended | cancelled == set(range(3000))
     assert not ended & cancelled

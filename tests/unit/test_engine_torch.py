@@ -150,7 +150,7 @@ def test_a_resumed_sequence_continues_with_the_same_tokens(cut):
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
-def test_a_resumed_sequence_has_the_logprobs_that_it_would_have_had(cut):
+def test_a_resumed_sequence_has_the_same_logprobs_as_an_uninterrupted_one(cut):
     """With penalties, which also count tokens made before."""
     prompt, sampling = (
         list(range(60, 80)),
@@ -173,7 +173,7 @@ def drawn_out(spec):
     return [pair for result in results for pair in zip(result.tokens, result.logprobs, strict=True)]
 
 
-def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_have_alone():
+def test_completions_that_share_a_running_prefill_have_the_same_texts_as_alone():
     prompt = list(range(100, 130))
     batch = engine_of(batching=ContinuousBatching(token_budget=7))
     for seq_id in range(4):

@@ -26,8 +26,8 @@ from penstock.queue.config import QueueConfig
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 LONG_STOP_S = PATIENCE_S + RECOVERY_S + 10.0
-MOMENTS_S = st.floats(0.0, 50.0)
-INTERVALS = st.lists(st.tuples(MOMENTS_S, MOMENTS_S).map(lambda pair: Interval(min(pair), max(pair))), max_size=5)
+TIMES_S = st.floats(0.0, 50.0)
+INTERVALS = st.lists(st.tuples(TIMES_S, TIMES_S).map(lambda pair: Interval(min(pair), max(pair))), max_size=5)
 
 
 def found(harmed=None, **absences):
@@ -65,8 +65,8 @@ def test_auth_and_the_disk_allow_failures_from_the_start():
     assert allowed["STORE_UNAVAILABLE"] == [Interval(3.0, 3.5 + RECOVERY_S)]
 
 
-@given(st.lists(INTERVALS, min_size=1, max_size=4), st.lists(MOMENTS_S, max_size=20))
-def test_all_are_down_when_each_of_them_is(absences, moments):
+@given(st.lists(INTERVALS, min_size=1, max_size=4), st.lists(TIMES_S, max_size=20))
+def test_all_processes_are_down_when_each_of_them_is(absences, moments):
     away = simultaneous(absences)
     for moment in moments:
         each = [any(span.since <= moment <= span.until + RECOVERY_S for span in spans) for spans in absences]

@@ -41,7 +41,7 @@ def test_a_world_without_events_ends_at_its_limit(world):
     assert world.now == TIME_LIMIT_S
 
 
-def test_a_process_that_runs_without_end_stops_its_world(world):
+def test_a_process_that_never_waits_stops_its_world(world):
     def again(loop):
         loop.call_soon(again, loop)
 

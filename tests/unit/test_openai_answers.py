@@ -92,7 +92,7 @@ def test_every_event_of_a_response_is_named_as_it_is_typed():
         assert name.removeprefix(b"event: ").decode() == json.loads(data.removeprefix(b"data: "))["type"]
 
 
-def test_the_client_s_final_response_is_there_although_the_server_s_own_limit_cut_it():
+def test_a_response_cut_by_the_limit_of_the_server_is_complete_for_the_client():
     with client(CUT_SHORT) as api, api.responses.stream(model="m", input="hi") as stream:
         final = stream.get_final_response()
     assert (final.status, final.output_text) == ("completed", TEXT)
@@ -119,7 +119,7 @@ def test_a_whole_response_equals_the_last_event_of_a_streamed_one():
     assert (complete.metadata, complete.temperature, complete.created_at) == ({"a": "b"}, 0.5, 1_700_000_000)
 
 
-def test_a_response_that_fails_midway_keeps_its_text_and_says_why():
+def test_a_response_that_fails_midway_has_its_text_and_the_reason():
     with client(error=WORKER_LOST) as api:
         events = list(api.responses.create(model="m", input="hi", stream=True))
     assert events[-1].type == "response.failed"

@@ -100,7 +100,7 @@ def test_a_prompt_of_fifty_thousand_tokens_gets_all_that_the_decodes_leave():
     assert run_long_prompt().steps * (512 - DECODING_SEQS) >= LONG_PROMPT_TOKENS
 
 
-def test_a_long_prompt_that_holds_others_up_misses_the_goals():
+def test_a_long_prompt_that_delays_others_misses_the_goals():
     verdicts = [
         line.is_met for line in long_prompt_lines(LongPromptResult(steps=102, missed_decodes=1, steps_over_budget=1))
     ]

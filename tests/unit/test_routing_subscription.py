@@ -172,10 +172,10 @@ def test_a_name_that_does_not_exist_is_reported_as_removed():
 
 def test_a_reconnecting_proxy_is_sent_only_missing_resources():
     held = snapshot_of(a=b"1", b=b"1").by_type[ENDPOINT]
-    versions = {"a": held["a"].version, "b": held["b"].version, "gone": "x"}
+    versions = {"a": held["a"].version, "b": held["b"].version, "removed": "x"}
     now = snapshot_of(a=b"1", b=b"2")
-    _, answer = delta(ENDPOINT, now, "a", "b", "gone", initial_versions=versions)
-    assert (names(answer), answer.removed) == (["b"], ("gone",))
+    _, answer = delta(ENDPOINT, now, "a", "b", "removed", initial_versions=versions)
+    assert (names(answer), answer.removed) == (["b"], ("removed",))
 
 
 def test_a_reconnecting_proxy_with_all_resources_is_sent_nothing():

@@ -146,7 +146,7 @@ def test_unused_credit_is_renewed_when_larger_tickets_fit():
     assert grants(book, 2, LARGE_TOKENS) == []
 
 
-def test_a_head_beside_unused_credit_is_probed_once_without_a_size_limit():
+def test_a_head_with_unused_credit_is_probed_once_without_a_size_limit():
     book = CreditBook("a")
     book.on_head("a", head(1))
     grants(book, 1, LARGE_TOKENS)

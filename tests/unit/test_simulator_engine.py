@@ -50,8 +50,8 @@ def run_shapes(engine, kind, shapes):
         stepped = engine.step()
         for run in (*stepped.finished, *stepped.cancelled):
             del here[run.run_id]
-        gone = sorted(map(facts, stepped.finished)), sorted(map(facts, stepped.cancelled))
-        log.append((occupancy, round(stepped.duration, 9), stepped.prefill_tokens, stepped.decode_seqs, *gone))
+        ended = sorted(map(facts, stepped.finished)), sorted(map(facts, stepped.cancelled))
+        log.append((occupancy, round(stepped.duration, 9), stepped.prefill_tokens, stepped.decode_seqs, *ended))
     raise AssertionError("the engine does not become idle")
 
 

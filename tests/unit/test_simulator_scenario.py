@@ -215,7 +215,7 @@ def test_some_of_mooncakes_recorded_turns_start_with_earlier_ones(name, count, l
     seen, found = set(), 0
     for request in requests:
         prefixes = {request.prefix.piece_ids[: at + 1] for at in range(len(request.prefix.piece_ids))}
-        found += len(prefixes & seen) > 1  # more than the first piece, which many requests share
+        found += len(prefixes & seen) > 1  # more than the first part, which many requests share
         seen |= prefixes
     assert found == repeating
 

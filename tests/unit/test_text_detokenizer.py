@@ -56,7 +56,7 @@ def test_deltas_of_any_text_cut_anywhere_join_to_the_library_s_full_decode(sourc
     holds()
 
 
-def test_byte_fallback_ids_of_any_kind_join_to_one_decode_wherever_they_are_cut():
+def test_byte_fallback_ids_of_any_kind_join_to_one_decode_for_any_split():
     ours, _ = loaded(stories_json)
 
     @given(st.lists(st.integers(0, 511)), st.lists(st.integers(0, 1000)))

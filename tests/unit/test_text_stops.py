@@ -31,7 +31,7 @@ def fed(text, stops, cuts):
 
 
 @given(FEW_LETTERS, STOPS, st.lists(st.integers(0, 100)))
-def test_text_before_the_first_complete_stop_is_shown_however_it_was_cut(text, stops, cuts):
+def test_text_before_the_first_complete_stop_is_shown_for_any_split(text, stops, cuts):
     assert fed(text, stops, cuts) == first_stop(text, stops)
 
 
