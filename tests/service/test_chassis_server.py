@@ -311,7 +311,7 @@ class Core:
             try:
                 await asyncio.wait_for(self.is_over.wait(), grace)
             except TimeoutError:
-                await self.is_gone.wait()  # the worst moment that another stop could choose
+                await self.is_gone.wait()  # the worst time for another stop
                 self.was_cancelled_when_gone = True
         self.is_over.set()
         self.is_gone.set()

@@ -69,7 +69,7 @@ async def test_leaving_an_answer_of_a_session_cancels_it_alone():
             edge.step((request.handle, 0))
             assert (await first).text == WORDS[0]
         assert (await edge.next_frame("cancel")).handle == request.handle
-        edge.step((request.handle, 1))  # was on its way already
+        edge.step((request.handle, 1))  # was sent before the cancel arrived
         reading = asyncio.create_task(session.complete("again"))
         again = await edge.next_frame("generate")
         assert again.handle != request.handle
@@ -123,7 +123,7 @@ async def test_a_session_leaves_a_draining_edge_where_running_requests_complete(
         assert await running == "".join(WORDS)
         async with asyncio.timeout(5):
             await old.session_ended.wait()
-        assert old.peers[0].has_peer_ended  # on purpose
+        assert old.peers[0].has_peer_ended  # the old stream ended with `end`
     assert (len(old.peers), len(new.peers)) == (1, 1)
 
 
@@ -132,7 +132,7 @@ async def test_a_session_with_one_edge_waits_for_its_replacement():
     async with session_across(edge) as session:
         answer = session.generate("Hello")
         reading = asyncio.create_task(answer.read())
-        for _ in range(7):  # more than there may be attempts
+        for _ in range(7):  # more than the maximum of attempts
             edge.send(**rejection(await next_request(edge), "DRAINING", retry_after=0.001))
         request = await next_request(edge)
         edge.accept(request)

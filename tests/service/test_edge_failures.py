@@ -37,7 +37,7 @@ async def test_a_cancel_while_queued_withdraws_the_ticket():
         settle = await mesh.auth.settles.get()
         assert (settle.output_tokens, settle.outcome) == (0, "cancelled")
         (peer,) = mesh.queue.peers
-        peer.send(mesh.queue.lease(ticket))  # placed while the withdrawal was on its way
+        peer.send(mesh.queue.lease(ticket))  # placed before the withdrawal arrived
         assert await mesh.queue.withdrawn.get() == [ticket.ticket_id]
         assert not mesh.workers[0].starts
 

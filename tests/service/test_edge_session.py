@@ -187,7 +187,7 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
         return plan_for(spec, *args, **options)
 
     monkeypatch.setattr(gateway, "plan_generation", plan_slowly)
-    monkeypatch.setattr(gateway, "MAX_INLINE_PROMPT_CHARS", -1)  # however short, in a thread
+    monkeypatch.setattr(gateway, "MAX_INLINE_PROMPT_CHARS", -1)  # every prompt is tokenized in a thread
     async with edge_mesh(tokenizer_threads=1) as mesh, session(mesh) as client:
         client.generate(1, request_id="first", max_output_tokens=2)
         await begun.wait()

@@ -219,17 +219,17 @@ async def test_a_closed_link_sends_nothing_more_and_does_not_reconnect():
         await link.flush()
         assert await echo.left.get()
         assert await events.get() == ("down", "ended")
-        await link.run()  # as the one that runs already, it has nothing left to do
+        await link.run()  # a second run of an ended link returns at once
         assert echo.peers.qsize() == 1
 
 
 async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_without_a_fault():
-    class Stopped(grpc.aio.BaseError):
-        """As grpc calls it, without the name."""
+    class ServerStopped(grpc.aio.BaseError):
+        """The error that grpc raises on a stopped server; grpc does not export its class."""
 
     class Context:
         async def read(self):
-            raise Stopped
+            raise ServerStopped
 
     peer = link_module.Peer(Context(), AdmitResponse, Hello(), capacity=8)
     assert [frame async for frame in peer] == []
@@ -254,7 +254,7 @@ async def test_a_silent_stream_is_closed(monkeypatch):
         await events.get()
         peer = await echo.peers.get()
         monkeypatch.setattr(type(peer), "tick", asyncio.sleep)
-        monkeypatch.setattr(peer, "_frame_type", None)  # from now on it cannot even make a heartbeat
+        monkeypatch.setattr(peer, "_frame_type", None)  # from now on it cannot make a heartbeat
         peer._outbox.put = lambda frame: True  # and sends nothing
         assert await events.get() == ("down", "peer is silent")
 

@@ -1,4 +1,4 @@
-"""`penstock top` before real shards and a real scheduler, with an edge and a worker that the test holds in its hand."""
+"""`penstock top` before real shards and a real scheduler, with an edge and a worker that the test drives."""
 
 import asyncio
 import io
@@ -50,7 +50,7 @@ async def shard_at(name):
 async def scheduler_of(*queues):
     dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
     service = SchedulerService(dispatcher, queues, Hello(protocol=PROTOCOL_VERSION, instance_id="s", tier="scheduler"))
-    tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as the composition root has it
+    tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as in the composition root
     admin = AdminService("scheduler", "scheduler-1", service.figures, tables)
     registration = add_SchedulerServiceServicer_to_server, service
     async with (
@@ -81,7 +81,7 @@ async def busy_mesh():
 
 @pytest.fixture
 def screen(monkeypatch):
-    """What the command prints, as plain text; on no terminal."""
+    """The output of the command as plain text, without a terminal."""
     return Screen(monkeypatch, is_terminal=False)
 
 

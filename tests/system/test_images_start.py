@@ -1,6 +1,6 @@
 """Every image starts with the packages that the Dockerfile installs in it, and with no other package of this machine.
 
-`tools/check_images` installs them for real; this hides the others, which takes seconds and not minutes.
+`tools/check_images` installs the packages; these tests hide the others, which takes seconds, not minutes.
 """
 
 import json
@@ -43,7 +43,7 @@ print_help(cli)
 
 IMAGES = {each.name: each for each in dockerfile().images()}
 
-# Name of the process: its tier, and settings beyond those of any mesh.
+# By name of the process: its tier, and its settings beyond those of every mesh.
 PROCESSES = {
     **{tier: (tier, {}) for tier in SETTINGS},
     "worker": ("worker", {"THREADS": "1"}),

@@ -133,7 +133,7 @@ def test_a_partial_answer_waits_for_a_worker():
     assert request.on_queue_rejected(error, 17.0) == [
         Fail(error),
         Settle(3, 1, "shed"),
-    ]  # 8 s more would pass the patience
+    ]  # 8 s more would exceed the upstream timeout
 
 
 def test_an_avoided_worker_is_used_again_if_there_is_no_other():

@@ -77,7 +77,7 @@ def test_tables_of_old_steps_are_removed():
     assert len(packer._tables) == 1
 
 
-# Which machines get it.
+# Requirements of the machine.
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from penstock.edge.admission.rejection_cache import (
 ANNA_CLASS = TrafficClass("anna", "m", 2)
 DEMAND = RequestDemand(100, 50, arrived_at=10.0, time_limit=60.0)
 QUEUE_FULL = Overloaded("later", reason="QUEUE_FULL", retry_after=0.4)
-BEFORE_PROBE_S = 0.5 * PROBE_INTERVAL_S  # a duration within which no probe is due
+BEFORE_PROBE_S = 0.5 * PROBE_INTERVAL_S  # no probe is due within this time
 
 
 def later(demand=DEMAND, by=BEFORE_PROBE_S / 2, **fields):

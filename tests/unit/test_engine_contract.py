@@ -1,4 +1,4 @@
-"""Every engine keeps the contract; vLLM's adapter over a double here, and over the real one in tests/service."""
+"""Every engine keeps the contract; the adapter of vLLM with a fake here, and with the real vLLM in tests/service."""
 
 import pytest
 

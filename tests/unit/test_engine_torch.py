@@ -151,7 +151,7 @@ def test_a_resumed_sequence_continues_with_the_same_tokens(cut):
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
 def test_a_resumed_sequence_has_the_same_logprobs_as_an_uninterrupted_one(cut):
-    """With penalties, which also count tokens made before."""
+    """Penalties also count tokens that were generated before."""
     prompt, sampling = (
         list(range(60, 80)),
         replace(SAMPLED, logprobs=True, frequency_penalty=1.5, repetition_penalty=1.3),

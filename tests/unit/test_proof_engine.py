@@ -108,7 +108,7 @@ def test_a_long_prompt_that_delays_others_misses_the_goals():
 
 
 class FaultyEngine:
-    """An engine that drops the first token of every hundredth step, or changes it."""
+    """An engine that drops or changes the first token of every hundredth step."""
 
     def __init__(self, inner, fault):
         self.inner, self.fault = inner, fault

@@ -11,7 +11,7 @@ from queue_tickets import STANDARD, ShardDriver, leased, ticket
 
 @pytest.fixture
 def shard():
-    """A shard with one leased ticket that was served a part of its answer."""
+    """A shard with one leased ticket that has part of its answer."""
     shard = connected_shard()
     shard.enqueue("a", tokens=200)
     shard.credit(1)

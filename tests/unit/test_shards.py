@@ -1,4 +1,4 @@
-"""Which shard a tenant's tickets go to."""
+"""The choice of the shard of a tenant's tickets."""
 
 from collections import Counter
 

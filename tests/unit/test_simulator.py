@@ -225,7 +225,7 @@ def test_a_gap_counts_only_while_both_tenants_have_a_backlog():
         if place == 2:
             served.count_waiting("b", -1), served.count_waiting("b", 1)
         served.close_slice()
-    # Slice 0 begins dry, slice 2 ran dry: 1 and 3 are left, of which 1 has the larger gap.
+    # Slices 0 and 2 have a time without waiting tickets. Of slices 1 and 3, slice 1 has the larger gap.
     assert served.gaps() == (10, 10)
     assert served.cumulative()["a"] == [50, 60, 70, 70]
 

@@ -122,7 +122,7 @@ def test_waits_are_shown_in_milliseconds_with_their_lateness():
 
 
 def test_tables_in_a_pipe_are_not_truncated():
-    """Without a terminal there is no width that a table would have to be cut to."""
+    """Without a terminal there is no width limit."""
     frame = "from penstock.cli.tables import stdout_console; stdout_console.print(stdout_console.width)"
     away = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     piped = subprocess.run([sys.executable, "-c", frame], env=away, capture_output=True, text=True, check=True)

@@ -60,7 +60,7 @@ def test_a_cancel_gets_its_receipt_once_the_engine_has_released_the_run():
     assert (ended.outcome, ended.step, ended.is_reported) == (SequenceCancelled(run.seq_id, 1, 2), 2, True)
     assert released == LeasesReleased(("l1",), (LeaseProgress("l1", 3, 1, 1.0),))
     assert (table.counters.cancels, table.counters.tokens_wasted_after_cancel) == (1, 1)
-    assert (run.stop_requested_at, run.released_at, run.steps_after_stop) == (0.0, 1.0, 1)  # one step was under way
+    assert (run.stop_requested_at, run.released_at, run.steps_after_stop) == (0.0, 1.0, 1)  # one step was running
     assert table.is_idle
 
 

@@ -70,7 +70,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.sent.setdefault(run, []).append(index)
 
     def finished_now(self, stream, handle):
-        """Its tokens precede its end, but the table has already removed it from the stream."""
+        """The tokens precede the end, but the table has already removed the run from the stream."""
         runs = [run for run in self.begun if (run.stream, run.handle) == (stream, handle)]
         return runs[-1]
 
