@@ -23,7 +23,7 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.stream_pb2 import Hello
 
 DEV_KEY = "pk_dev_" + "0123456789abcdef" * 2
-START_UNIX_S = 1_800_000_000.0  # s
+START_UNIX_S = 1_800_000_000.0
 SECRETS = {"pepper": "p" * 32, "mesh_secret": "m" * 32}
 
 
@@ -91,9 +91,9 @@ class AuthEdge:
                 return getattr(frame, kind)
 
     async def reserve(self, request_id="request-1", prompt=10, output=20, **more):
-        ask = {"credential": self.credential, **more}
+        fields = {"credential": self.credential, **more}
         await self.send(
-            reserve=Reserve(request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model="m", **ask)
+            reserve=Reserve(request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model="m", **fields)
         )
         return await self.receive()
 

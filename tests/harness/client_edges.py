@@ -27,7 +27,7 @@ class EdgeDied(Exception):
 class ScriptedEdge:
     """Answers each request with WORDS, one token each. `script` has one step for each attempt."""
 
-    script: list = field(default_factory=list)  # number of tokens before the cut, or an error to refuse with
+    script: list = field(default_factory=list)  # number of tokens before the cut, or the error of a rejection
     requests: list = field(default_factory=list)
     metadata: list = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-TIMEOUT_S = 60.0  # s
+TIMEOUT_S = 60.0
 
 
 async def run_penstock(*arguments, **environment):

@@ -1,6 +1,6 @@
-"""Compile the GPU's kernels to machine code for a Hopper GPU, which takes no GPU. Prints a line for each.
+"""Compile the GPU's kernels to machine code for a Hopper GPU, which needs no GPU. Prints one line per kernel.
 
-A program of its own, as a process either compiles kernels or interprets them.
+It is a separate program, because a process either compiles kernels or interprets them.
 """
 
 import triton

@@ -24,9 +24,9 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 
 MODEL = "m"
-LEASE_TTL_S = 5.0  # s
-STREAM_TIMEOUT_S = 2.0  # s
-PATIENCE_S = 10.0  # s
+LEASE_TTL_S = 5.0
+STREAM_TIMEOUT_S = 2.0
+MODEL_TIMEOUT_S = 10.0
 START_UNIX_S = 1_000_000.0  # s; any Unix time
 BLOCK_TOKENS = 16  # tokens
 
@@ -58,11 +58,11 @@ def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000)
     )
 
 
-def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE_S, warm_up=0.0, new_order=ClassFifo):
-    """`new_order`: by default a policy whose keys do not depend on history."""
+def book_of(*, max_depth=1_000, max_tokens=1_000_000, model_timeout=MODEL_TIMEOUT_S, warm_up=0.0, new_order=ClassFifo):
+    """A ticket book; the default policy has keys that do not depend on history."""
     return TicketBook(
         limits=QueueLimits(max_depth, max_tokens),
-        availability=ModelAvailability(timeout=patience, warm_up=warm_up, started_at=START_UNIX_S),
+        availability=ModelAvailability(timeout=model_timeout, warm_up=warm_up, started_at=START_UNIX_S),
         recent_leases=RecentLeases(10.0),
         new_policy=new_order,
     )

@@ -74,7 +74,7 @@ def find_path(text):
 
 
 def example_file(text):
-    """Return a file of that bare name; documents name files of a folder that they have just named."""
+    """Return a file of that bare name; documents name the folder of such files just before them."""
     found = REPO.rglob(text) if "/" not in text else ()
     return next((path for path in found if not {".venv", "node_modules"} & set(path.parts)), None)
 

@@ -25,21 +25,21 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 
 KEY = "pk_dev_" + "0123456789abcdef" * 2
 SECRETS = {"dev_key": KEY, "pepper": "p" * 32, "mesh_secret": "m" * 32}
-START_UNIX_S = 1_800_000_000.0  # s
+START_UNIX_S = 1_800_000_000.0
 
 
 class PausableAdmission(AdmissionService):
-    """Answers nothing while `is_paused`, as a stalled process. `resume` handles the frames received meanwhile."""
+    """Sends no response while `is_paused`, like a stalled process. `resume` handles the frames received since then."""
 
     def __init__(self, *given):
         super().__init__(*given)
         self.is_paused = False
         self.is_closed = False  # rejects new streams
-        self.dead_edges = set()  # edges whose frames no longer reach auth
+        self.disconnected_edges = set()  # edges whose frames no longer reach auth
         self._held_frames = []
 
     def _on_frame(self, peer, edge_id, frame):
-        if edge_id in self.dead_edges:
+        if edge_id in self.disconnected_edges:
             return
         if self.is_paused:
             self._held_frames.append((peer, edge_id, frame))
@@ -51,9 +51,9 @@ class PausableAdmission(AdmissionService):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
         await super().Admit(request_iterator, context)
 
-    def drop_frames_of_dead(self):
-        """Drop the held frames of dead edges, as if they had not been received."""
-        self._held_frames = [each for each in self._held_frames if each[1] not in self.dead_edges]
+    def drop_frames_of_disconnected(self):
+        """Drop the held frames of disconnected edges, as if they had not been received."""
+        self._held_frames = [each for each in self._held_frames if each[1] not in self.disconnected_edges]
 
     def resume(self):
         self.is_paused = False
@@ -62,7 +62,7 @@ class PausableAdmission(AdmissionService):
 
 
 @dataclass
-class AuthLife:
+class RestartableAuth:
     """Auth at one address and one file over several processes."""
 
     path: Path
@@ -96,7 +96,7 @@ class AuthLife:
 
     def expire_edge(self, edge_id: str) -> None:
         """Expire the grace of a disconnected edge."""
-        self.service._expire_edge(edge_id, self.now)  # its sweep, without its clock
+        self.service._expire_edge(edge_id, self.now)  # the sweep that auth runs by its clock
 
     def ledger_rows(self) -> list[tuple]:
         """Return the ledger of a stopped auth: prompt tokens, output tokens, outcome."""
@@ -106,7 +106,7 @@ class AuthLife:
 
 @dataclass
 class EdgeAuthMesh:
-    auth: AuthLife
+    auth: RestartableAuth
     queue: FakeQueue
     workers: list[FakeWorker]
     addresses: list[str]
@@ -132,7 +132,7 @@ class EdgeAuthMesh:
     async def wait_settled(self) -> list[tuple]:
         """Wait until no reservation is left, stop auth, and return its ledger."""
         async with asyncio.timeout(20):
-            while self.auth.authorizer.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
+            while self.auth.authorizer.reservations.reservation_count:  # noqa: ASYNC110  # a figure can only be polled
                 await asyncio.sleep(0)
         await self.auth.stop()
         return self.auth.ledger_rows()
@@ -141,7 +141,7 @@ class EdgeAuthMesh:
 @asynccontextmanager
 async def edge_auth_mesh(path, edges=1, auth=None, **settings) -> AsyncIterator[EdgeAuthMesh]:
     async with AsyncExitStack() as stack:
-        books = AuthLife(path / "auth.sqlite", auth or {})
+        books = RestartableAuth(path / "auth.sqlite", auth or {})
         await books.start()
         stack.push_async_callback(books.stop)
         worker = FakeWorker("w1")

@@ -45,7 +45,7 @@ TIMEOUT_S = 30.0  # bound of every wait
 
 
 def token_at(index: int) -> int:
-    """Return the text of every worker: the letters of the alphabet, repeated."""
+    """The token of the answer at `index`: every worker generates the alphabet, repeated."""
     return TOKENIZER.encode(chr(ord("a") + index % 26)).ids[0]
 
 
@@ -62,7 +62,7 @@ class FakeAuth(AdmissionServiceServicer):
 
     def __init__(self):
         self.reserves = []
-        self.refusals: list[PenstockError] = []  # for the next reservations, although the key is valid
+        self.rejections: list[PenstockError] = []  # for the next reservations, although the key is valid
         self.settles = asyncio.Queue()
         self.open_reservations = set()
         self.peers = set()
@@ -83,22 +83,22 @@ class FakeAuth(AdmissionServiceServicer):
             self.open_reservations.discard(frame.settle.reservation_id)
             self.settles.put_nowait(frame.settle)
             return AdmitResponse(settled=Settled(reservation_id=frame.settle.reservation_id))
-        asked = frame.identify if kind == "identify" else frame.reserve
-        if asked.credential.bearer != "good":
+        request = frame.identify if kind == "identify" else frame.reserve
+        if request.credential.bearer != "good":
             error = Unauthenticated("no such key", reason="KEY_UNKNOWN")
-            return AdmitResponse(rejected=Rejected(request_id=asked.request_id, failure=error.failure()))
+            return AdmitResponse(rejected=Rejected(request_id=request.request_id, failure=error.failure()))
         identity = Identity(
             tenant_id="acme", priority=PRIORITY_STANDARD, weight=1.0, cache_salt=b"s" * 16, key_id="key-1"
         )
         if kind == "identify":
-            return AdmitResponse(identified=Identified(request_id=asked.request_id, identity=identity))
-        if self.refusals:
-            failure = self.refusals.pop(0).failure()
-            rejected = Rejected(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
+            return AdmitResponse(identified=Identified(request_id=request.request_id, identity=identity))
+        if self.rejections:
+            failure = self.rejections.pop(0).failure()
+            rejected = Rejected(request_id=request.request_id, failure=failure, tenant_id="acme", key_id="key-1")
             return AdmitResponse(rejected=rejected)
-        self.reserves.append(asked)
-        self.open_reservations.add(f"r-{asked.request_id}")
-        admitted = Admitted(request_id=asked.request_id, reservation_id=f"r-{asked.request_id}", identity=identity)
+        self.reserves.append(request)
+        self.open_reservations.add(f"r-{request.request_id}")
+        admitted = Admitted(request_id=request.request_id, reservation_id=f"r-{request.request_id}", identity=identity)
         return AdmitResponse(admitted=admitted)
 
 

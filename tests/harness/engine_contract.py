@@ -1,7 +1,7 @@
 """The contract of every engine, as plain functions that any Python with the engine can run.
 
 `python engine_contract.py MODEL` runs them against a real vLLM in a Python that has it, and this folder and services/
-on its path. Each function is given a `Subject`, whose engine may have served others before and is idle.
+on its path. Each function is given a `Subject`, whose engine is idle and may have run other sequences before.
 """
 
 import itertools
@@ -20,8 +20,8 @@ SAMPLED = SamplingParams(temperature=1.0)
 @dataclass
 class Subject:
     engine: object
-    uses_model_scores: bool = True  # tokens come from a model's scores, so that biases and penalties show
-    resumes_draws: bool = True  # a drawn text goes on with the very tokens it would have had
+    uses_model_scores: bool = True  # tokens follow a model's scores, so that biases and penalties have an effect
+    resumes_draws: bool = True  # a resumed sampled text continues with the same tokens
     eos_ids: tuple[int, ...] = ()  # of its model
     seq_ids: itertools.count = field(default_factory=lambda: itertools.count(1))
 
@@ -55,8 +55,8 @@ def raised_error(add, error):
     """The error that `add` raises."""
     try:
         add()
-    except error as refused:
-        return refused
+    except error as rejection:
+        return rejection
     raise AssertionError(f"was taken, though {error.__name__} was due")
 
 
@@ -149,27 +149,27 @@ def biases_and_constraints_restrict_the_output(subject):
 
 
 def logprobs_are_returned_on_request(subject):
-    asked = subject.add(sampling=SamplingParams(logprobs=True))
+    with_logprobs = subject.add(sampling=SamplingParams(logprobs=True))
     silent = subject.add()
     for result in subject.run_to_end():
         for seq_id, logprob in zip(result.seq_ids, result.logprobs, strict=True):
             assert logprob == 0.0 if seq_id == silent else logprob <= 0.0
-            assert not subject.uses_model_scores or seq_id != asked or logprob < 0.0
+            assert not subject.uses_model_scores or seq_id != with_logprobs or logprob < 0.0
 
 
 def the_next_step_reports_a_cancel_and_computes_nothing_for_it(subject):
-    gone, stays = subject.add(max_output_tokens=40), subject.add(max_output_tokens=6)
+    cancelled, running = subject.add(max_output_tokens=40), subject.add(max_output_tokens=6)
     before = [subject.engine.step() for _ in range(3)]
-    assert subject.engine.cancel(gone)
-    assert not subject.engine.cancel(gone)
+    assert subject.engine.cancel(cancelled)
+    assert not subject.engine.cancel(cancelled)
     results = subject.run_to_end()
     [receipt] = results[0].cancelled
-    assert (receipt.seq_id, receipt.output_tokens) == (gone, len(tokens_of(before, gone)))
+    assert (receipt.seq_id, receipt.output_tokens) == (cancelled, len(tokens_of(before, cancelled)))
     assert receipt.blocks_freed >= 1
-    assert tokens_of(results, gone) == []
-    assert len(tokens_of([*before, *results], stays)) == 6
-    assert not subject.engine.cancel(gone)
-    assert not subject.engine.cancel(stays)
+    assert tokens_of(results, cancelled) == []
+    assert len(tokens_of([*before, *results], running)) == 6
+    assert not subject.engine.cancel(cancelled)
+    assert not subject.engine.cancel(running)
 
 
 def a_cancel_of_the_only_sequence_is_reported(subject):
@@ -268,7 +268,7 @@ CONTRACT = (
 
 
 def main(model: str) -> None:
-    """Print one line per promise; exit with how many were broken."""
+    """Print one line per promise; the exit status is the number of broken ones."""
     from penstock.worker.engine.build import build_engine
     from penstock.worker.engine.options import EngineOptions
 
@@ -284,7 +284,7 @@ def main(model: str) -> None:
         try:
             promise(subject)
             outcome = "kept"
-        except Exception:  # noqa: BLE001 - the other promises are to be tried all the same
+        except Exception:  # noqa: BLE001 - the other promises are checked as well
             outcome = "BROKEN"
             broken += 1
             traceback.print_exc()

@@ -70,12 +70,12 @@ class EngineStress:
             self.counts["finished"] += 1
             self.counts["cached"] += bool(done.cached_tokens)
             self._compare_answer(tuple(spec.token_ids), tokens)
-        for gone in result.cancelled:
-            assert gone.output_tokens == len(self.running.pop(gone.seq_id)[1])
+        for cancelled in result.cancelled:
+            assert cancelled.output_tokens == len(self.running.pop(cancelled.seq_id)[1])
             self.counts["cancelled"] += 1
 
     def _compare_answer(self, prompt, tokens):
-        """All greedy answers to one prompt are one text, cut at different lengths."""
+        """All greedy answers to one prompt are prefixes of one text."""
         known = self.longest_answers.setdefault(prompt, tokens)
         shorter = min(len(known), len(tokens))
         self.counts["different"] += known[:shorter] != tokens[:shorter]

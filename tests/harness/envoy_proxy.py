@@ -36,7 +36,7 @@ class Backend:
     def __init__(self, name):
         self.name = name
         self.may_continue = asyncio.Event()
-        self.client_disconnected = asyncio.Event()  # a client went before its stream ended
+        self.client_disconnected = asyncio.Event()  # a client disconnected before its stream ended
         self.silent_calls = asyncio.Semaphore(0)  # one for each silent call
         self.metadata = {}  # of the last call
 
@@ -114,12 +114,12 @@ class Backend:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         writer.write(_chunk(f"data: {self.name} first\n\n"))
         async with asyncio.TaskGroup() as group:
-            gone = group.create_task(reader.read(1))
+            disconnect = group.create_task(reader.read(1))
             go = group.create_task(self.may_continue.wait())
-            await asyncio.wait([gone, go], return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
+            await asyncio.wait([disconnect, go], return_when=asyncio.FIRST_COMPLETED)
+            if disconnect.done():
                 self.client_disconnected.set()
-            gone.cancel()
+            disconnect.cancel()
             go.cancel()
         writer.write(_chunk(f"data: {self.name} second\n\n") + b"0\r\n\r\n")
 
@@ -129,7 +129,7 @@ def _chunk(text):
 
 
 class LoggedProcess:
-    """A child whose log, on stderr, the test can wait on."""
+    """A child process with a log on stderr, whose lines the test can await."""
 
     def __init__(self, child):
         self.child = child
@@ -141,7 +141,7 @@ class LoggedProcess:
             self.lines.append(raw.decode(errors="replace"))
             if all(fragment in self.lines[-1] for fragment in fragments):
                 return self.lines[-1]
-        raise AssertionError(f"{fragments} never came in:\n" + "".join(self.lines))
+        raise AssertionError(f"{fragments} were not logged:\n" + "".join(self.lines))
 
 
 @asynccontextmanager
@@ -173,7 +173,7 @@ class EnvoyProxy:
     def write_edges(self, *edges):
         replacement = self.folder / "edges.new"
         replacement.write_text("\n".join(edges))
-        replacement.rename(self.folder / "edges")  # whole or not at all
+        replacement.rename(self.folder / "edges")  # the file is replaced atomically
 
     def control_plane(self):
         return logged_process(
@@ -202,7 +202,7 @@ class EnvoyProxy:
 
     @asynccontextmanager
     async def channel(self, own=0):
-        """A channel; each `own` number is a connection of its own."""
+        """A channel; each number `own` has a separate connection."""
         backoff = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20)]
         options = [("grpc.use_local_subchannel_pool", 1), ("test.own", own), *backoff]
         async with grpc.aio.insecure_channel(self.address, options=options) as channel:

@@ -1,8 +1,8 @@
-"""Time for units that take a loop and use its timers alone."""
+"""A fake event loop for units that use only its timers."""
 
 
 class FakeLoop:
-    """A loop that only knows timers, and whose time passes when it is told to."""
+    """A loop with timers only, whose time the test advances."""
 
     def __init__(self):
         self.now = 0.0
@@ -14,7 +14,7 @@ class FakeLoop:
         return timer
 
     def fire_next(self):
-        """Make the next timer's call; False when there is none."""
+        """Run the next timer's callback; returns False if there is none."""
         self.timers = sorted((each for each in self.timers if not each.is_cancelled), key=lambda each: each.due)
         if not self.timers:
             return False

@@ -1,7 +1,7 @@
 """A fake of the parts of vLLM that the adapter uses: its engine, and the records of its scheduler.
 
 Underneath is our own simulated batch, so tokens, blocks and cached prefixes are consistent. Field names and their
-meaning are vLLM 0.32's; whether the real one still has them is for the test against the real one to say.
+meaning are vLLM 0.32's; the test against the real vLLM checks that it still has them.
 """
 
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ VOCABULARY = 304
 
 
 class _HashingEngine(SimulatedEngine):
-    """Each token is a function of all tokens before it, as a model's is."""
+    """Each token is a function of all tokens before it, as with a model."""
 
     def _token(self, seq_id, position):
         return self._token_ids[hash(tuple(self.batch._sequences[seq_id].ids)) % len(self._token_ids)]
@@ -29,7 +29,7 @@ class FakeVllm:
     """A fake `LLMEngine` that checks that the real one accepts each argument."""
 
     def __init__(self, *, blocks, block_size, slots, context, token_budget, token_ids):
-        self.params = {}  # by request id, as they came
+        self.params = {}  # by request ID, in order of arrival
         self.steps = 0
         batch = Batch(
             pool=BlockPool(blocks, block_size),
@@ -77,7 +77,7 @@ class FakeVllm:
     def abort_request(self, request_ids):
         for request_id in request_ids:
             assert self._engine.cancel(int(request_id))
-            self._engine.batch._release_cancelled()  # the real one frees at once, too
+            self._engine.batch._release_cancelled()  # the real vLLM frees at once as well
 
     def step(self):
         self.steps += 1

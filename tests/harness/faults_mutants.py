@@ -131,13 +131,13 @@ def a_lost_run_is_never_retried(worker_lost, self, now, *, died):
 @mutant(gateway, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
     plan = plan_generation(spec, model, **given)
-    fresh = model.codec.new_detokenizer(spec.input, plan.prompt_ids, spec.stop)
-    return dataclasses.replace(plan, detokenizer=fresh)
+    detokenizer = model.codec.new_detokenizer(spec.input, plan.prompt_ids, spec.stop)
+    return dataclasses.replace(plan, detokenizer=detokenizer)
 
 
 @mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)
-def unread_output_of_a_slow_client_is_unbounded(emit, self, context, piece):
-    context.sink.send_delta(piece)
+def unread_output_of_a_slow_client_is_unbounded(emit, self, context, delta):
+    context.sink.send_delta(delta)
 
 
 @mutant(write_timeout._WriteWatchdog, "_check", mutate_plan=with_slow_reader)
@@ -170,12 +170,12 @@ def a_lost_session_leaves_its_requests_waiting(on_down, self, reason):
 
 
 @mutant(ReservationTable, "find", fault=(FaultKind.RESET, "auth", Failpoint(ADMIT, TO_CLIENT, "admitted")))
-def a_reservation_asked_for_again_is_made_again(find, self, tenant_id, request_id):
+def a_repeated_reservation_is_reserved_again(find, self, tenant_id, request_id):
     return None
 
 
 @mutant(EdgeSessions, "pop_expired", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
+def an_edge_that_stays_away_keeps_its_reservations(expired, self, now):
     return []
 
 
@@ -231,7 +231,7 @@ def suspects_are_not_quarantined(engine_lost, self, error, now, *, crashed=False
 
 
 @mutant(SuspectIsolation, "clear_isolated", mutate_plan=with_poison)
-def cleared_runs_continue_beside_the_next_suspect(_, self):
+def cleared_runs_continue_with_the_next_suspect(_, self):
     if self.isolated and self.isolated.tokens > self._tokens_before:
         self.isolated = None
 
@@ -257,13 +257,13 @@ def isolation_ends_when_the_client_disconnects(_, self, run, now):
 
 
 @mutant(Batch, "_release_cancelled", cancel_mode=cancels_early)
-def blocks_of_a_cancelled_prefill_are_kept(let_go, self):
+def blocks_of_a_cancelled_prefill_are_kept(release_blocks, self):
     prefilling = {each.spec.seq_id for each in self.running if each.remaining > 1}
     release = BlockPool.release
     with patch.object(
-        BlockPool, "release", lambda pool, table, who: 0 if who in prefilling else release(pool, table, who)
+        BlockPool, "release", lambda pool, table, seq_id: 0 if seq_id in prefilling else release(pool, table, seq_id)
     ):
-        return let_go(self)
+        return release_blocks(self)
 
 
 @mutant(Batch, "_emit", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))

@@ -39,12 +39,12 @@ def _roots(command):
 
 
 def variables_of(image, folder, environment=os.environ):
-    """Variables with which Python sees what `image` has; `folder` is for a file."""
+    """Variables with which Python sees what `image` has; writes the list of its files into `folder`."""
     names = installed_in(image)
     found = [distribution(name) for name in names]
     files = [str(Path(each.locate_file(file))) for each in found for file in each.files if file.suffix in MODULES]
-    told = folder / f"{image.name}.json"
-    told.write_text(json.dumps({"files": files, "distributions": sorted({*names, "penstock"})}), encoding="utf-8")
+    list_file = folder / f"{image.name}.json"
+    list_file.write_text(json.dumps({"files": files, "distributions": sorted({*names, "penstock"})}), encoding="utf-8")
     kept = {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}
-    state = str(folder / "state")  # not that of a mesh that a person runs here
-    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": str(IMPORT_FILTER), "ONLY_INSTALLED": str(told)}
+    state = str(folder / "state")  # not the state of a mesh that a person runs here
+    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": str(IMPORT_FILTER), "ONLY_INSTALLED": str(list_file)}

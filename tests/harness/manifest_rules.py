@@ -1,6 +1,6 @@
 """Rules between Kubernetes objects, beyond their schemas. Pure: objects in, faults out.
 
-Schema checks miss what breaks a roll-out in practice: a port nobody listens on, a selector that selects nothing, an
+Schema checks miss what breaks a roll-out in practice: a port without a listener, a selector that selects nothing, an
 address of no Service, a grace period shorter than the drain, a policy that forbids a call of the request's own path.
 """
 
@@ -170,7 +170,7 @@ def _check_rollout(pods):
         yield "a roll takes pods away before there are new ones"
 
 
-SHARED_VARIABLES = ("POD_IP", "PENSTOCK_ZONE")  # what every tier may have
+SHARED_VARIABLES = ("POD_IP", "PENSTOCK_ZONE")  # allowed for every tier
 
 
 def _check_probes(pods):
@@ -182,7 +182,7 @@ def _check_probes(pods):
         for how in ("grpc", "httpGet", "tcpSocket"):
             port = (probe or {}).get(how, {}).get("port")
             if port is not None and port not in (numbers if how == "grpc" else names):
-                yield f"its {kind} asks port {port}, which it does not have"
+                yield f"its {kind} uses port {port}, which it does not have"
 
 
 def _check_tier(pods, config_class):
@@ -191,7 +191,7 @@ def _check_tier(pods, config_class):
     try:
         config = load(config_class, tier, variables)
     except ConfigError as error:
-        yield f"its settings are refused: {error}"
+        yield f"its settings are invalid: {error}"
         return
     unknown = [
         name for name in variables if not name.startswith(variable_prefix(tier)) and name not in SHARED_VARIABLES
@@ -202,7 +202,7 @@ def _check_tier(pods, config_class):
     yield from _check_grpc_probes(pods)
     yield from _check_grace_period(pods, config.drain_grace)
     if tier == "worker" and config.advertise != f"10.0.0.1:{ports(pods)['grpc']}":
-        yield f"edges are told to dial {config.advertise!r}, which is not the pod"
+        yield f"edges are given the address {config.advertise!r}, which is not the address of the pod"
 
 
 def _check_ports(pods, config):
@@ -214,9 +214,9 @@ def _check_ports(pods, config):
 
 def _check_grpc_probes(pods):
     grpc = ports(pods)["grpc"]
-    asked = {kind: container(pods).get(f"{kind}Probe", {}).get("grpc") for kind in ("readiness", "liveness")}
-    if asked != {"readiness": {"port": grpc}, "liveness": {"port": grpc, "service": LIVENESS}}:
-        yield f"its probes ask {asked}"
+    probes = {kind: container(pods).get(f"{kind}Probe", {}).get("grpc") for kind in ("readiness", "liveness")}
+    if probes != {"readiness": {"port": grpc}, "liveness": {"port": grpc, "service": LIVENESS}}:
+        yield f"its probes use {probes}"
 
 
 def _check_envoy(pods):
@@ -259,12 +259,12 @@ def _check_network_policy(policy, objects):
     there = {port for name in selected for port in ports(_find_object(objects, "Deployment", name)).values()}
     for rule in policy["spec"].get("ingress", []):
         if strange := {port["port"] for port in rule["ports"]} - there:
-            yield f"opens {sorted(strange)}, where nobody listens"
+            yield f"opens {sorted(strange)}, where no process listens"
         for source in rule.get("from", []):
             yield from _selects_one(source["podSelector"]["matchLabels"], objects)
 
 
-# Who calls whom
+# Calls between tiers
 
 
 def _check_calls(objects):
@@ -285,7 +285,7 @@ def _check_calls(objects):
 
 
 def _configured_addresses(objects):
-    """Caller, setting, Service and port of each address that some process is given."""
+    """Caller, setting, Service and port of each configured address."""
     for pods in _objects_of_kind(objects, "Deployment"):
         for name, text in environment(pods).items():
             for match in ADDRESS.finditer(text):

@@ -19,9 +19,9 @@ TIERS = ("auth", "edge", "queue", "routing", "scheduler", "worker")
 @cache
 def render_overlay(folder):
     """The objects of an overlay; shared, so copy before changing."""
-    said = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
-    return list(yaml.safe_load_all(said.stdout))
+    rendered = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert rendered.returncode == 0, rendered.stderr
+    return list(yaml.safe_load_all(rendered.stdout))
 
 
 def config_classes():
@@ -30,6 +30,6 @@ def config_classes():
 
 
 def get_object(objects, kind, name):
-    """The one object of that kind whose name is `name`, a generated suffix aside."""
+    """The one object of that kind whose name is `name`, without a generated suffix."""
     (only,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].split("-")[0] == name]
     return only

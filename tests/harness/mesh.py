@@ -1,4 +1,4 @@
-"""A whole mesh as real processes, for system tests: the one `penstock up` runs, on free ports."""
+"""A whole mesh as real processes, for system tests: the mesh of `penstock up`, on free ports."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,12 +15,12 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import GenerateRequest, Sampling
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
-TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
+TIMEOUT_S = 30.0  # bound of every wait
 
 
 @asynccontextmanager
-async def running_mesh(**asked) -> AsyncIterator[LocalMesh]:
-    async with local_mesh(MeshOptions(base_port=0, **{"envoy": False, **asked})) as mesh:
+async def running_mesh(**options) -> AsyncIterator[LocalMesh]:
+    async with local_mesh(MeshOptions(base_port=0, **{"envoy": False, **options})) as mesh:
         yield mesh
 
 
@@ -42,14 +42,14 @@ async def stub_client(mesh: LocalMesh, address: str = "") -> AsyncIterator[StubC
 
 
 def greedy(prompt: str, tokens: int) -> dict[str, object]:
-    """Fields of a request whose answer is the same each time and exactly `tokens` long."""
+    """Fields of a request whose answer is the same each time and has exactly `tokens` tokens."""
     sampling = Sampling(temperature=0.0)
     return {"text": prompt, "max_output_tokens": tokens, "sampling": sampling, "ignore_eos": True}
 
 
 @dataclass
 class StreamedAnswer:
-    """What a whole stream carried."""
+    """The content of a whole stream."""
 
     text: str
     token_ids: list[int]
@@ -100,14 +100,14 @@ async def wait_for_figures(address: str, condition: Callable[[dict[str, float]],
             message = f"{address} never got there: {figures}"
             raise AssertionError(message) from None
         except grpc.aio.AioRpcError as error:
-            message = f"{address} went away: {error.details()}"
+            message = f"{address} closed the stream: {error.details()}"
             raise AssertionError(message) from None
     message = f"{address} stopped answering: {figures}"
     raise AssertionError(message)
 
 
 async def wait_at_rest(mesh: LocalMesh) -> None:
-    """Wait until no live process holds anything for a request; a figure that is missing fails as well."""
+    """Wait until no live process holds state of a request; a missing figure fails as well."""
     for child in mesh.processes.children:
         names = FIGURES_ZERO_AT_REST.get(child.spec.tier, ())
         if child.is_alive and names:

@@ -1,6 +1,6 @@
 """The reference for engines: the whole sequence is recomputed for each token, without a cache.
 
-Written apart from the engine's model: its own attention, on the same weights.
+It is independent of the engine's model: separate attention code on the same weights.
 """
 
 import torch

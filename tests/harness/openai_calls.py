@@ -4,7 +4,7 @@ import asyncio
 
 from edge_http import TIMEOUT_S
 
-CHUNK_BYTES = 64 << 10  # bytes
+CHUNK_BYTES = 64 << 10
 MESSAGES = [{"role": "user", "content": "hi"}]
 PATHS = ["/v1/responses", "/v1/chat/completions", "/v1/completions"]
 CREATE = {
@@ -46,5 +46,5 @@ async def next_line(lines):
 
 async def wait_until(is_so):
     async with asyncio.timeout(TIMEOUT_S):
-        while not is_so():  # noqa: ASYNC110  # what is looked at has no event
+        while not is_so():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0)

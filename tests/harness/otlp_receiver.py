@@ -70,7 +70,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
         return answer
 
     def spans(self, *, trace_id: str = "", name: str = "") -> list[ReceivedSpan]:
-        """Spans so far, by start; of one trace and of one name where asked."""
+        """Spans so far, by start; only of the given trace and name if these are set."""
         with self._arrived:
             found = [each for each in self._spans if trace_id in ("", each.trace_id) and name in ("", each.name)]
         return sorted(found, key=lambda each: each.start_unix_nano)
@@ -82,7 +82,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
             arrived = self._arrived.wait_for(lambda: not self._missing(names, trace_id), timeout=TIMEOUT_S)
             missing = self._missing(names, trace_id)
         assert arrived, (
-            f"no span {sorted(missing)} came within {TIMEOUT_S} s; there are {self.spans(trace_id=trace_id)}"
+            f"no span {sorted(missing)} arrived within {TIMEOUT_S} s; there are {self.spans(trace_id=trace_id)}"
         )
         return self.spans(trace_id=trace_id)
 
@@ -90,7 +90,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
         """The newest state of a metric, as its protobuf message."""
         run_deferred_calls()
         with self._arrived:
-            assert self._arrived.wait_for(lambda: name in self._metrics, timeout=TIMEOUT_S), f"no metric {name} came"
+            assert self._arrived.wait_for(lambda: name in self._metrics, timeout=TIMEOUT_S), f"no metric {name} arrived"
             return self._metrics[name]
 
     def wait_for_export(self) -> None:

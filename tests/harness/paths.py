@@ -1,4 +1,4 @@
-"""Where tests find things that are not part of the product."""
+"""Paths of the repository and of test data."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, Ticket
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
 from penstock.v1.stream_pb2 import Hello
 
-TIMEOUT_S = 30.0  # s; a bound for events that must happen
+TIMEOUT_S = 30.0  # bound of every wait
 
 
 def ticket(ticket_id, **fields):

@@ -13,7 +13,7 @@ from penstock.queue.tickets.book import DEFAULT_POLICY, TicketBook
 from penstock.queue.tickets.recent_leases import RecentLeases
 
 INTERACTIVE, STANDARD, BATCH = 1, 2, 3
-WARM_UP_S, PATIENCE_S, LEASE_MEMORY_S = 5.0, 10.0, 10.0  # s
+WARM_UP_S, MODEL_TIMEOUT_S, LEASE_MEMORY_S = 5.0, 10.0, 10.0
 START_UNIX_S = 1_000.0  # s; Unix time of the book's start
 
 
@@ -51,7 +51,7 @@ class ShardDriver:
     def __post_init__(self):
         self.book = TicketBook(
             limits=QueueLimits(self.max_depth, self.max_tokens),
-            availability=ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S),
+            availability=ModelAvailability(timeout=MODEL_TIMEOUT_S, warm_up=WARM_UP_S, started_at=START_UNIX_S),
             recent_leases=RecentLeases(LEASE_MEMORY_S),
             ttft_targets=self.ttft_targets,
             new_policy=self.policy,

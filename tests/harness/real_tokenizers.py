@@ -14,7 +14,7 @@ from paths import GPT2, STORIES
 
 @cache
 def gpt2_json() -> str:
-    """With the first 6,000 of its merges."""
+    """GPT-2's tokenizer with the first 6,000 of its merges."""
     return gzip.decompress(GPT2.read_bytes()).decode()
 
 

@@ -78,9 +78,9 @@ def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, r
     )
 
 
-def grants(book, room, largest, tokens=MANY_TOKENS):
+def grants(book, tickets, largest, tokens=MANY_TOKENS):
     """Return the grants without their tokens."""
-    return [grant._replace(tokens=0) for grant in plan_grants(book, FreeCapacity(room, tokens, largest))]
+    return [grant._replace(tokens=0) for grant in plan_grants(book, FreeCapacity(tickets, tokens, largest))]
 
 
 def offer_one(book, queue, then):

@@ -16,7 +16,7 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.v1.stream_pb2 import Hello
 
-TIMEOUT_S = 30.0  # s; a bound for events that must happen
+TIMEOUT_S = 30.0  # bound of every wait
 
 
 class ReceivedFrames:

@@ -6,12 +6,12 @@ import os
 import sys
 from contextlib import asynccontextmanager
 
-TIMEOUT_S = 60.0  # s
+TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
 async def tier_process(tier, **settings):
-    """Listens on a free port where `settings` (PENSTOCK_<TIER>_*) name none; this environment's own are left out."""
+    """Listens on a free port unless `settings` (PENSTOCK_<TIER>_*) name one; those of this environment are removed."""
     own = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in {"LISTEN": "127.0.0.1:0", **settings}.items()}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | own
     process = await asyncio.create_subprocess_exec(
@@ -32,7 +32,7 @@ async def wait_for_event(process, event):
             found = json.loads(line) if line.startswith(b"{") else {}
             if found.get("event") == event:
                 return found
-    raise AssertionError(f"a process ended with {await process.wait()} without saying {event}")
+    raise AssertionError(f"a process ended with {await process.wait()} before it logged {event}")
 
 
 async def address_of(process):

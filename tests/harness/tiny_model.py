@@ -75,9 +75,9 @@ def tiny_tokenizer(vocab: int) -> Tokenizer:
     for word in WORDS:
         symbols = word.replace(" ", "Ġ")
         for end in range(2, len(symbols) + 1):
-            piece = symbols[:end]
-            if piece not in ids and len(ids) < vocab:
-                ids[piece] = len(ids)
+            symbol = symbols[:end]
+            if symbol not in ids and len(ids) < vocab:
+                ids[symbol] = len(ids)
                 merges.append((symbols[: end - 1], symbols[end - 1]))
     tokenizer = Tokenizer(BPE(vocab=ids, merges=merges))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
@@ -105,7 +105,7 @@ def _weights(
         weights |= {
             prefix + "input_layernorm.weight": np.ones(dim, np.float32),
             prefix + "post_attention_layernorm.weight": np.ones(dim, np.float32),
-            # Sharp attention over far positions: what is cached wrongly shows in the next token.
+            # Sharp attention over far positions: a wrong cache entry changes the next token.
             prefix + "self_attn.q_proj.weight": matrix(heads * head_size, dim, gain=2.0),
             prefix + "self_attn.k_proj.weight": matrix(kv_heads * head_size, dim, gain=2.0),
             prefix + "self_attn.v_proj.weight": matrix(kv_heads * head_size, dim, gain=2.0),

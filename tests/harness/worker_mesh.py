@@ -25,7 +25,7 @@ from penstock.v1.stream_pb2 import Hello
 from penstock.worker.__main__ import run
 from penstock.worker.config import DType, EngineKind, WorkerConfig
 
-TIMEOUT_S = 60.0  # s; a bound for what must happen, never a wait for what may
+TIMEOUT_S = 60.0  # bound of every wait
 
 
 class FakeScheduler(SchedulerServiceServicer):
@@ -36,7 +36,7 @@ class FakeScheduler(SchedulerServiceServicer):
         self.lease_events = asyncio.Queue()  # started and released, in order
         self.ended_streams = asyncio.Queue()  # of each stream: whether it ended on purpose
         self.reports = asyncio.Queue()
-        self.served = {}  # by lease: all that was reported, in order
+        self.served = {}  # by lease: all reports, in order
         self.cached_blocks = set()  # short hashes of the blocks in the worker's prefix cache
         self.poison_reports = asyncio.Queue()  # reports of poison broadcasts: is_confirmed by fingerprint
         self.worker = Hello()
@@ -231,7 +231,7 @@ class RunningWorker:
         raise AssertionError("the worker ended the watch")
 
     async def wait_at_rest(self):
-        """Return the figures once no request holds anything."""
+        """Return the figures once no state of a request remains."""
         return await self.wait_for_figures(
             lambda figures: not any(figures[name] for name in FIGURES_ZERO_AT_REST["worker"])
         )

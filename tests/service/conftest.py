@@ -8,7 +8,7 @@ from penstock.chassis.observability.telemetry import open_telemetry
 
 @pytest.fixture(scope="session")
 def receiver():
-    """A receiver of this process's spans and metrics; ask it by the trace id of your own test."""
+    """A receiver of this process's spans and metrics; select by the trace ID of the test."""
     with pytest.MonkeyPatch.context() as patch, otlp_receiver() as found:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")  # ms
         patch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")  # ms

@@ -42,7 +42,7 @@ async def test_keys_are_listed_without_their_secrets():
         listed = (await found.admin.ListKeys(pb.ListKeysRequest())).keys
         assert {(each.key_id, each.loopback_only) for each in listed} == {("dev", True), (made.key.key_id, False)}
         assert made.secret.split("_")[2] not in str(listed)
-        assert list((await found.admin.ListKeys(pb.ListKeysRequest(tenant_id="nobody"))).keys) == []
+        assert list((await found.admin.ListKeys(pb.ListKeysRequest(tenant_id="unknown"))).keys) == []
 
 
 async def test_tenants_are_stored_with_their_defaults_filled_in():
@@ -78,11 +78,11 @@ async def test_an_invalid_tenant_is_rejected_with_the_field(tenant, field_name):
 @pytest.mark.parametrize(
     ("call", "request_message", "reason"),
     [
-        ("CreateKey", pb.CreateKeyRequest(tenant_id="nobody"), "TENANT_UNKNOWN"),
+        ("CreateKey", pb.CreateKeyRequest(tenant_id="unknown"), "TENANT_UNKNOWN"),
         ("CreateKey", pb.CreateKeyRequest(tenant_id="default", display_name="ä" * 65), "INVALID_ARGUMENT"),
         ("CreateKey", pb.CreateKeyRequest(tenant_id="default", ttl=Duration(seconds=-1)), "INVALID_ARGUMENT"),
         ("CreateKey", pb.CreateKeyRequest(tenant_id="default", ttl=Duration(seconds=2**63 - 1)), "INVALID_ARGUMENT"),
-        ("RevokeKey", pb.RevokeKeyRequest(key_id="nobody"), "KEY_UNKNOWN"),
+        ("RevokeKey", pb.RevokeKeyRequest(key_id="unknown"), "KEY_UNKNOWN"),
     ],
 )
 async def test_invalid_admin_requests_are_rejected(call, request_message, reason):

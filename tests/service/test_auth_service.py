@@ -43,7 +43,7 @@ async def test_reserving_and_settling_are_idempotent():
 
 async def test_an_unknown_reservation_is_settled_without_a_charge():
     async with auth_process() as found, edge(found) as stream:
-        assert (await stream.settle("nobody-knows-it")).reservation_id == "nobody-knows-it"
+        assert (await stream.settle("unknown")).reservation_id == "unknown"
         assert (await tenant_use(found)).requests == 0
 
 
@@ -60,8 +60,8 @@ async def test_a_bad_key_is_rejected_by_identify_and_reserve(bearer, loopback, r
     credential = Credential(bearer=bearer, loopback=loopback)
     async with auth_process() as found, edge(found) as stream:
         assert rejection_of(await stream.identify(credential)).reason == reason
-        refused = await stream.reserve(credential=credential)
-        assert (refused.request_id, rejection_of(refused).reason) == ("request-1", reason)
+        rejected = await stream.reserve(credential=credential)
+        assert (rejected.request_id, rejection_of(rejected).reason) == ("request-1", reason)
         assert found.figures["reservations"] == 0
 
 
@@ -90,28 +90,28 @@ async def test_a_fallback_admission_is_reserved_regardless_of_limits_and_key():
         credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
         held = await stream.reserve("request-1", 10, 50, credential=credential)
         await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=held.identity.key_id))
-        vouch = FallbackAdmission(key_id=held.identity.key_id)
-        booked = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
-        again = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
-        assert booked.reservation_id == again.reservation_id
-        await stream.settle(booked.reservation_id, 10, 50, "length")
+        admission = FallbackAdmission(key_id=held.identity.key_id)
+        recorded = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=admission)
+        again = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=admission)
+        assert recorded.reservation_id == again.reservation_id
+        await stream.settle(recorded.reservation_id, 10, 50, "length")
         used = await tenant_use(found, "acme")
         assert (used.prompt_tokens, used.output_tokens, used.concurrent_requests) == (10, 50, 1)
 
 
 async def test_a_fallback_admission_of_a_reserved_request_is_one_reservation():
     async with auth_process() as found, edge(found) as stream:
-        asked = await stream.reserve()
-        vouched = await stream.reserve(
-            credential=None, fallback_admission=FallbackAdmission(key_id=asked.identity.key_id)
+        first = await stream.reserve()
+        by_fallback = await stream.reserve(
+            credential=None, fallback_admission=FallbackAdmission(key_id=first.identity.key_id)
         )
-        assert vouched.reservation_id == asked.reservation_id
+        assert by_fallback.reservation_id == first.reservation_id
 
 
 async def test_a_fallback_admission_of_an_unknown_key_is_rejected():
     async with auth_process() as found, edge(found) as stream:
-        refused = await stream.reserve(credential=None, fallback_admission=FallbackAdmission(key_id="nobody"))
-        assert rejection_of(refused).reason == "KEY_UNKNOWN"
+        rejected = await stream.reserve(credential=None, fallback_admission=FallbackAdmission(key_id="unknown"))
+        assert rejection_of(rejected).reason == "KEY_UNKNOWN"
 
 
 async def test_a_fallback_grant_is_a_share_of_the_remaining_tokens():
@@ -156,10 +156,10 @@ async def test_a_reserve_is_a_span_of_the_callers_trace(receiver):
     async with asyncio.timeout(10):
         while len(receiver.spans(trace_id=trace_id)) < 2:
             await asyncio.to_thread(receiver.wait_for_export)
-    admitted, refused = receiver.spans(trace_id=trace_id)
+    admitted, rejected = receiver.spans(trace_id=trace_id)
     assert admitted.parent_id == "051581bf3cb55c13"
     assert admitted.attributes["penstock.tenant_id"] == "default"
-    assert refused.attributes["penstock.reason"] == "KEY_MISSING"
+    assert rejected.attributes["penstock.reason"] == "KEY_MISSING"
 
 
 async def test_a_trace_that_is_not_recorded_costs_no_span(receiver):

@@ -18,12 +18,14 @@ from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
 from penstock.auth.store.sqlite import StoreClosed, opened_store
 from penstock.auth.store.store import Barrier, Charged, PutKey, PutTenant, Reserved
 
-ACME = Tenant(tenant_id="acme", weight=2.5, tokens_per_minute=600)
-KEY = Key(key_id="k", tenant_id="acme", digest=b"\x00" * 32, created_at=1.5, display_name="für Anna", expires_at=9.0)
+ACME_TENANT = Tenant(tenant_id="acme", weight=2.5, tokens_per_minute=600)
+ACME_KEY = Key(
+    key_id="k", tenant_id="acme", digest=b"\x00" * 32, created_at=1.5, display_name="für Anna", expires_at=9.0
+)
 
 
 def reservation(number: int = 1) -> Reservation:
-    ask = ReservationRequest(
+    request = ReservationRequest(
         request_id=f"request-{number}",
         tenant_id="acme",
         key_id="k",
@@ -32,7 +34,7 @@ def reservation(number: int = 1) -> Reservation:
         prompt_tokens=10,
         max_output_tokens=20,
     )
-    return Reservation(reservation_id=f"r-{number}", request=ask, reserved_at=1.25, expires_at=101.25)
+    return Reservation(reservation_id=f"r-{number}", request=request, reserved_at=1.25, expires_at=101.25)
 
 
 def charged(number: int = 1, *, outcome: str = "stop", output: int = 7) -> Charged:
@@ -63,18 +65,18 @@ async def test_all_values_are_restored_unchanged(path):
     balance = Balance("acme", 5, 1_800_000_000_000_001, 0, 0, 0)
     async with opened_store(path) as (store, state):
         assert [each.tenant_id for each in state.tenants] == [DEFAULT_TENANT]
-        for change in (PutTenant(ACME), PutKey(KEY), Reserved(reservation(), balance)):
+        for change in (PutTenant(ACME_TENANT), PutKey(ACME_KEY), Reserved(reservation(), balance)):
             await kept(store, change)
     state = await stored_state(path)
-    assert ACME in state.tenants
-    assert state.keys == [KEY]
+    assert ACME_TENANT in state.tenants
+    assert state.keys == [ACME_KEY]
     assert state.reservations == [reservation()]
     assert state.balances == {"acme": balance}
 
 
 async def test_a_tenant_with_keys_and_a_balance_can_get_new_limits(path):
     async with opened_store(path) as (store, _):
-        for change in (PutTenant(ACME), PutKey(KEY), Reserved(reservation(), Balance("acme"))):
+        for change in (PutTenant(ACME_TENANT), PutKey(ACME_KEY), Reserved(reservation(), Balance("acme"))):
             await kept(store, change)
         await kept(store, PutTenant(Tenant(tenant_id="acme")))
     state = await stored_state(path)
@@ -85,7 +87,7 @@ async def test_a_tenant_with_keys_and_a_balance_can_get_new_limits(path):
 async def test_a_charge_ends_its_reservation_and_a_correction_replaces_the_lost_row(path):
     async with opened_store(path) as (store, _):
         for change in (
-            PutTenant(ACME),
+            PutTenant(ACME_TENANT),
             Reserved(reservation(), Balance("acme")),
             charged(outcome=OUTCOME_LOST, output=0),
         ):
@@ -101,22 +103,24 @@ async def test_a_charge_ends_its_reservation_and_a_correction_replaces_the_lost_
 
 async def test_changes_are_persisted_before_the_store_closes(path):
     async with opened_store(path) as (store, _):
-        store.write(PutTenant(ACME), lambda _: None)
+        store.write(PutTenant(ACME_TENANT), lambda _: None)
         for number in range(3_000):
             store.write(Reserved(reservation(number), Balance("acme")), lambda _: None)
     assert len((await stored_state(path)).reservations) == 3_000
 
 
 async def test_pending_changes_share_a_commit_and_complete_in_order(path, monkeypatch):
-    commits, told = [], []
+    commits, completed = [], []
     commit = sqlite._commit
     monkeypatch.setattr(sqlite, "_commit", lambda db, batch: commits.append(len(batch)) or commit(db, batch))
     async with opened_store(path) as (store, _):
-        store.write(PutTenant(ACME), lambda _: told.append("tenant"))
+        store.write(PutTenant(ACME_TENANT), lambda _: completed.append("tenant"))
         for number in range(500):
-            store.write(Reserved(reservation(number), Balance("acme")), lambda _, number=number: told.append(number))
+            store.write(
+                Reserved(reservation(number), Balance("acme")), lambda _, number=number: completed.append(number)
+            )
         await store.flush()
-        assert told == ["tenant", *range(500)]
+        assert completed == ["tenant", *range(500)]
         assert store.pending == 0
     assert len(commits) < 250
 
@@ -126,9 +130,9 @@ async def test_a_failed_change_is_reported_and_not_stored(path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(sql, "apply", half_way(sql.apply))
             with pytest.raises(sqlite3.OperationalError, match="full"):
-                await kept(store, PutTenant(ACME))
+                await kept(store, PutTenant(ACME_TENANT))
         await kept(store, Barrier())
-    assert ACME not in (await stored_state(path)).tenants
+    assert ACME_TENANT not in (await stored_state(path)).tenants
 
 
 async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
@@ -141,7 +145,7 @@ async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
         apply(connection, change)
 
     async with opened_store(path) as (store, _):
-        await kept(store, PutTenant(ACME))
+        await kept(store, PutTenant(ACME_TENANT))
         await kept(store, Reserved(reservation(), Balance("acme")))
         monkeypatch.setattr(sql, "apply", full_twice)
         await kept(store, charged())
@@ -152,7 +156,7 @@ async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
 async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown(path, monkeypatch):
     monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
     async with opened_store(path) as (store, _):
-        await kept(store, PutTenant(ACME))
+        await kept(store, PutTenant(ACME_TENANT))
         await kept(store, Reserved(reservation(), Balance("acme")))
         monkeypatch.setattr(sql, "apply", disk_is_full)
         store.write(charged(), lambda _: None)
@@ -212,7 +216,7 @@ async def test_the_charges_of_an_answer_survive_a_restart(path):
     begun, lost = part("begun", made=30), part("lost", outcome=OUTCOME_LOST)
     onward = part("onward", "lost", emitted=25, made=5, charged=30)
     async with opened_store(path) as (store, _):
-        await kept(store, PutTenant(ACME))
+        await kept(store, PutTenant(ACME_TENANT))
         for charge in (begun, lost, onward):
             await kept(store, Charged(charge, Balance("acme")))
         await kept(store, Reserved(part("live", "begun", emitted=12).reservation, Balance("acme")))
@@ -221,7 +225,7 @@ async def test_the_charges_of_an_answer_survive_a_restart(path):
     assert state.lost == [lost.reservation]
     assert state.reservations == [part("live", "begun", emitted=12).reservation]
     table = ReservationTable(ttl=100.0)
-    table.put_tenant(ACME, 3.0)
+    table.put_tenant(ACME_TENANT, 3.0)
     table.restore(state.reservations, state.lost, state.charged)
     again = table.settle("live", 10, 8, "stop", 3.0)
     assert (again.prompt_tokens, again.output_tokens) == (0, 8)

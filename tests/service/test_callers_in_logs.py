@@ -13,15 +13,15 @@ from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
 
-KNOWN = ("acme", "key-1")
+KNOWN_CALLER = ("acme", "key-1")
 
 
 def lines_of(logs, event):
     return [(line.get("tenant", ""), line.get("key_id", "")) for line in logs if line["event"] == event]
 
 
-async def over_its_quota(mesh):
-    mesh.auth.refusals.append(QuotaExceeded("60 requests a minute", retry_after=1.0))
+async def quota_exceeded(mesh):
+    mesh.auth.rejections.append(QuotaExceeded("60 requests a minute", retry_after=1.0))
     return await rejected_call(mesh.generate())
 
 
@@ -30,16 +30,16 @@ async def shed_by_the_queue(mesh):
     return await rejected_call(mesh.generate())
 
 
-async def too_long_a_prompt(mesh):
-    await read_answer(mesh.generate(max_output_tokens=1))  # so the edge has met the caller
+async def prompt_too_long(mesh):
+    await read_answer(mesh.generate(max_output_tokens=1))  # so that the edge has cached the caller
     return await rejected_call(mesh.generate("x" * (CONTEXT + 1)))
 
 
-async def too_long_a_text(mesh):
+async def text_too_long(mesh):
     return await rejected_call(mesh.generate("far more than the context holds " * 4_000))
 
 
-@pytest.mark.parametrize("ending", [over_its_quota, shed_by_the_queue, too_long_a_prompt, too_long_a_text])
+@pytest.mark.parametrize("ending", [quota_exceeded, shed_by_the_queue, prompt_too_long, text_too_long])
 async def test_a_rejected_request_is_logged_with_its_caller(ending):
     async with edge_mesh() as mesh:
         with capture_logs() as logs:
@@ -47,7 +47,7 @@ async def test_a_rejected_request_is_logged_with_its_caller(ending):
             await wait_at_rest(mesh)
     (line,) = [each for each in logs if each["event"] == "ticket_done" and each["reason"]]
     assert line["reason"] == error.reason
-    assert (line["tenant"], line["key_id"]) == KNOWN
+    assert (line["tenant"], line["key_id"]) == KNOWN_CALLER
     assert "good" not in str(logs)
 
 
@@ -79,7 +79,7 @@ async def test_an_unexpected_error_is_logged_with_its_caller(monkeypatch, crashe
         with capture_logs([merge_contextvars]) as logs:
             assert (await crashed(mesh)).reason == "INTERNAL"
             await wait_at_rest(mesh)
-    assert lines_of(logs, "unmapped_error") == [KNOWN]
+    assert lines_of(logs, "unmapped_error") == [KNOWN_CALLER]
 
 
 async def test_a_crashed_handler_is_logged_with_its_caller(monkeypatch):
@@ -89,7 +89,7 @@ async def test_a_crashed_handler_is_logged_with_its_caller(monkeypatch):
         with capture_logs([merge_contextvars]) as logs:
             await rejected_call(mesh.generate())
             await rejected_call(mesh.generate(metadata=()))
-    assert lines_of(logs, "handler_crashed") == [KNOWN, ("", "")]
+    assert lines_of(logs, "handler_crashed") == [KNOWN_CALLER, ("", "")]
 
 
 async def test_auth_names_a_rejected_caller_that_presented_a_valid_secret():

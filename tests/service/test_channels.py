@@ -6,7 +6,7 @@ from penstock.chassis import channels
 from penstock.chassis.channels import AddressWatch, PeerSet, resolve
 
 
-async def test_an_address_is_itself_and_a_name_is_all_its_addresses():
+async def test_an_address_needs_no_lookup_and_a_name_gives_all_its_addresses():
     assert await resolve("127.0.0.1:7003") == ["127.0.0.1:7003"]
     assert "127.0.0.1:7003" in await resolve("dns:///localhost:7003")
 
@@ -36,7 +36,7 @@ async def test_a_peer_runs_while_its_address_is_present(monkeypatch):
     assert {await events.get(), await events.get()} == {"close b:1", "close c:1"}
 
 
-async def test_a_name_that_cannot_be_looked_up_keeps_the_addresses_it_had(monkeypatch):
+async def test_a_name_that_cannot_be_looked_up_keeps_its_former_addresses(monkeypatch):
     answers = [["a:1"], OSError("no such name"), ["b:1"]]
 
     async def names(_target):

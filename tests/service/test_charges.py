@@ -8,21 +8,21 @@ from penstock.client import Client
 from penstock.client.retries import RetryPolicy
 from penstock.edge import runner
 
-HASTY = RetryPolicy(backoff=(0.001, 0.002))
-PROMPT, TOKENS, HAD = 2, 9, 4  # tokens; HAD: when the edge goes
-LOST = (0, 0, "lost")
+FAST_RETRIES = RetryPolicy(backoff=(0.001, 0.002))
+PROMPT, TOKENS, CLIENT_TOKENS = 2, 9, 4  # tokens; the edge is lost after CLIENT_TOKENS
+LOST_CHARGE = (0, 0, "lost")
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting_for_what_never_comes(monkeypatch):
+def _short_drain_timeout(monkeypatch):
     monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
 
 
 async def interrupted(mesh, interrupt, kind):
-    """Read an answer whose first edge is lost after HAD tokens. Returns its text and the number of attempts."""
+    """Read an answer whose first edge is lost after CLIENT_TOKENS. Returns its text and the number of attempts."""
     worker = mesh.workers[0]
-    worker.pause_at_index = HAD
-    async with Client(*mesh.addresses, api_key=KEY, retries=HASTY) as client:
+    worker.pause_at_index = CLIENT_TOKENS
+    async with Client(*mesh.addresses, api_key=KEY, retries=FAST_RETRIES) as client:
         if kind == "call":
             return await read(client.generate("hi", max_output_tokens=TOKENS), worker, interrupt)
         async with client.session() as session:
@@ -32,7 +32,7 @@ async def interrupted(mesh, interrupt, kind):
 async def read(answer, worker, interrupt):
     async with answer:
         async for _ in answer:
-            if len(answer.token_ids) == HAD and worker.pause_at_index:
+            if len(answer.token_ids) == CLIENT_TOKENS and worker.pause_at_index:
                 worker.pause_at_index = None
                 await interrupt()
         return answer.text, answer.attempts
@@ -41,29 +41,29 @@ async def read(answer, worker, interrupt):
 @pytest.mark.parametrize("kind", ["call", "session"])
 async def test_an_answer_of_a_lost_edge_is_charged_once_at_the_edge_that_finished_it(tmp_path, kind):
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
-        dead = mesh.auth.service.dead_edges
+        disconnected = mesh.auth.service.disconnected_edges
 
-        async def die():
-            gone = mesh.holding_edge
-            dead.add(f"edge-{gone + 1}")
-            await mesh.edge_stacks[gone].aclose()
+        async def lose_edge():
+            lost_edge = mesh.holding_edge
+            disconnected.add(f"edge-{lost_edge + 1}")
+            await mesh.edge_stacks[lost_edge].aclose()
 
-        assert await interrupted(mesh, die, kind) == (text_of(TOKENS), 2)
-        mesh.auth.expire_edge(dead.pop())
-        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST]
+        assert await interrupted(mesh, lose_edge, kind) == (text_of(TOKENS), 2)
+        mesh.auth.expire_edge(disconnected.pop())
+        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST_CHARGE]
 
 
 async def test_an_edge_lost_after_the_answer_resumed_changes_no_charge(tmp_path):
     async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
-        async def fall_silent_and_be_lost():
-            gone = mesh.holding_edge
-            mesh.auth.service.dead_edges.add(f"edge-{gone + 1}")
-            mesh.auth.expire_edge(f"edge-{gone + 1}")
-            await mesh.edge_stacks[gone].aclose()
+        async def lose_edge_after_silence():
+            lost_edge = mesh.holding_edge
+            mesh.auth.service.disconnected_edges.add(f"edge-{lost_edge + 1}")
+            mesh.auth.expire_edge(f"edge-{lost_edge + 1}")
+            await mesh.edge_stacks[lost_edge].aclose()
 
-        await interrupted(mesh, fall_silent_and_be_lost, "call")
-        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST]
+        await interrupted(mesh, lose_edge_after_silence, "call")
+        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST_CHARGE]
 
 
 @pytest.mark.parametrize("kind", ["call", "session"])
@@ -74,7 +74,10 @@ async def test_the_prompt_of_an_answer_of_a_drained_edge_is_charged_once(tmp_pat
             await mesh.edge_stacks[mesh.holding_edge].aclose()
 
         assert await interrupted(mesh, drain, kind) == (text_of(TOKENS), 2)
-        assert await mesh.wait_settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
+        assert await mesh.wait_settled() == [
+            (PROMPT, CLIENT_TOKENS, "cancelled"),
+            (0, TOKENS - CLIENT_TOKENS, "length"),
+        ]
 
 
 async def test_the_charges_of_an_answer_survive_a_crash_of_auth(tmp_path):
@@ -86,14 +89,17 @@ async def test_the_charges_of_an_answer_survive_a_crash_of_auth(tmp_path):
             await mesh.auth.start()
 
         await interrupted(mesh, drain_and_kill_auth, "call")
-        assert await mesh.wait_settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
+        assert await mesh.wait_settled() == [
+            (PROMPT, CLIENT_TOKENS, "cancelled"),
+            (0, TOKENS - CLIENT_TOKENS, "length"),
+        ]
 
 
 async def test_resuming_an_unknown_answer_is_charged_with_all_reported_tokens(tmp_path):
     async with edge_auth_mesh(tmp_path) as mesh, Client(*mesh.addresses, api_key=KEY) as client:
         answer = client.generate("hi", max_output_tokens=TOKENS)
-        request = answer._progress._request  # the SDK itself names only answers that it was given
+        request = answer._progress._request  # the SDK names only answers whose ID it has received
         request.resume.answer_id = "made-up"
-        request.resume.token_ids[:] = [token_at(index) for index in range(HAD)]
+        request.resume.token_ids[:] = [token_at(index) for index in range(CLIENT_TOKENS)]
         await answer.read()
         assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length")]

@@ -108,11 +108,11 @@ async def test_a_server_may_listen_before_it_is_ready():
 
 async def test_reflection_lists_every_service_and_describes_its_methods():
     async with inference_server(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
-        asks = [
+        requests = [
             ServerReflectionRequest(list_services=""),
             ServerReflectionRequest(file_containing_symbol="penstock.v1.Inference"),
         ]
-        answers = [each async for each in ServerReflectionStub(channel).ServerReflectionInfo(iter(asks))]
+        answers = [each async for each in ServerReflectionStub(channel).ServerReflectionInfo(iter(requests))]
     assert {each.name for each in answers[0].list_services_response.service} == {
         "grpc.channelz.v1.Channelz",
         "grpc.health.v1.Health",
@@ -155,7 +155,7 @@ async def test_a_watcher_gets_snapshot_after_snapshot():
 
 
 @pytest.mark.parametrize("milliseconds", [0, 99, 60_001])
-async def test_a_watch_interval_out_of_bounds_is_refused(milliseconds):
+async def test_a_watch_interval_out_of_bounds_is_rejected(milliseconds):
     async with administered() as (channel, _):
         request = WatchSnapshotRequest()
         request.interval.FromMilliseconds(milliseconds)
@@ -197,7 +197,7 @@ def test_without_a_token_only_direct_callers_on_loopback_are_operators(peer, met
     assert OperatorInterceptor().is_operator(peer, metadata) is is_operator
 
 
-async def test_drain_by_admin_asks_the_process_to_stop_within_the_grace():
+async def test_drain_by_admin_stops_the_process_within_the_grace_period():
     async with administered() as (channel, _):
         request = DrainRequest()
         request.grace.FromMilliseconds(1500)
@@ -208,7 +208,7 @@ async def test_drain_by_admin_asks_the_process_to_stop_within_the_grace():
 
 
 @pytest.mark.parametrize("seconds", [-1, 86_401, 2**63 - 1])
-async def test_a_grace_out_of_bounds_is_refused_and_drains_nothing(seconds):
+async def test_a_grace_period_out_of_bounds_is_rejected_and_drains_nothing(seconds):
     async with administered() as (channel, _):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await AdminStub(channel).Drain(DrainRequest(grace=Duration(seconds=seconds)))
@@ -263,7 +263,7 @@ async def test_a_drain_lets_running_calls_end_and_accepts_no_new_ones():
         async with draining(gate) as (call, channel, serving_task):
             async with asyncio.timeout(30):
                 with pytest.raises(grpc.aio.AioRpcError):
-                    while True:  # until the server has heard that its block was left
+                    while True:  # until the server stops, because its block has ended
                         await HealthStub(channel).Check(HealthCheckRequest())
             gate.opened.set()
             assert isinstance(await call.read(), GenerateResponse)
@@ -274,7 +274,7 @@ async def test_a_drain_lets_running_calls_end_and_accepts_no_new_ones():
     assert (drained["working"], drained["cancelled"]) == (1, 0)
 
 
-async def test_a_call_that_outlasts_the_grace_is_cancelled_and_has_cleaned_up_before_the_server_is_gone():
+async def test_a_call_that_outlasts_the_grace_period_is_cancelled_and_cleans_up_before_the_server_ends():
     gate = Gate()
     with capture_logs() as logs:
         async with draining(gate, grace=0.2) as (call, _, serving_task):
@@ -288,7 +288,7 @@ async def test_a_call_that_outlasts_the_grace_is_cancelled_and_has_cleaned_up_be
     assert (drained["working"], drained["cancelled"]) == (1, 1)
 
 
-async def test_a_stop_makes_the_server_unready_at_once_and_for_good():
+async def test_a_stop_makes_the_server_unready_at_once_and_permanently():
     async with administered() as (channel, server):
         health = HealthStub(channel)
         watch = health.Watch(HealthCheckRequest())
@@ -311,14 +311,14 @@ class Core:
             try:
                 await asyncio.wait_for(self.is_over.wait(), grace)
             except TimeoutError:
-                await self.is_gone.wait()  # the worst moment that another stop could choose
+                await self.is_gone.wait()  # the worst time for another stop
                 self.was_cancelled_when_gone = True
         self.is_over.set()
         self.is_gone.set()
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.01])
-async def test_the_end_of_the_grace_does_not_race_with_the_end_of_the_server(grace):
+async def test_the_end_of_the_grace_period_does_not_race_with_the_end_of_the_server(grace):
     core, calls = Core(), CallCounter()
     calls.in_flight = 1
     calls.idle.clear()
@@ -328,7 +328,7 @@ async def test_the_end_of_the_grace_does_not_race_with_the_end_of_the_server(gra
     assert not core.was_cancelled_when_gone
 
 
-async def test_a_second_ask_cuts_the_grace_short():
+async def test_a_second_drain_request_shortens_the_grace_period():
     gate = Gate()
     async with draining(gate, grace=3600) as (_, _, serving_task):
         request_stop("test")
@@ -337,7 +337,7 @@ async def test_a_second_ask_cuts_the_grace_short():
     assert gate.left.is_set()
 
 
-async def test_watchers_do_not_hold_up_a_drain():
+async def test_watchers_do_not_delay_a_drain():
     async with asyncio.timeout(30):
         async with administered(drain_grace=3600) as (channel, _):
             watches = [

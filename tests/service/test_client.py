@@ -33,9 +33,9 @@ async def test_an_answer_streams_chunk_by_chunk():
     edge = ScriptedEdge()
     async with client_of(edge) as client:
         async with client.generate("Hello", model="m", max_output_tokens=6, temperature=0.0) as answer:
-            pieces = [piece async for piece in answer]
-        assert [piece.text for piece in pieces] == WORDS
-        assert [piece.first_index for piece in pieces] == list(range(6))
+            chunks = [chunk async for chunk in answer]
+        assert [chunk.text for chunk in chunks] == WORDS
+        assert [chunk.first_index for chunk in chunks] == list(range(6))
         assert answer.text == "".join(WORDS)
         assert answer.accepted.request_id == "r-1"
         assert answer.finished.usage.output_tokens == 6
@@ -46,7 +46,7 @@ async def test_an_answer_streams_chunk_by_chunk():
 
 async def test_an_answer_can_be_read_without_a_block_or_whole():
     async with client_of(ScriptedEdge()) as client:
-        assert [piece.text async for piece in client.generate("Hello")] == WORDS
+        assert [chunk.text async for chunk in client.generate("Hello")] == WORDS
         assert await client.complete("Hello") == "".join(WORDS)
 
 
@@ -104,7 +104,7 @@ async def test_cancelling_the_reader_cancels_on_the_edge():
 async def test_a_lost_answer_resumes_at_its_index_with_the_same_seed():
     edge = ScriptedEdge(script=[2, 3])
     async with client_of(edge) as client, client.generate("Hello") as answer:
-        assert [piece.text async for piece in answer] == WORDS
+        assert [chunk.text async for chunk in answer] == WORDS
         assert answer.attempts == 3
     first, second, third = edge.requests
     assert not first.sampling.HasField("seed")
@@ -118,21 +118,21 @@ async def test_a_lost_answer_resumes_at_its_index_with_the_same_seed():
 async def test_an_answer_resumes_at_another_edge():
     other, served = ScriptedEdge(), asyncio.Event()
 
-    async def dying(request, context):
+    async def lost_midway(request, context):
         yield GenerateResponse(accepted=accepted_of(request))
         yield GenerateResponse(delta=delta_of(0))
         served.set()
         await asyncio.Event().wait()
 
     async with AsyncExitStack() as stack:
-        doomed = await stack.enter_async_context(AsyncExitStack())
-        _, first = await doomed.enter_async_context(inference_server(Generate=dying))
+        lost_server = await stack.enter_async_context(AsyncExitStack())
+        _, first = await lost_server.enter_async_context(inference_server(Generate=lost_midway))
         _, second = await stack.enter_async_context(inference_server(Generate=other.generate))
         client = await stack.enter_async_context(Client(first.address, second.address, retries=FAST_RETRIES))
         async with client.generate("Hello") as answer:
             texts = []
-            async for piece in answer:
-                texts.append(piece.text)
+            async for chunk in answer:
+                texts.append(chunk.text)
                 if not other.requests:
                     await served.wait()
                     await first.grpc_server.stop(None)
@@ -160,7 +160,7 @@ async def test_duplicate_tokens_are_dropped():
 async def test_missing_tokens_are_an_error():
     cancelled = asyncio.Event()
 
-    async def leaping(request, context):
+    async def skipping_token(request, context):
         try:
             yield GenerateResponse(accepted=accepted_of(request))
             yield GenerateResponse(delta=delta_of(0))
@@ -169,7 +169,7 @@ async def test_missing_tokens_are_an_error():
         finally:
             cancelled.set()
 
-    async with client_of(leaping) as client:
+    async with client_of(skipping_token) as client:
         with pytest.raises(IndexGap, match="token 2 where 1 was next"):
             await client.complete("Hello")
         async with asyncio.timeout(5):

@@ -28,34 +28,34 @@ async def test_a_session_carries_many_requests_on_one_stream():
     edge = SessionEdge()
     async with session_of(edge) as session:
         reading = [asyncio.create_task(session.complete(f"prompt {number}")) for number in range(3)]
-        asked = [await edge.next_frame("generate") for _ in reading]
-        for each in asked:
+        requests = [await edge.next_frame("generate") for _ in reading]
+        for each in requests:
             edge.accept(each)
         for index in range(len(WORDS)):
-            edge.step(*((each.handle, index) for each in asked))
-        for each in asked:
+            edge.step(*((each.handle, index) for each in requests))
+        for each in requests:
             edge.finish(each.handle)
         assert await asyncio.gather(*reading) == ["".join(WORDS)] * 3
     assert len(edge.peers) == 1
-    assert sorted(each.request.text for each in asked) == ["prompt 0", "prompt 1", "prompt 2"]
+    assert sorted(each.request.text for each in requests) == ["prompt 0", "prompt 1", "prompt 2"]
 
 
 async def test_a_failed_request_does_not_affect_its_session():
     edge = SessionEdge()
     async with session_of(edge) as session:
         good, bad = asyncio.create_task(session.complete("good")), asyncio.create_task(session.complete("bad"))
-        asked = {
+        requests = {
             each.request.text: each for each in [await edge.next_frame("generate"), await edge.next_frame("generate")]
         }
         failure = NotFound("no such model", reason="MODEL_UNKNOWN").failure()
-        edge.send(failed=pb.SessionFailed(handle=asked["bad"].handle, failure=failure))
-        with pytest.raises(NotFound) as told:
+        edge.send(failed=pb.SessionFailed(handle=requests["bad"].handle, failure=failure))
+        with pytest.raises(NotFound) as failure:
             await bad
-        assert told.value.reason == "MODEL_UNKNOWN"
-        edge.accept(asked["good"])
+        assert failure.value.reason == "MODEL_UNKNOWN"
+        edge.accept(requests["good"])
         for index in range(len(WORDS)):
-            edge.step((asked["good"].handle, index))
-        edge.finish(asked["good"].handle)
+            edge.step((requests["good"].handle, index))
+        edge.finish(requests["good"].handle)
         assert await good == "".join(WORDS)
 
 
@@ -64,15 +64,15 @@ async def test_leaving_an_answer_of_a_session_cancels_it_alone():
     async with session_of(edge) as session:
         async with session.generate("Hello") as answer:
             first = asyncio.create_task(anext(aiter(answer)))
-            asked = await edge.next_frame("generate")
-            edge.accept(asked)
-            edge.step((asked.handle, 0))
+            request = await edge.next_frame("generate")
+            edge.accept(request)
+            edge.step((request.handle, 0))
             assert (await first).text == WORDS[0]
-        assert (await edge.next_frame("cancel")).handle == asked.handle
-        edge.step((asked.handle, 1))  # was on its way already
+        assert (await edge.next_frame("cancel")).handle == request.handle
+        edge.step((request.handle, 1))  # was sent before the cancel arrived
         reading = asyncio.create_task(session.complete("again"))
         again = await edge.next_frame("generate")
-        assert again.handle != asked.handle
+        assert again.handle != request.handle
         edge.accept(again)
         for index in range(len(WORDS)):
             edge.step((again.handle, index))
@@ -85,10 +85,10 @@ async def test_answers_of_a_session_resume_if_their_edge_is_lost(how):
     edge = SessionEdge()
     async with session_of(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
-        asked = await edge.next_frame("generate")
-        edge.accept(asked)
-        edge.step((asked.handle, 0))
-        edge.step((asked.handle, 1))
+        request = await edge.next_frame("generate")
+        edge.accept(request)
+        edge.step((request.handle, 0))
+        edge.step((request.handle, 1))
         if how == "ended":
             edge.send(end=End(reason="drained"))
         else:
@@ -123,7 +123,7 @@ async def test_a_session_leaves_a_draining_edge_where_running_requests_complete(
         assert await running == "".join(WORDS)
         async with asyncio.timeout(5):
             await old.session_ended.wait()
-        assert old.peers[0].has_peer_ended  # on purpose
+        assert old.peers[0].has_peer_ended  # the old stream ended with `end`
     assert (len(old.peers), len(new.peers)) == (1, 1)
 
 
@@ -132,11 +132,11 @@ async def test_a_session_with_one_edge_waits_for_its_replacement():
     async with session_across(edge) as session:
         answer = session.generate("Hello")
         reading = asyncio.create_task(answer.read())
-        for _ in range(7):  # more than there may be attempts
+        for _ in range(7):  # more than the maximum of attempts
             edge.send(**rejection(await next_request(edge), "DRAINING", retry_after=0.001))
-        asked = await next_request(edge)
-        edge.accept(asked)
-        await answer_request(edge, asked)
+        request = await next_request(edge)
+        edge.accept(request)
+        await answer_request(edge, request)
         assert await reading == "".join(WORDS)
         assert answer.attempts == 1
 
@@ -148,25 +148,25 @@ async def test_a_session_fails_if_all_edges_drain_until_its_timeout():
         async with Client(server.address, retries=policy) as client, client.session() as session:
             reading = asyncio.create_task(session.complete("Hello"))
             while not reading.done():
-                asked = asyncio.create_task(next_request(edge))
-                await asyncio.wait([asked, reading], return_when=asyncio.FIRST_COMPLETED)
-                if asked.done():
-                    edge.send(**rejection(asked.result(), "DRAINING", retry_after=0.01))
-                asked.cancel()
-            with pytest.raises(Unavailable) as told:
+                pending = asyncio.create_task(next_request(edge))
+                await asyncio.wait([pending, reading], return_when=asyncio.FIRST_COMPLETED)
+                if pending.done():
+                    edge.send(**rejection(pending.result(), "DRAINING", retry_after=0.01))
+                pending.cancel()
+            with pytest.raises(Unavailable) as failure:
                 await reading
-    assert told.value.reason in ("DRAINING", "CONNECTION_LOST")
+    assert failure.value.reason in ("DRAINING", "CONNECTION_LOST")
 
 
 @pytest.mark.parametrize("reason", ["AUTH_LOST", "QUEUE_LOST"])
 async def test_a_session_leaves_an_edge_that_lost_an_upstream_if_there_is_another(reason):
-    cut_off, well = SessionEdge(), SessionEdge()
-    async with session_across(cut_off, well) as session:
+    cut_off, healthy = SessionEdge(), SessionEdge()
+    async with session_across(cut_off, healthy) as session:
         reading = asyncio.create_task(session.complete("Hello"))
         cut_off.send(**rejection(await cut_off.next_frame("generate"), reason))
-        asked = await well.next_frame("generate")
-        well.accept(asked)
-        await answer_request(well, asked)
+        request = await healthy.next_frame("generate")
+        healthy.accept(request)
+        await answer_request(healthy, request)
         assert await reading == "".join(WORDS)
 
 
@@ -175,9 +175,9 @@ async def test_a_session_stays_with_an_edge_that_lost_an_upstream_if_there_is_no
     async with session_across(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
         edge.send(**rejection(await edge.next_frame("generate"), "AUTH_LOST"))
-        asked = await edge.next_frame("generate")
-        edge.accept(asked)
-        await answer_request(edge, asked)
+        request = await edge.next_frame("generate")
+        edge.accept(request)
+        await answer_request(edge, request)
         assert await reading == "".join(WORDS)
     assert len(edge.peers) == 1
 
@@ -189,9 +189,9 @@ async def test_a_request_that_crosses_the_end_of_its_stream_is_not_an_attempt():
         reading = asyncio.create_task(answer.read())
         await old.next_frame("generate")
         old.send(end=End(reason="draining"))
-        asked = await new.next_frame("generate")
-        new.accept(asked)
-        await answer_request(new, asked)
+        request = await new.next_frame("generate")
+        new.accept(request)
+        await answer_request(new, request)
         assert await reading == "".join(WORDS)
         assert answer.attempts == 1
 
@@ -200,10 +200,10 @@ async def test_an_unrequested_cancel_of_an_edge_is_resumed_at_another():
     old, new = SessionEdge(), SessionEdge()
     async with session_across(old, new) as session:
         reading = asyncio.create_task(session.complete("Hello"))
-        asked = await old.next_frame("generate")
-        old.accept(asked)
-        old.step((asked.handle, 0))
-        old.send(cancelled=pb.SessionCancelled(handle=asked.handle))
+        request = await old.next_frame("generate")
+        old.accept(request)
+        old.step((request.handle, 0))
+        old.send(cancelled=pb.SessionCancelled(handle=request.handle))
         old.send(end=End(reason="draining"))
         again = await new.next_frame("generate")
         assert list(again.request.resume.token_ids) == [100]

@@ -37,9 +37,9 @@ async def test_unreachable_targets_are_retried_after_a_pause(monkeypatch):
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 0.1)
     tried = connections_tried(monkeypatch)
     async with inference_server() as (_, one), inference_server() as (_, other):
-        nobodies = (one.address, other.address)
-    async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, connect_timeout=0.2)) as client:
-        with pytest.raises(Unavailable, match=nobodies[0]):
+        unreachable = (one.address, other.address)
+    async with Client(*unreachable, retries=RetryPolicy(max_attempts=1, connect_timeout=0.2)) as client:
+        with pytest.raises(Unavailable, match=unreachable[0]):
             await client.complete("Hello")
     assert len(set(tried)) == 2
     assert len(tried) <= 2 * (1 + 0.2 / 0.1), "each no oftener than every pause"
@@ -50,9 +50,12 @@ async def test_a_recovered_target_is_found_while_the_last_healthy_one_is_unreach
     monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # a wait for the unreachable target would not end
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 1_000.0)  # nor would a pause before every target was tried
     edge = ScriptedEdge()
-    async with inference_server() as (_, away):
-        nobody = away.address
-    async with inference_server(Generate=edge.generate) as (_, back), Client(nobody, back.address) as client:
+    async with inference_server() as (_, stopped):
+        unreachable = stopped.address
+    async with (
+        inference_server(Generate=edge.generate) as (_, restored),
+        Client(unreachable, restored.address) as client,
+    ):
         for each in client._endpoints._endpoints.values():  # as if both had just failed
             client._endpoints.mark_failed(each)
         async with asyncio.timeout(30):
@@ -61,12 +64,12 @@ async def test_a_recovered_target_is_found_while_the_last_healthy_one_is_unreach
 
 async def test_an_unreachable_target_is_skipped_during_its_cooldown(monkeypatch):
     monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
-    monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # a refusal is enough: nothing is waited for
+    monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # the refused connection decides; no timeout passes
     tried = connections_tried(monkeypatch)
     async with inference_server() as (_, server):
-        nobody = server.address
+        unreachable = server.address
     edge = ScriptedEdge()
-    async with inference_server(Generate=edge.generate) as (_, server), Client(nobody, server.address) as client:
+    async with inference_server(Generate=edge.generate) as (_, server), Client(unreachable, server.address) as client:
         for _ in range(3):
             await client.complete("Hello")
     assert [tried.count(each) for each in dict.fromkeys(tried)] == [1, 3]
@@ -121,10 +124,10 @@ async def test_requests_spread_over_the_targets():
 
 
 async def test_tokens_are_counted_and_models_listed():
-    asked, failures = [], [Unavailable("going", reason="DRAINING", retry_after=0.001)]
+    requests, failures = [], [Unavailable("draining", reason="DRAINING", retry_after=0.001)]
 
     async def count(request, context):
-        asked.append(request)
+        requests.append(request)
         return pb.CountTokensResponse(prompt_tokens=7, context_length=99, token_ids=[1, 2])
 
     async def models(request, context):
@@ -135,7 +138,7 @@ async def test_tokens_are_counted_and_models_listed():
     async with client_of(ScriptedEdge(), CountTokens=count, ListModels=models) as client:
         counted = await client.count_tokens([{"role": "user", "content": "Hi"}], model="m", include_token_ids=True)
         assert (counted.prompt_tokens, counted.context_length) == (7, 99)
-        assert (asked[0].chat.messages[0].content, asked[0].include_token_ids) == ("Hi", True)
+        assert (requests[0].chat.messages[0].content, requests[0].include_token_ids) == ("Hi", True)
         assert [each.name for each in await client.list_models()] == ["m"]
 
 

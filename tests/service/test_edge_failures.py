@@ -37,7 +37,7 @@ async def test_a_cancel_while_queued_withdraws_the_ticket():
         settle = await mesh.auth.settles.get()
         assert (settle.output_tokens, settle.outcome) == (0, "cancelled")
         (peer,) = mesh.queue.peers
-        peer.send(mesh.queue.lease(ticket))  # placed while the withdrawal was on its way
+        peer.send(mesh.queue.lease(ticket))  # placed before the withdrawal arrived
         assert await mesh.queue.withdrawn.get() == [ticket.ticket_id]
         assert not mesh.workers[0].starts
 
@@ -126,10 +126,10 @@ async def test_a_draining_queue_receives_no_ticket_until_it_reconnects():
 
 async def test_a_reservation_is_resent_if_auth_is_lost_before_it_answers():
     async with edge_mesh() as mesh:
-        heard = asyncio.Queue()
-        answer, mesh.auth.answer = mesh.auth.answer, heard.put_nowait
+        frames = asyncio.Queue()
+        answer, mesh.auth.answer = mesh.auth.answer, frames.put_nowait
         call = mesh.generate(max_output_tokens=2)
-        lost = (await heard.get()).reserve
+        lost = (await frames.get()).reserve
         assert (await mesh.figures())["requests_reserving"] == 1
         mesh.auth.answer = answer
         for peer in list(mesh.auth.peers):
@@ -192,7 +192,7 @@ async def test_a_drained_edge_lets_running_answers_end():
         assert (await mesh.auth.settles.get()).outcome == "length"
 
 
-async def test_answers_that_outlast_the_grace_are_cancelled_on_the_worker():
+async def test_answers_that_outlast_the_grace_period_are_cancelled_on_the_worker():
     async with edge_mesh() as mesh:
         mesh.workers[0].pause_at_index = 3
         call = mesh.generate(max_output_tokens=9)

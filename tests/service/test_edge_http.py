@@ -20,10 +20,10 @@ from penstock.edge.api.http.app import OpenAIApp
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_openai_client_receives_each_delta_before_the_next_is_generated(path):
     async with http_edge() as edge:
-        asked = asyncio.create_task(CREATE[path](edge.api, stream=True))
+        pending = asyncio.create_task(CREATE[path](edge.api, stream=True))
         call = await edge.gateway.call()
         call.accept()
-        async with await asked as events:
+        async with await pending as events:
             for text in ("Wa", "ter", " é🙂"):
                 call.send(text)
                 assert await next_text(events) == text
@@ -42,12 +42,12 @@ async def test_the_openai_client_receives_each_delta_before_the_next_is_generate
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
     async with http_edge() as edge:
-        asked = asyncio.create_task(CREATE[path](edge.api))
+        pending = asyncio.create_task(CREATE[path](edge.api))
         call = await edge.gateway.call()
         call.accept()
         call.send("Wa", "ter")
         call.finish()
-        answer = await asked
+        answer = await pending
         await call.wait_left()
     assert text_of(answer) == "Water"
     assert answer.usage.total_tokens == 5
@@ -86,7 +86,7 @@ async def test_models_are_listed_and_shown_even_with_a_slash_in_the_name():
     assert (head.status_code, head.content) == (200, b"")
 
 
-async def test_a_request_carries_its_caller_its_trace_and_its_id_down():
+async def test_a_request_carries_its_caller_trace_and_id():
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = {"authorization": "Bearer k1", "traceparent": traceparent, "x-request-id": "mine:1"}
     async with http_edge() as edge:
@@ -110,19 +110,19 @@ async def test_a_request_without_a_usable_id_gets_one():
     assert len(call.spec.request_id) == len(health.headers["x-request-id"]) == 32
 
 
-async def test_a_caller_behind_a_proxy_is_where_the_proxy_says():
+async def test_the_address_of_a_caller_behind_a_proxy_is_the_one_that_the_proxy_reports():
     async with http_edge() as edge:
         await edge.http.get("/v1/models")
         await edge.http.get("/v1/models", headers={"x-forwarded-for": "203.0.113.9"})
     assert [each.loopback for each in edge.gateway.credentials] == [True, False]
 
 
-async def test_a_stream_that_fails_under_way_ends_in_an_error_that_the_client_raises():
+async def test_a_stream_that_fails_midway_ends_in_an_error_that_the_client_raises():
     async with http_edge() as edge:
-        asked = asyncio.create_task(CREATE["/v1/chat/completions"](edge.api, stream=True))
+        pending = asyncio.create_task(CREATE["/v1/chat/completions"](edge.api, stream=True))
         call = await edge.gateway.call()
         call.accept()
-        async with await asked as events:
+        async with await pending as events:
             call.send("Wa")
             assert await next_text(events) == "Wa"
             call.fail(Unavailable("every worker is gone", reason="ATTEMPTS_EXHAUSTED"))
@@ -131,12 +131,12 @@ async def test_a_stream_that_fails_under_way_ends_in_an_error_that_the_client_ra
         await call.wait_left()
 
 
-async def test_a_response_that_fails_under_way_ends_in_its_failed_event():
+async def test_a_response_that_fails_midway_ends_in_its_failed_event():
     async with http_edge() as edge:
-        asked = asyncio.create_task(CREATE["/v1/responses"](edge.api, stream=True))
+        pending = asyncio.create_task(CREATE["/v1/responses"](edge.api, stream=True))
         call = await edge.gateway.call()
         call.accept()
-        async with await asked as events:
+        async with await pending as events:
             call.send("Wa")
             call.fail(Unavailable("every worker is gone", reason="ATTEMPTS_EXHAUSTED"))
             last = [event async for event in events][-1]
@@ -146,15 +146,15 @@ async def test_a_response_that_fails_under_way_ends_in_its_failed_event():
 
 
 async def test_health_follows_readiness():
-    ready, told = [], []
+    ready, responses = [], []
     front = OpenAIApp(FakeGateway(), lambda: bool(ready))
     async with httpx.AsyncClient(base_url="http://edge", transport=httpx.ASGITransport(front)) as http:
-        told.append(await http.get("/health"))
+        responses.append(await http.get("/health"))
         ready.append(True)
-        told.append(await http.get("/health"))
+        responses.append(await http.get("/health"))
         request_stop("test")
-        told.append(await http.get("/health"))
-    assert [(each.status_code, each.json()["status"]) for each in told] == [
+        responses.append(await http.get("/health"))
+    assert [(each.status_code, each.json()["status"]) for each in responses] == [
         (503, "starting"),
         (200, "serving"),
         (503, "draining"),

@@ -19,18 +19,18 @@ from penstock.edge.lifecycle.effects import Emit
 @pytest.mark.parametrize("is_accepted", [True, False])
 async def test_a_disconnect_cancels_the_request(is_stream, is_accepted):
     async with http_edge() as edge:
-        asked = asyncio.create_task(edge.post(stream=is_stream))
+        pending = asyncio.create_task(edge.post(stream=is_stream))
         call = await edge.gateway.call()
         if is_accepted:
             call.accept()
             call.send("Wa")
             await wait_until(lambda: not call.stream.unread_bytes)
         assert not call.was_left.is_set()
-        asked.cancel()
+        pending.cancel()
         await call.wait_left()
         with pytest.raises(asyncio.CancelledError):
-            await asked
-        assert call.disconnects == [False]  # before all that had to unwind
+            await pending
+        assert call.disconnects == [False]  # reported before the call was cancelled
 
 
 async def test_a_disconnect_in_the_middle_of_a_body_releases_it():
@@ -45,17 +45,17 @@ async def test_a_disconnect_in_the_middle_of_a_body_releases_it():
 
 async def stall(call):
     """Send output until the exchange takes no more. Returns the bytes taken."""
-    piece, taken = Emit("x" * CHUNK_BYTES, [1], 0, ()), 0
+    delta, taken_bytes = Emit("x" * CHUNK_BYTES, [1], 0, ()), 0
     while True:
-        call.stream.send_delta(piece)
+        call.stream.send_delta(delta)
         for _ in range(1_000):
             if not call.stream.unread_bytes:
                 break
             await asyncio.sleep(0)
         else:
-            return taken
-        taken += CHUNK_BYTES
-        assert taken < 64 << 20
+            return taken_bytes
+        taken_bytes += CHUNK_BYTES
+        assert taken_bytes < 64 << 20
 
 
 async def count_until_done(reader):
@@ -73,11 +73,11 @@ async def test_a_client_that_does_not_read_holds_back_its_own_stream_alone():
         edge.unread_stream() as (reader, _, call),
         edge.accepted_stream() as (response, other),
     ):
-        taken = await stall(call)
+        taken_bytes = await stall(call)
         other.send("Wa")
         assert '"text":"Wa"' in await next_line(response.aiter_lines())
         call.finish()
-        assert await count_until_done(reader) == taken + CHUNK_BYTES
+        assert await count_until_done(reader) == taken_bytes + CHUNK_BYTES
 
 
 async def test_a_disconnect_of_a_client_that_does_not_read_is_detected():
@@ -108,11 +108,11 @@ async def test_a_silent_stream_sends_keep_alives():
 
 async def test_nothing_is_sent_before_the_request_is_accepted():
     async with http_edge(keepalive_interval=0.01) as edge:
-        asked = asyncio.create_task(edge.post(stream=True))
+        pending = asyncio.create_task(edge.post(stream=True))
         call = await edge.gateway.call()
-        await asyncio.sleep(0.05)  # many silences long
+        await asyncio.sleep(0.05)  # many keep-alive intervals
         call.fail(Overloaded("full", reason="QUEUE_FULL", retry_after=1.0))
-        assert (await asked).status_code == 503
+        assert (await pending).status_code == 503
 
 
 async def test_a_drain_lets_streams_end_and_rejects_new_requests():
@@ -128,7 +128,7 @@ async def test_a_drain_lets_streams_end_and_rejects_new_requests():
         assert text.endswith(b"data: [DONE]\n\n")
 
 
-async def test_after_the_grace_streams_end_in_an_error_and_the_rest_in_a_status():
+async def test_after_the_grace_period_streams_end_in_an_error_and_other_requests_in_a_status():
     async with http_edge(drain_grace=TIMEOUT_S) as edge:
         whole = asyncio.create_task(edge.post())
         unanswered = await edge.gateway.call()

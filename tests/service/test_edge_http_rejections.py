@@ -18,7 +18,7 @@ from penstock.chassis.errors import (
 )
 from penstock.edge.request import limits
 
-REFUSALS = [
+REJECTIONS = [
     (Unauthenticated("no such key", reason="KEY_UNKNOWN"), 401, "invalid_api_key", openai.AuthenticationError),
     (InvalidArgument("600 tokens", reason="PROMPT_TOO_LONG"), 400, "context_length_exceeded", openai.BadRequestError),
     (NotFound("no model", reason="MODEL_UNKNOWN"), 404, "model_not_found", openai.NotFoundError),
@@ -30,18 +30,18 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-@pytest.mark.parametrize(("error", "status", "code", "kind"), REFUSALS)
+@pytest.mark.parametrize(("error", "status", "code", "kind"), REJECTIONS)
 async def test_a_rejection_before_accepted_is_an_http_status(error, status, code, kind, is_stream):
     async with http_edge() as edge:
-        asked = asyncio.create_task(CREATE["/v1/chat/completions"](edge.api, stream=is_stream))
+        pending = asyncio.create_task(CREATE["/v1/chat/completions"](edge.api, stream=is_stream))
         call = await edge.gateway.call()
         call.fail(error)
-        with pytest.raises(kind) as refused:
-            await asked
+        with pytest.raises(kind) as failure:
+            await pending
         await call.wait_left()
-    assert (refused.value.status_code, refused.value.code) == (status, code)
-    assert error.message in str(refused.value)
-    headers = refused.value.response.headers
+    assert (failure.value.status_code, failure.value.code) == (status, code)
+    assert error.message in str(failure.value)
+    headers = failure.value.response.headers
     assert headers["x-request-id"] == call.spec.request_id
     if error.retry_after is None:
         assert (headers["x-should-retry"], headers.get("retry-after")) == ("false", None)
@@ -51,21 +51,21 @@ async def test_a_rejection_before_accepted_is_an_http_status(error, status, code
         assert int(headers["retry-after"]) >= error.retry_after
 
 
-async def test_a_full_edge_refuses_before_anything_else():
+async def test_a_full_edge_rejects_before_any_other_check():
     async with http_edge() as edge:
         edge.gateway.rejection = Overloaded("this edge is full", reason="EDGE_FULL", retry_after=0.5)
-        refused = await edge.post(stream=True)
-    assert (refused.status_code, refused.headers["retry-after-ms"]) == (503, "500")
-    assert refused.json()["error"]["code"] == "edge_full"
+        response = await edge.post(stream=True)
+    assert (response.status_code, response.headers["retry-after-ms"]) == (503, "500")
+    assert response.json()["error"]["code"] == "edge_full"
 
 
 async def test_internal_errors_do_not_reach_callers():
     async with http_edge() as edge:
         edge.gateway.rejection = RuntimeError("the secret is 42")
-        refused = await edge.post()
-    assert refused.status_code == 500
-    assert refused.json()["error"]["message"] == "internal error"
-    assert "42" not in refused.text
+        response = await edge.post()
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "internal error"
+    assert "42" not in response.text
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ async def test_internal_errors_do_not_reach_callers():
 )
 async def test_invalid_requests_are_rejected_in_the_format_of_the_api(method, path, body, status, code):
     async with http_edge() as edge:
-        refused = await edge.http.request(method, path, content=body)
-    assert refused.status_code == status
-    assert refused.headers["content-type"] == "application/json"
-    assert refused.headers["x-request-id"]
-    error = refused.json()["error"]
+        response = await edge.http.request(method, path, content=body)
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
     assert error["code"] == code
     assert set(error) == {"message", "type", "code", "param"}
-    assert refused.headers.get("allow") == ({"GET": "POST", "DELETE": "GET"}[method] if status == 405 else None)
+    assert response.headers.get("allow") == ({"GET": "POST", "DELETE": "GET"}[method] if status == 405 else None)
 
 
 def body_of(size):
@@ -110,15 +110,15 @@ async def test_a_body_at_the_limit_is_read_and_one_byte_more_is_rejected(sent):
         for size, is_taken in ((limits.BODY_BYTES, True), (limits.BODY_BYTES + 1, False)):
             body = body_of(size)
             content = body if sent == "at once" else in_chunks(body)
-            asked = asyncio.create_task(edge.http.post("/v1/completions", content=content))
+            pending = asyncio.create_task(edge.http.post("/v1/completions", content=content))
             if is_taken:
                 call = await edge.gateway.call()
                 call.accept()
                 call.finish()
-                assert (await asked).status_code == 200
+                assert (await pending).status_code == 200
             else:
-                refused = await asked
-                assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+                response = await pending
+                assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
         assert (await edge.http.get("/health")).status_code == 200
 
 

@@ -29,7 +29,7 @@ from penstock.v1.inference_pb2 import (
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer bad"),)])
-async def test_an_unknown_key_is_refused_everywhere(metadata):
+async def test_an_unknown_key_is_rejected_by_every_method(metadata):
     async with edge_mesh() as mesh:
         error = await rejected_call(mesh.generate(metadata=metadata))
         assert (error.code, error.reason) == (grpc.StatusCode.UNAUTHENTICATED, "KEY_UNKNOWN")
@@ -65,7 +65,7 @@ async def test_a_shed_ticket_becomes_a_status_with_the_time_to_retry():
         assert (settle.prompt_tokens, settle.output_tokens, settle.outcome) == (0, 0, "shed")
 
 
-async def test_a_prompt_over_the_context_is_refused_with_the_numbers():
+async def test_a_prompt_over_the_context_is_rejected_with_the_numbers():
     async with edge_mesh() as mesh:
         error = await rejected_call(mesh.generate("x" * 600))
         assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG")
@@ -97,24 +97,24 @@ def allowed_s(ticket):
 
 
 @pytest.mark.parametrize("call_deadline", [None, 2 * limits.TIMEOUT_S])
-@pytest.mark.parametrize("asked", [7_200.0, limits.TIMEOUT_S])
-async def test_a_timeout_of_up_to_a_day_is_kept_whole(asked, call_deadline):
+@pytest.mark.parametrize("timeout_s", [7_200.0, limits.TIMEOUT_S])
+async def test_a_timeout_of_up_to_a_day_is_not_shortened(timeout_s, call_deadline):
     async with edge_mesh() as mesh:
-        request = GenerateRequest(text="hi", max_output_tokens=1, timeout=timedelta(seconds=asked))
+        request = GenerateRequest(text="hi", max_output_tokens=1, timeout=timedelta(seconds=timeout_s))
         await read_answer(mesh.inference.Generate(request, metadata=KEY, timeout=call_deadline))
-        assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(asked, abs=10)
+        assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(timeout_s, abs=10)
 
 
-@pytest.mark.parametrize("asked", [7_200.0, limits.TIMEOUT_S])
-async def test_a_timeout_in_a_session_is_kept_whole_as_well(asked):
+@pytest.mark.parametrize("timeout_s", [7_200.0, limits.TIMEOUT_S])
+async def test_a_timeout_in_a_session_is_not_shortened(timeout_s):
     async with edge_mesh() as mesh, session(mesh) as client:
-        client.generate(1, max_output_tokens=1, timeout=timedelta(seconds=asked))
+        client.generate(1, max_output_tokens=1, timeout=timedelta(seconds=timeout_s))
         await client.next_frame("finished")
-        assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(asked, abs=10)
+        assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(timeout_s, abs=10)
 
 
 @pytest.mark.parametrize("seconds", [limits.TIMEOUT_S + 1, 315_576_000_000])
-async def test_a_timeout_above_a_day_is_refused_and_names_the_limit(seconds):
+async def test_a_timeout_above_a_day_is_rejected_with_the_limit(seconds):
     too_long = Duration(seconds=int(seconds))
     async with edge_mesh() as mesh, session(mesh) as client:
         error = await rejected_call(mesh.generate(timeout=too_long))
@@ -182,7 +182,7 @@ async def test_a_long_body_is_parsed_off_the_loop_and_a_short_one_at_once():
         assert await gateway.parse(SMALL_INPUT_BYTES + 1, threading.get_ident) != threading.get_ident()
 
 
-async def test_a_message_above_the_cap_is_refused_before_it_is_parsed():
+async def test_a_message_above_the_size_limit_is_rejected_before_it_is_parsed():
     async with edge_mesh() as mesh:
         error = await rejected_call(mesh.generate("x" * limits.BODY_BYTES))
         assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -77,11 +77,11 @@ async def test_a_stop_string_cancels_the_run_and_is_not_part_of_the_answer():
 
 async def test_logprobs_are_sent_only_if_requested():
     async with edge_mesh() as mesh:
-        for asked, expected in ((True, [-0.5, -0.5]), (False, [])):
-            got = []
-            async for frame in mesh.generate(max_output_tokens=2, sampling=Sampling(logprobs=asked)):
-                got += frame.delta.logprobs
-            assert got == expected
+        for requested, expected in ((True, [-0.5, -0.5]), (False, [])):
+            logprobs = []
+            async for frame in mesh.generate(max_output_tokens=2, sampling=Sampling(logprobs=requested)):
+                logprobs += frame.delta.logprobs
+            assert logprobs == expected
 
 
 async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver):
@@ -108,18 +108,18 @@ async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver)
         assert root.attributes["penstock.tenant_id"] == "acme"
 
 
-async def refused_by_auth(mesh, **fields):
+async def rejected_by_auth(mesh, **fields):
     await rejected_call(
         mesh.generate(**fields | {"metadata": (("authorization", "Bearer bad"), *fields["metadata"][1:])})
     )
 
 
-async def refused_by_the_queue(mesh, **fields):
+async def rejected_by_the_queue(mesh, **fields):
     mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))
     await rejected_call(mesh.generate(**fields))
 
 
-async def refused_by_the_edge(mesh, **fields):
+async def rejected_by_the_edge(mesh, **fields):
     await rejected_call(mesh.generate("x" * (CONTEXT + 1), **fields))
 
 
@@ -144,15 +144,15 @@ async def failed_at_its_deadline(mesh, **fields):
     await rejected_call(mesh.generate(timeout=timedelta(seconds=0.05), **fields))
 
 
-ENDINGS = [
-    *(refused_by_auth, refused_by_the_queue, refused_by_the_edge),
+REQUEST_ENDINGS = [
+    *(rejected_by_auth, rejected_by_the_queue, rejected_by_the_edge),
     *(cancelled_as_it_waits, cancelled_as_it_runs, failed_at_its_deadline),
 ]
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
+@pytest.mark.parametrize("ending", REQUEST_ENDINGS, ids=lambda ending: ending.__name__)
 async def test_every_stage_span_lies_within_its_request_at_every_end(receiver, ending):
-    trace_id = f"{ENDINGS.index(ending) + 1:032x}"
+    trace_id = f"{REQUEST_ENDINGS.index(ending) + 1:032x}"
     traceparent = ("traceparent", f"00-{trace_id}-{'c' * 16}-01")
     async with edge_mesh() as mesh:
         await ending(mesh, metadata=(*KEY, traceparent))

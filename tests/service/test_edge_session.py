@@ -61,8 +61,8 @@ async def test_a_cancel_is_acknowledged_with_the_workers_figures_and_other_reque
         client.cancel(99)
         cancelled = await client.next_frame("cancelled")
         assert (cancelled.handle, cancelled.output_tokens, cancelled.kv_blocks_freed) == (1, 3, KV_BLOCKS)
-        gone = await mesh.workers[0].cancels.get()
-        mesh.workers[0].send_tokens(next(handle for handle in handles if handle != gone))
+        cancelled = await mesh.workers[0].cancels.get()
+        mesh.workers[0].send_tokens(next(handle for handle in handles if handle != cancelled))
         finished = await client.next_frame("finished")
         assert (finished.handle, client.texts[2]) == (2, text_of(10))
         assert mesh.workers[0].cancels.empty()
@@ -177,17 +177,17 @@ async def test_an_internal_error_ends_one_request_and_not_its_session(monkeypatc
 
 
 async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_tokenizing(monkeypatch):
-    begun, may_go_on, planned = asyncio.Event(), threading.Event(), []
+    begun, may_continue, planned = asyncio.Event(), threading.Event(), []
     loop, plan_for = asyncio.get_running_loop(), gateway.plan_generation
 
     def plan_slowly(spec, *args, **options):
         planned.append(spec.request_id)
         loop.call_soon_threadsafe(begun.set)
-        may_go_on.wait()
+        may_continue.wait()
         return plan_for(spec, *args, **options)
 
     monkeypatch.setattr(gateway, "plan_generation", plan_slowly)
-    monkeypatch.setattr(gateway, "MAX_INLINE_PROMPT_CHARS", -1)  # however short, in a thread
+    monkeypatch.setattr(gateway, "MAX_INLINE_PROMPT_CHARS", -1)  # every prompt is tokenized in a thread
     async with edge_mesh(tokenizer_threads=1) as mesh, session(mesh) as client:
         client.generate(1, request_id="first", max_output_tokens=2)
         await begun.wait()
@@ -196,7 +196,7 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
             client.cancel(handle)
         for _ in range(2, 20):
             await client.next_frame("cancelled")
-        may_go_on.set()
+        may_continue.set()
         assert (await client.next_frame("finished")).handle == 1
         client.generate(2, request_id="last", max_output_tokens=2)
         assert (await client.next_frame("finished")).handle == 2

@@ -24,11 +24,11 @@ class SlowCard(FakeWorker):
 
     def __init__(self, name):
         super().__init__(name)
-        self.asked, self.may_tell = asyncio.Event(), asyncio.Event()
+        self.requested, self.may_respond = asyncio.Event(), asyncio.Event()
 
     async def GetModelCard(self, request, context):
-        self.asked.set()
-        await self.may_tell.wait()
+        self.requested.set()
+        await self.may_respond.wait()
         return await super().GetModelCard(request, context)
 
 
@@ -56,7 +56,7 @@ async def tiers_behind(worker):
         auth = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, FakeAuth()))
         queue = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, FakeQueue([worker])))
         yield {"auths": (auth,), "queues": (queue,), "instance_id": "e1", "drain_grace": 0.0}
-        worker.may_tell.set()
+        worker.may_respond.set()
 
 
 async def test_an_edge_does_not_listen_before_it_can_serve():
@@ -65,9 +65,9 @@ async def test_an_edge_does_not_listen_before_it_can_serve():
     async with tiers_behind(worker) as behind, AsyncExitStack() as stack:
         config = EdgeConfig(listen=grpc_at, http_listen=http_at, startup_timeout=TIMEOUT_S, **behind)
         arriving = asyncio.create_task(stack.enter_async_context(edge(config)))
-        await worker.asked.wait()
+        await worker.requested.wait()
         assert [await listens(each) for each in (grpc_at, http_at)] == [False, False]
-        worker.may_tell.set()
+        worker.may_respond.set()
         await arriving
         assert [await listens(each) for each in (grpc_at, http_at)] == [True, True]
         async with channel(grpc_at) as to_edge:
@@ -84,10 +84,10 @@ async def test_an_edge_without_a_model_listens_after_its_startup_timeout(model):
         edge(EdgeConfig(listen="127.0.0.1:0", startup_timeout=0.0, model_wait_timeout=0.0, **behind)) as server,
         channel(server.address) as to_edge,
     ):
-        asked, reason = GenerateRequest(text="hi", model=model), "QUEUE_LOST"
+        request, reason = GenerateRequest(text="hi", model=model), "QUEUE_LOST"
         while reason == "QUEUE_LOST":  # until it has received the first catalog
             with pytest.raises(grpc.aio.AioRpcError) as failure:
-                async for _ in InferenceStub(to_edge).Generate(asked, metadata=KEY, timeout=TIMEOUT_S):
+                async for _ in InferenceStub(to_edge).Generate(request, metadata=KEY, timeout=TIMEOUT_S):
                     pass
             reason = error_from_rpc(failure.value).reason
         assert reason == "NO_WORKER"

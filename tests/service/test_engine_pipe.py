@@ -13,12 +13,12 @@ from penstock.worker.engine_host.pipe import EnginePipe
 @asynccontextmanager
 async def both_ends():
     ours, theirs = socket.socketpair()
-    heard = asyncio.Queue()
+    received = asyncio.Queue()
     engine = HostPipe(theirs)
     transport, front = await asyncio.get_running_loop().create_unix_connection(
-        lambda: EnginePipe(heard.put_nowait), sock=ours
+        lambda: EnginePipe(received.put_nowait), sock=ours
     )
-    yield front, heard, engine
+    yield front, received, engine
     engine.close()
     await front.closed
     transport.close()
@@ -31,22 +31,22 @@ def next_message(engine):
     return message
 
 
-async def test_both_ends_understand_each_other():
-    async with both_ends() as (front, heard, engine):
+async def test_messages_arrive_in_both_directions():
+    async with both_ends() as (front, received, engine):
         engine.send({"from": "the engine"})
-        assert await heard.get() == {"from": "the engine"}
+        assert await received.get() == {"from": "the engine"}
         front.send(["from", "the", "front"])
         assert await asyncio.to_thread(next_message, engine) == ["from", "the", "front"]
 
 
 async def test_a_message_larger_than_any_buffer_blocks_neither_side():
     prompt = list(range(300_000))
-    async with both_ends() as (front, heard, engine):
+    async with both_ends() as (front, received, engine):
         front.send(prompt)  # returns, though the engine reads nothing yet
         engine.send(prompt)  # returns, though the front reads nothing yet
         assert await asyncio.to_thread(next_message, engine) == prompt
         await asyncio.to_thread(engine.flush, 10.0)
-        assert await heard.get() == prompt
+        assert await received.get() == prompt
 
 
 def test_an_engine_whose_worker_does_not_read_never_waits_and_loses_no_message():
@@ -57,11 +57,11 @@ def test_an_engine_whose_worker_does_not_read_never_waits_and_loses_no_message()
         engine.send((sent, bytes(1000)))  # would block for ever if it could block
         sent += 1
     assert sent * 1100 > MAX_UNSENT_BYTES
-    heard = []
-    while len(heard) < sent:
-        heard += front.receive()
+    received = []
+    while len(received) < sent:
+        received += front.receive()
         engine.receive()  # sends on
-    assert [number for number, _ in heard] == list(range(sent))
+    assert [number for number, _ in received] == list(range(sent))
     assert not engine.is_full
     engine.close(), front.close()
 
@@ -84,15 +84,15 @@ def test_reading_and_writing_fail_if_the_worker_is_gone():
     with pytest.raises(HostGone):
         engine.receive()
     with pytest.raises(HostGone):
-        engine.send("anybody there")
+        engine.send("a message")
     engine.close()
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 1000])
-def test_messages_come_whole_however_they_are_cut(size):
+def test_messages_are_decoded_from_chunks_of_any_size(size):
     unframer = MessageDecoder()
     stream = b"".join(encode_message(f"message {number}") for number in range(20))
-    heard = []
+    received = []
     for start in range(0, len(stream), size):
-        heard += unframer.feed(stream[start : start + size])
-    assert heard == [f"message {number}" for number in range(20)]
+        received += unframer.feed(stream[start : start + size])
+    assert received == [f"message {number}" for number in range(20)]

@@ -19,8 +19,8 @@ from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_model import write_tiny_model
 
-PATIENCE = 30.0  # s
-QUICK = StepTimeModel(base_s=0.0, per_prefill_token_s=0.0, per_decode_seq_s=0.0)
+TIMEOUT_S = 30.0
+INSTANT_STEPS = StepTimeModel(base_s=0.0, per_prefill_token_s=0.0, per_decode_seq_s=0.0)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 def options_for(model, **fields):
     return EngineOptions(
-        model=model, **{"engine": "sim", "step_time": QUICK, "kv_blocks": 32, "dtype": "float32"} | fields
+        model=model, **{"engine": "sim", "step_time": INSTANT_STEPS, "kv_blocks": 32, "dtype": "float32"} | fields
     )
 
 
@@ -39,18 +39,18 @@ class FrontEnd:
 
     def __init__(self, end, options):
         self.pipe = HostPipe(end)
-        self.heard = []
+        self.received = []
         self.pipe.send(options)
 
     def send(self, message):
         self.pipe.send(message)
-        self.pipe.flush(PATIENCE)
+        self.pipe.flush(TIMEOUT_S)
 
     def recv(self):
-        while not self.heard:
-            self.pipe.wait(PATIENCE)
-            self.heard += self.pipe.receive()
-        return self.heard.pop(0)
+        while not self.received:
+            self.pipe.wait(TIMEOUT_S)
+            self.received += self.pipe.receive()
+        return self.received.pop(0)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def engine_thread(options):
         yield front
     finally:
         front.pipe.close()
-        thread.join(timeout=PATIENCE)
+        thread.join(timeout=TIMEOUT_S)
         assert not thread.is_alive(), "a closed pipe must end the engine"
 
 
@@ -107,12 +107,12 @@ def test_a_rejection_names_the_sequence_and_the_engine_continues(folder):
     with engine_thread(options_for(folder)) as conn:
         conn.recv()
         conn.send(Add(spec(1, output=1000)))
-        refused = conn.recv()
+        rejection = conn.recv()
         conn.send(Add(spec(2)))
         assert len(steps_until_finished(conn, 2)[2]) == 5
-    assert isinstance(refused, AddRejected)
-    assert (refused.seq_id, refused.reason) == (1, "PROMPT_TOO_LONG")
-    assert refused.metadata["context_length"] == "256"
+    assert isinstance(rejection, AddRejected)
+    assert (rejection.seq_id, rejection.reason) == (1, "PROMPT_TOO_LONG")
+    assert rejection.metadata["context_length"] == "256"
 
 
 def test_a_cancel_is_answered_by_the_next_step(folder):
@@ -156,7 +156,7 @@ def test_a_model_that_cannot_load_is_reported_and_raised():
     assert "no-such-model is no folder" in fatal.message
 
 
-def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
+def test_an_engine_process_ends_when_its_pipe_closes(folder):
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "penstock.worker.engine_host.child", str(theirs.fileno())]
@@ -167,22 +167,22 @@ def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
         front.send(Add(spec(1, output=200)))
         assert isinstance(front.recv(), StepCompleted)
         front.pipe.close()
-        assert child.wait(PATIENCE) == 0
+        assert child.wait(TIMEOUT_S) == 0
     finally:
         child.kill()
 
 
-def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_then_misses_none(tmp_path):
+def test_a_worker_that_does_not_read_delays_steps_only_beyond_the_buffer_and_loses_none(tmp_path):
     """In one thread: the worker reads only when the engine can do nothing except wait for it."""
     model = write_tiny_model(tmp_path / "tiny", context=60_000)
     engine, _ = build_engine(options_for(str(model), kv_blocks=8_000))
     ours, theirs = socket.socketpair()
     pipe, front = HostPipe(theirs), HostPipe(ours)
-    heard, unsent_at_waits = [], []
+    received, unsent_at_waits = [], []
 
     def read_at_last(seconds=None):
         unsent_at_waits.append(len(pipe._unsent))
-        heard.extend(front.receive())
+        received.extend(front.receive())
 
     pipe.wait = read_at_last
     for seq_id in range(4):
@@ -192,20 +192,20 @@ def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_th
         loop._step(pipe, engine)
     made = engine.batch.step
     assert min(unsent_at_waits) > MAX_UNSENT_BYTES
-    assert len(heard) < made
-    front.send(Cancel(3))  # heard at the next turn, full or not
+    assert len(received) < made
+    front.send(Cancel(3))  # received at the next turn, even if the pipe is full
     while engine.has_work:
         loop._receive_messages(pipe, engine)
         loop._step(pipe, engine)
-    while heard[-1].result.step < engine.batch.step:
+    while received[-1].result.step < engine.batch.step:
         pipe.receive()
-        heard += front.receive()
-    assert [message.result.step for message in heard] == list(range(1, engine.batch.step + 1))
-    indexes = [index for message in heard for seq, index in tokens_of(message) if seq == 0]
+        received += front.receive()
+    assert [message.result.step for message in received] == list(range(1, engine.batch.step + 1))
+    indexes = [index for message in received for seq, index in tokens_of(message) if seq == 0]
     assert indexes == list(range(20_000))
-    [gone] = [gone for message in heard for gone in message.result.cancelled]
-    assert (gone.seq_id, gone.output_tokens <= made + 1) == (3, True)
-    assert heard[-1].capacity.blocks_free == 8_000
+    [receipt] = [receipt for message in received for receipt in message.result.cancelled]
+    assert (receipt.seq_id, receipt.output_tokens <= made + 1) == (3, True)
+    assert received[-1].capacity.blocks_free == 8_000
     pipe.close(), front.close()
 
 

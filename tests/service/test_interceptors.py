@@ -24,7 +24,7 @@ from penstock.v1.inference_pb2 import (
 )
 from penstock.v1.stream_pb2 import End
 
-ANSWER = GenerateResponse()
+RESPONSE = GenerateResponse()
 
 
 def failing(kind, error):
@@ -38,7 +38,7 @@ def failing(kind, error):
         yield
 
     async def writer(request, context):
-        await context.write(ANSWER)
+        await context.write(RESPONSE)
         raise error
 
     async def bidi_generator(frames, context):
@@ -92,13 +92,13 @@ def details_of(failure):
     return found
 
 
-KINDS = ["unary", "generator", "writer", "bidi generator", "bidi reader", "task group"]
+HANDLER_KINDS = ["unary", "generator", "writer", "bidi generator", "bidi reader", "task group"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_an_error_of_ours_arrives_with_its_details_from_every_kind_of_handler(kind):
-    failure = await failure_of(kind, Overloaded("full; come back", retry_after=0.7, metadata={"depth": "9"}))
-    assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full; come back")
+@pytest.mark.parametrize("kind", HANDLER_KINDS)
+async def test_a_penstock_error_arrives_with_its_details_from_every_kind_of_handler(kind):
+    failure = await failure_of(kind, Overloaded("full; retry later", retry_after=0.7, metadata={"depth": "9"}))
+    assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full; retry later")
     details = details_of(failure)
     assert details[ErrorInfo] == ErrorInfo(reason="OVERLOADED", domain="penstock", metadata={"depth": "9"})
     assert details[RetryInfo].retry_delay.ToMilliseconds() == 700
@@ -112,7 +112,7 @@ async def test_a_quota_failure_names_the_limit_and_forbids_retries_without_a_tim
     assert dict(failure.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HANDLER_KINDS)
 async def test_a_crash_is_logged_once_and_its_text_never_leaves(kind):
     with capture_logs() as logs:
         failure = await failure_of(kind, ValueError("the password is hunter2"))
@@ -122,7 +122,7 @@ async def test_a_crash_is_logged_once_and_its_text_never_leaves(kind):
     assert len(crashes) == 1
 
 
-async def test_a_group_with_a_crash_beside_our_error_counts_as_a_crash():
+async def test_a_group_with_a_crash_and_a_penstock_error_counts_as_a_crash():
     both = ExceptionGroup("two at once", [Overloaded("full"), KeyError("x")])
     failure = await failure_of("unary", both)
     assert failure.details() == "internal error"
@@ -193,11 +193,11 @@ async def test_a_cancel_reaches_the_finally_of_a_generator(waits_at):
 
     async def endless(request, context):
         try:
-            yield ANSWER
+            yield RESPONSE
             if waits_at == "await":
                 await asyncio.Event().wait()
             while True:
-                yield ANSWER
+                yield RESPONSE
         finally:
             left.set()
 
@@ -255,7 +255,7 @@ async def test_a_failed_call_is_an_error_only_when_the_fault_is_ours(receiver, *
 
 
 async def endless(request, context):
-    yield ANSWER
+    yield RESPONSE
     await asyncio.Event().wait()
 
 
@@ -277,7 +277,7 @@ async def test_a_call_past_its_deadline_is_distinguished_from_a_cancelled_one(re
     assert (cancel_span.attributes[code], cancel_span.status) == ("CANCELLED", "UNSET")
 
 
-async def test_a_session_has_no_span_of_its_own(receiver):
+async def test_a_session_has_no_span(receiver):
     trace_id, _, options = new_trace()
 
     async def session(frames, context):

@@ -15,7 +15,7 @@ import pytest
 from penstock.chassis.lifecycle import background, new_instance_id, request_stop, stop_requested
 from penstock.local_mesh import pdeathsig_exec
 
-TIER = """
+TIER_SCRIPT = """
 import asyncio
 from penstock.chassis.config import ServiceConfig
 from penstock.local_mesh import pdeathsig_exec
@@ -28,7 +28,7 @@ async def run(config):
 main(ServiceConfig, "demo", run)
 """
 
-SERVE = """
+SERVE_SCRIPT = """
     async with serving(config.listen, [], drain_grace=config.drain_grace):
         await stop_requested()
 """
@@ -42,7 +42,7 @@ SERVE_IN_A_GROUP = """
 
 @contextmanager
 def process(body, *arguments, **environ):
-    source = dedent(TIER).replace("{body}", body.strip())
+    source = dedent(TIER_SCRIPT).replace("{body}", body.strip())
     with subprocess.Popen(
         [sys.executable, "-c", source, *arguments],
         env=os.environ | environ,
@@ -67,7 +67,7 @@ def wait_for(child, event):
 def test_a_sigterm_before_the_handlers_exist_is_kept_if_the_parent_blocked_it():
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        with process(SERVE) as child:
+        with process(SERVE_SCRIPT) as child:
             child.terminate()  # it is not yet importing
             assert wait_for(child, "stop_requested")["reason"] == "SIGTERM"
             assert child.wait() == 0
@@ -75,7 +75,7 @@ def test_a_sigterm_before_the_handlers_exist_is_kept_if_the_parent_blocked_it():
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def test_the_mesh_starts_its_tiers_so_and_no_other_program(tmp_path):
+def test_the_mesh_starts_only_its_tiers_with_signals_blocked(tmp_path):
     (tmp_path / "held.py").write_text("import signal; print(signal.SIGTERM in signal.pthread_sigmask(0, []))")
     between = (sys.executable, "-I", "-S", pdeathsig_exec.__file__, str(os.getpid()), sys.executable)
     for arguments, held in ((("-m", "held"), "True"), ((str(tmp_path / "held.py"),), "False")):
@@ -85,7 +85,7 @@ def test_the_mesh_starts_its_tiers_so_and_no_other_program(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_process_and_it_ends_with_0(number):
-    with process(SERVE) as child:
+    with process(SERVE_SCRIPT) as child:
         listening = wait_for(child, "listening")
         assert listening["tier"] == "demo"
         assert listening["instance_id"].startswith("demo-")
@@ -115,45 +115,45 @@ def test_a_crash_is_logged_and_ends_with_1():
 
 
 def test_wrong_settings_end_with_2_and_a_plain_message():
-    with process(SERVE, PENSTOCK_DEMO_DRAIN_GRACE="soon") as child:
-        _, said = child.communicate()
+    with process(SERVE_SCRIPT, PENSTOCK_DEMO_DRAIN_GRACE="soon") as child:
+        _, errors = child.communicate()
     assert child.returncode == 2
-    assert said == "penstock demo: PENSTOCK_DEMO_DRAIN_GRACE='soon': must be a number\n"
+    assert errors == "penstock demo: PENSTOCK_DEMO_DRAIN_GRACE='soon': must be a number\n"
 
 
 def test_a_metrics_port_that_is_taken_ends_with_2():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with process(SERVE, PENSTOCK_DEMO_METRICS_LISTEN=address) as child:
-            _, said = child.communicate()
+        with process(SERVE_SCRIPT, PENSTOCK_DEMO_METRICS_LISTEN=address) as child:
+            _, errors = child.communicate()
     assert child.returncode == 2
-    assert said.startswith(f"penstock demo: cannot serve metrics on {address}")
+    assert errors.startswith(f"penstock demo: cannot serve metrics on {address}")
 
 
-@pytest.mark.parametrize("serve", [SERVE, SERVE_IN_A_GROUP])
+@pytest.mark.parametrize("serve", [SERVE_SCRIPT, SERVE_IN_A_GROUP])
 def test_a_port_that_is_taken_ends_with_2_and_one_line(serve):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with process(serve, PENSTOCK_DEMO_LISTEN=address) as child:
-            _, said = child.communicate()
+            _, errors = child.communicate()
     assert child.returncode == 2
-    assert said.splitlines()[-1].startswith(f"penstock demo: cannot listen on {address}; is the port taken?")
-    assert "Traceback" not in said
+    assert errors.splitlines()[-1].startswith(f"penstock demo: cannot listen on {address}; is the port taken?")
+    assert "Traceback" not in errors
 
 
 def test_an_unknown_argument_ends_with_2():
-    with process(SERVE, "--port") as child:
-        _, said = child.communicate()
+    with process(SERVE_SCRIPT, "--port") as child:
+        _, errors = child.communicate()
     assert child.returncode == 2
-    assert "--port" in said
+    assert "--port" in errors
 
 
 def test_the_settings_are_printed_without_starting():
-    with process(SERVE, "--print-config", PENSTOCK_DEMO_LISTEN="127.0.0.1:1") as child:
-        printed, said = child.communicate()
+    with process(SERVE_SCRIPT, "--print-config", PENSTOCK_DEMO_LISTEN="127.0.0.1:1") as child:
+        printed, errors = child.communicate()
     assert child.returncode == 0
     assert "PENSTOCK_DEMO_LISTEN=127.0.0.1:1" in printed.splitlines()
-    assert said == ""
+    assert errors == ""
 
 
 async def test_background_loops_end_with_their_block():
@@ -192,7 +192,7 @@ async def test_a_loop_that_ends_by_itself_leaves_the_block_running():
         await asyncio.sleep(0)
 
 
-async def test_the_first_ask_to_stop_is_the_one_that_counts():
+async def test_only_the_first_stop_request_counts():
     request_stop("first", 2.0)
     request_stop("second", 9.0)
     stop = await stop_requested()

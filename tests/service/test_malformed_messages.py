@@ -23,12 +23,12 @@ from penstock.v1.inference_pb2 import CountTokensResponse, GenerateResponse, Ses
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 
-GARBAGE = b"\xff\xff\xff"
-SESSION = "/penstock.v1.Inference/Session"
+MALFORMED_BYTES = b"\xff\xff\xff"
+SESSION_METHOD = "/penstock.v1.Inference/Session"
 METHODS = [
     ("/penstock.v1.Inference/CountTokens", "unary_unary"),
     ("/penstock.v1.Inference/Generate", "unary_stream"),
-    (SESSION, "stream_stream"),
+    (SESSION_METHOD, "stream_stream"),
     ("/penstock.v1.Admin/GetSnapshot", "unary_unary"),
     ("/grpc.health.v1.Health/Check", "unary_unary"),
     ("/grpc.health.v1.Health/Watch", "unary_stream"),
@@ -51,7 +51,7 @@ async def error_of(call):
     return failure.value
 
 
-def complaints(logs):
+def malformed_lines(logs):
     return [each for each in logs if each["log_level"] in ("warning", "error")]
 
 
@@ -77,10 +77,10 @@ async def reads_in_a_group(_, context):
         group.create_task(context.read())
 
 
-READERS = [(each, iterates) for each in METHODS] + [(METHODS[2], reads), (METHODS[2], reads_in_a_group)]
+READER_CASES = [(each, iterates) for each in METHODS] + [(METHODS[2], reads), (METHODS[2], reads_in_a_group)]
 
 
-@pytest.mark.parametrize(("called", "reader"), READERS)
+@pytest.mark.parametrize(("called", "reader"), READER_CASES)
 async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called, reader):
     servicer = scripted_servicer(CountTokens=answers, Generate=streams, Session=reader)
     admin = AdminService("demo", "demo-1")
@@ -89,12 +89,12 @@ async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called
         channel(server.address) as to_server,
     ):
         with capture_logs() as logs, caplog.at_level(logging.INFO):
-            failure = await error_of(raw(to_server, *called, GARBAGE))
+            failure = await error_of(raw(to_server, *called, MALFORMED_BYTES))
         figures = (await AdminStub(to_server).GetSnapshot(GetSnapshotRequest())).snapshot.figures
     error = error_from_rpc(failure)
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MESSAGE_MALFORMED")
     assert "3 bytes" in error.message
-    (line,) = complaints(logs)
+    (line,) = malformed_lines(logs)
     assert (line["event"], line["bytes"], "exc_info" in line) == ("message_malformed", 3, False)
     assert line["peer"].startswith("ipv4:127.")
     assert not caplog.records
@@ -108,9 +108,11 @@ async def test_a_malformed_frame_ends_the_session_it_came_on_and_no_other():
         handle = await mesh.workers[0].paused.get()
         greeting = SessionRequest(hello=Hello(protocol=1, instance_id="c2", tier="client")).SerializeToString()
         with capture_logs() as logs:
-            failure = await error_of(raw(to_edge, SESSION, "stream_stream", greeting, GARBAGE, metadata=KEY))
+            failure = await error_of(
+                raw(to_edge, SESSION_METHOD, "stream_stream", greeting, MALFORMED_BYTES, metadata=KEY)
+            )
         assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert [each["event"] for each in complaints(logs)] == ["message_malformed"]
+        assert [each["event"] for each in malformed_lines(logs)] == ["message_malformed"]
         mesh.workers[0].send_tokens(handle)
         await client.next_frame("finished")
         assert client.texts[1] == text_of(5)
@@ -120,7 +122,7 @@ async def test_a_malformed_frame_on_a_stream_between_tiers_ends_that_stream_alon
     async with auth_process() as found, edge(found) as other, channel(found.address) as to_auth:
         admit = "/penstock.mesh.v1.AdmissionService/Admit"
         greeting = AdmitRequest(hello=Hello(protocol=1, instance_id="edge-2", tier="edge")).SerializeToString()
-        failure = await error_of(raw(to_auth, admit, "stream_stream", greeting, GARBAGE))
+        failure = await error_of(raw(to_auth, admit, "stream_stream", greeting, MALFORMED_BYTES))
         assert error_from_rpc(failure).reason == "MESSAGE_MALFORMED"
         assert (await other.reserve()).reservation_id
 

@@ -14,11 +14,11 @@ NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckRespon
 
 class Silent(health_pb2_grpc.HealthServicer):
     def __init__(self):
-        self.asked, self.left = asyncio.Event(), asyncio.Event()
+        self.watched, self.left = asyncio.Event(), asyncio.Event()
 
     async def Watch(self, request, context):
         yield NOT_SERVING
-        self.asked.set()
+        self.watched.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -63,7 +63,7 @@ async def test_a_cancelled_wait_closes_its_health_stream():
     await server.start()
     async with asyncio.timeout(20), channel(f"127.0.0.1:{port}") as kept:
         waiting = asyncio.create_task(_is_serving(health_pb2_grpc.HealthStub(kept)))
-        await health.asked.wait()
+        await health.watched.wait()
         waiting.cancel()
         await health.left.wait()
         await server.stop(None)

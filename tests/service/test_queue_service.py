@@ -25,28 +25,28 @@ from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 
-START = 2_000.0  # s
+START_S = 2_000.0
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Shard:
     """A shard that listens, with a clock that the test advances."""
 
-    def __init__(self, max_depth, staffing):
-        self.time = START
+    def __init__(self, max_depth, scheduler_wait):
+        self.time = START_S
         self.book = TicketBook(
             limits=QueueLimits(max_depth, 1_000_000),
-            availability=ModelAvailability(timeout=10.0, warm_up=5.0, started_at=START - 60),
+            availability=ModelAvailability(timeout=10.0, warm_up=5.0, started_at=START_S - 60),
             recent_leases=RecentLeases(10.0),
         )
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue")
-        self.service = QueueService(self.book, hello, scheduler_wait=staffing, now=lambda: self.time)
+        self.service = QueueService(self.book, hello, scheduler_wait=scheduler_wait, now=lambda: self.time)
         self.address, self.calls = "", None
 
 
 @asynccontextmanager
-async def shard_of(max_depth=1_000, staffing=0.0):
-    shard = Shard(max_depth, staffing)
+async def shard_of(max_depth=1_000, scheduler_wait=0.0):
+    shard = Shard(max_depth, scheduler_wait)
     registration = add_QueueServiceServicer_to_server, shard.service
     async with (
         serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,
@@ -118,18 +118,18 @@ async def test_an_edge_receives_the_catalog_at_once_and_on_change():
 
 async def test_a_starting_shard_accepts_edges_after_a_scheduler_has_sent_a_model():
     async with (
-        shard_of(staffing=TIMEOUT_S) as shard,
+        shard_of(scheduler_wait=TIMEOUT_S) as shard,
         scheduler_at(shard.address, models=()) as scheduler,
         AsyncExitStack() as stack,
     ):
-        coming = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
+        connecting = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
         while shard.calls.in_flight < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count has no event
             await asyncio.sleep(0)
         scheduler.credit(1, return_unused=True)
         await scheduler.receive("credit_returned")
         assert shard.service.figures()["edges"] == 0
         scheduler.serve("m")
-        assert [each.model for each in (await (await coming).receive("catalog")).entries] == ["m"]
+        assert [each.model for each in (await (await connecting).receive("catalog")).entries] == ["m"]
 
 
 async def test_a_full_queue_sheds_with_reason_and_retry_time():

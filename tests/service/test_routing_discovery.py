@@ -31,10 +31,10 @@ def snapshot(*hosts):
 
 
 @asynccontextmanager
-async def control_plane(board):
+async def control_plane(cache):
     """A channel to a server of this snapshot cache."""
     server = grpc.aio.server()
-    add_discovery_to_server(AggregatedDiscovery(board), server)
+    add_discovery_to_server(AggregatedDiscovery(cache), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -65,8 +65,8 @@ def hosts(packed):
 
 
 async def test_a_delta_proxy_gets_all_at_first_and_then_only_what_changed():
-    board = SnapshotCache(snapshot("10.0.0.1"))
-    async with control_plane(board) as channel:
+    cache = SnapshotCache(snapshot("10.0.0.1"))
+    async with control_plane(cache) as channel:
         call = delta(channel)
         await call.write(DeltaDiscoveryRequest(node=NODE, type_url=CLUSTER.value))
         clusters = await call.read()
@@ -77,15 +77,15 @@ async def test_a_delta_proxy_gets_all_at_first_and_then_only_what_changed():
         endpoints = await call.read()
         assert hosts(endpoints.resources[0].resource) == ["10.0.0.1"]
         await call.write(DeltaDiscoveryRequest(type_url=ENDPOINT.value, response_nonce=endpoints.nonce))
-        assert board.publish(snapshot("10.0.0.1", "10.0.0.2"))
+        assert cache.publish(snapshot("10.0.0.1", "10.0.0.2"))
         more = await call.read()
         assert (more.type_url, hosts(more.resources[0].resource)) == (ENDPOINT.value, ["10.0.0.1", "10.0.0.2"])
         call.cancel()
 
 
 async def test_a_state_of_the_world_proxy_gets_everything_of_a_type_each_time():
-    board = SnapshotCache(snapshot("10.0.0.1"))
-    async with control_plane(board) as channel:
+    cache = SnapshotCache(snapshot("10.0.0.1"))
+    async with control_plane(cache) as channel:
         call = sotw(channel)
         names = ["edge_grpc", "edge_http"]
         await call.write(DiscoveryRequest(node=NODE, type_url=ENDPOINT.value, resource_names=names))
@@ -98,16 +98,16 @@ async def test_a_state_of_the_world_proxy_gets_everything_of_a_type_each_time():
                 response_nonce=first.nonce,
             )
         )
-        board.publish(snapshot("10.0.0.2"))
+        cache.publish(snapshot("10.0.0.2"))
         second = await call.read()
         assert [hosts(packed) for packed in second.resources] == [["10.0.0.2"], ["10.0.0.2"]]
         assert second.version_info != first.version_info
         call.cancel()
 
 
-async def test_a_refusal_is_logged_with_its_reason_and_does_not_end_the_stream(capsys):
-    board = SnapshotCache(snapshot("10.0.0.1"))
-    async with control_plane(board) as channel:
+async def test_a_nack_is_logged_with_its_reason_and_does_not_end_the_stream(capsys):
+    cache = SnapshotCache(snapshot("10.0.0.1"))
+    async with control_plane(cache) as channel:
         call = delta(channel)
         await call.write(DeltaDiscoveryRequest(node=NODE, type_url=LISTENER.value))
         answer = await call.read()
@@ -135,9 +135,9 @@ async def test_a_type_we_do_not_serve_does_not_end_the_stream():
 
 
 async def test_a_reconnecting_proxy_with_current_versions_is_sent_nothing_until_a_change():
-    board = SnapshotCache(snapshot("10.0.0.1"))
-    known = {name: resource.version for name, resource in board.snapshot.by_type[ENDPOINT].items()}
-    async with control_plane(board) as channel:
+    cache = SnapshotCache(snapshot("10.0.0.1"))
+    known = {name: resource.version for name, resource in cache.snapshot.by_type[ENDPOINT].items()}
+    async with control_plane(cache) as channel:
         call = delta(channel)
         await call.write(
             DeltaDiscoveryRequest(
@@ -152,42 +152,42 @@ async def test_a_reconnecting_proxy_with_current_versions_is_sent_nothing_until_
         call.cancel()
 
 
-async def test_closing_the_board_ends_every_stream_in_good_order():
-    board = SnapshotCache(snapshot("10.0.0.1"))
-    async with control_plane(board) as channel:
+async def test_closing_the_snapshot_cache_ends_every_stream_with_status_ok():
+    cache = SnapshotCache(snapshot("10.0.0.1"))
+    async with control_plane(cache) as channel:
         calls = [delta(channel), sotw(channel)]
         for call in calls:
             await call.initial_metadata()
-        assert repr(board).endswith("2 streams>")
-        board.close()
+        assert repr(cache).endswith("2 streams>")
+        cache.close()
         assert [await call.code() for call in calls] == [grpc.StatusCode.OK] * 2
-        assert repr(board).endswith("0 streams>")
+        assert repr(cache).endswith("0 streams>")
 
 
 async def test_a_disconnected_proxy_leaves_no_stream():
-    board = SnapshotCache(snapshot("10.0.0.1"))
+    cache = SnapshotCache(snapshot("10.0.0.1"))
     left = asyncio.Event()
 
-    class Bells(set):
-        def discard(self, bell):
-            super().discard(bell)
+    class ObservedWatchers(set):
+        def discard(self, watcher):
+            super().discard(watcher)
             left.set()
 
-    board.watchers = Bells()
-    async with control_plane(board) as channel:
+    cache.watchers = ObservedWatchers()
+    async with control_plane(cache) as channel:
         call = delta(channel)
         await call.initial_metadata()
-        assert len(board.watchers) == 1
+        assert len(cache.watchers) == 1
         call.cancel()
         await left.wait()
-        assert len(board.watchers) == 0
+        assert len(cache.watchers) == 0
 
 
 def test_an_equal_snapshot_notifies_no_watcher():
-    board = SnapshotCache(snapshot("10.0.0.1"))
-    with board.watch() as bell:
-        assert not board.publish(snapshot("10.0.0.1"))
-        assert not bell.is_set()
+    cache = SnapshotCache(snapshot("10.0.0.1"))
+    with cache.watch() as watcher:
+        assert not cache.publish(snapshot("10.0.0.1"))
+        assert not watcher.is_set()
 
 
 @pytest.mark.parametrize("dialect", [sotw, delta])

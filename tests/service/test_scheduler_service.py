@@ -74,13 +74,14 @@ async def test_progress_of_a_worker_reaches_the_shard_of_the_ticket():
         assert lease.queue_id == "queue-1"
         worker.started(lease.lease_id)
         worker.send(progress=scheduler_pb2.Progress(leases=[served(lease.lease_id, 10, 1)]))
-        (told,) = (await shard.receive("service_report")).tickets
-        assert (told.ticket_id, told.attempt, told.prompt_tokens, told.output_tokens) == ("a", lease.attempt, 10, 1)
-        assert not told.ended
+        (report,) = (await shard.receive("service_report")).tickets
+        assert (report.ticket_id, report.attempt) == ("a", lease.attempt)
+        assert (report.prompt_tokens, report.output_tokens) == (10, 1)
+        assert not report.ended
         ended = scheduler_pb2.Released(lease_ids=[lease.lease_id], served=[served(lease.lease_id, 10, 7)])
         worker.send(released=ended)
-        (told,) = (await shard.receive("service_report")).tickets
-        assert (told.output_tokens, told.ended) == (7, True)
+        (report,) = (await shard.receive("service_report")).tickets
+        assert (report.output_tokens, report.ended) == (7, True)
 
 
 async def test_a_shard_receives_pool_stats():
@@ -186,8 +187,8 @@ async def test_the_shard_with_the_better_head_gets_the_released_slot():
         lease_id = (await first.receive("place")).lease.lease_id
         first.send(head=Head(model="m", waiting=1, priority=3, age_nanos=9, waiting_tokens=100))
         second.send(head=Head(model="m", waiting=1, priority=1, age_nanos=1, waiting_tokens=100))
-        asked = await second.receive("credit")
-        assert (asked.tickets, asked.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
+        credit = await second.receive("credit")
+        assert (credit.tickets, credit.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
         second.send(credit_returned={"model": "m", "tickets": 1})
         async with asyncio.timeout(TIMEOUT_S):  # streams have no mutual order, and the shard must not hold credit
             while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110  # a turn of the loop
@@ -223,8 +224,8 @@ async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
         assert not (await shard.receive("catalog")).poison_reports
         for reports in ([report], []):
             await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=reports)))
-            said = await shard.receive("catalog")
-            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in reports]
+            catalog = await shard.receive("catalog")
+            assert [each.fingerprint for each in catalog.poison_reports] == [each.fingerprint for each in reports]
         call.cancel()
 
 

@@ -135,7 +135,7 @@ async def test_among_similar_workers_one_in_the_zone_of_the_edge_is_used():
         assert [row["zone"] for row in tables(scheduler.dispatcher.fleet)["workers"]] == ["eu-2", "eu-1"]
 
 
-async def refusal_of(address, *frames):
+async def rejection_of(address, *frames):
     """Return the error that ends a stream that begins with `frames`."""
     async with channel(address) as to_scheduler:
         call = SchedulerServiceStub(to_scheduler).Attach()
@@ -215,10 +215,10 @@ async def test_a_worker_that_ends_its_stream_is_removed_and_keeps_running():
         worker.link.end("drains")
         await worker.down.wait()
         await scheduler.until(workers=0, leases=0, available_leases=0)
-        assert not [frame for frame in _heard(worker) if frame.WhichOneof("frame") == "revoke"]
+        assert not [frame for frame in _received(worker) if frame.WhichOneof("frame") == "revoke"]
 
 
-def _heard(side):
+def _received(side):
     found = []
     with suppress(asyncio.QueueEmpty):
         while True:
@@ -297,16 +297,19 @@ async def test_the_workers_table_has_the_free_capacity_of_each():
 async def test_an_incomplete_profile_is_rejected(name):
     async with scheduler_of() as scheduler:
         lacking = {key: value for key, value in PROFILE.items() if key != name}
-        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(profile=Profile(**lacking)))
+        error = await rejection_of(scheduler.address, hello_frame(), AttachRequest(profile=Profile(**lacking)))
         assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROFILE_INVALID")
         assert scheduler.service.figures()["workers"] == 0
 
 
 async def test_a_quarantined_worker_gets_tickets_after_its_profile():
-    blame = PoisonReport(fingerprint=5)
-    blame.ttl.seconds = 30
+    poison_report = PoisonReport(fingerprint=5)
+    poison_report.ttl.seconds = 30
     nothing = dict.fromkeys(PROFILE)
-    async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, poison_reports=[blame]) as worker:
+    async with (
+        scheduler_of() as scheduler,
+        worker_at(scheduler.address, **nothing, poison_reports=[poison_report]) as worker,
+    ):
         await turns_until(scheduler.dispatcher.poison.merged)
         assert scheduler.service.figures()["workers"] == 0
         worker.send(profile=Profile(**PROFILE))
@@ -316,19 +319,19 @@ async def test_a_quarantined_worker_gets_tickets_after_its_profile():
 
 async def test_a_load_report_before_the_profile_is_rejected():
     async with scheduler_of() as scheduler:
-        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(load_report=LoadReport(running=1)))
+        error = await rejection_of(scheduler.address, hello_frame(), AttachRequest(load_report=LoadReport(running=1)))
         assert error.reason == "PROFILE_INVALID"
 
 
 async def test_a_changed_profile_is_rejected_and_removes_the_worker():
     async with scheduler_of() as scheduler:
         profile = AttachRequest(profile=Profile(**PROFILE))
-        error = await refusal_of(scheduler.address, hello_frame(), profile, profile)
+        error = await rejection_of(scheduler.address, hello_frame(), profile, profile)
         assert error.reason == "PROFILE_INVALID"
         await scheduler.until(workers=0)
 
 
 async def test_a_stream_without_hello_is_rejected():
     async with scheduler_of() as scheduler:
-        error = await refusal_of(scheduler.address, AttachRequest(profile=Profile(**PROFILE)))
+        error = await rejection_of(scheduler.address, AttachRequest(profile=Profile(**PROFILE)))
         assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_MISSING")

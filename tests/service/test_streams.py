@@ -75,14 +75,14 @@ async def link_to(address, **options):
             await asyncio.gather(running, return_exceptions=True)
 
 
-def ask(request_id):
+def identify_frame(request_id):
     return AdmitRequest(identify=Identify(request_id=request_id))
 
 
 async def test_frames_arrive_in_order_after_both_hellos():
     async with echo_server() as (_, address, _), link_to(address) as (link, events):
         assert await events.get() == ("up", "echo")
-        assert all(link.send(ask(str(number))) for number in range(100))
+        assert all(link.send(identify_frame(str(number))) for number in range(100))
         answers = [(await events.get())[1].settled.reservation_id for _ in range(100)]
         assert answers == [str(number) for number in range(100)]
 
@@ -138,7 +138,9 @@ async def test_a_peer_without_bundles_gets_each_frame_in_a_message():
 async def test_bundled_frames_are_passed_on_one_by_one_and_none_after_the_end():
     async with echo_server() as (echo, address, _), raw_call(address) as call:
         end = AdmitRequest(end=End(reason="done"))
-        await call.write(AdmitRequest(more=[ask("a"), ask("b"), AdmitRequest(), end, ask("c")]))
+        await call.write(
+            AdmitRequest(more=[identify_frame("a"), identify_frame("b"), AdmitRequest(), end, identify_frame("c")])
+        )
         assert [ids_in(await call.read()) for _ in range(2)] == [["a"], ["b"]]
         assert await echo.left.get()
         assert await call.read() is grpc.aio.EOF
@@ -146,7 +148,13 @@ async def test_bundled_frames_are_passed_on_one_by_one_and_none_after_the_end():
 
 async def test_a_frame_of_the_maximum_size_is_sent_alone():
     outbox, written = Outbox(10), asyncio.Queue()
-    frames = [ask("hello"), ask("before"), ask("x" * MAX_BUNDLE_BYTES), ask("after"), ask("last")]
+    frames = [
+        identify_frame("hello"),
+        identify_frame("before"),
+        identify_frame("x" * MAX_BUNDLE_BYTES),
+        identify_frame("after"),
+        identify_frame("last"),
+    ]
     for frame in frames:
         outbox.put(frame)
     writing = asyncio.create_task(outbox.write_all(written.put, can_bundle=lambda: True))
@@ -156,9 +164,12 @@ async def test_a_frame_of_the_maximum_size_is_sent_alone():
     assert list(messages[3].more) == frames[3:]
 
 
-async def test_frames_are_not_changed_by_going_together_and_large_ones_do_not_pile_up():
+async def test_bundling_changes_no_frame_and_bounds_the_size_of_a_message():
     outboxes = [Outbox(10), Outbox(10)]
-    frames = [ask("hello"), *(ask(str(number) + "x" * (MAX_BUNDLE_BYTES // 2 - 100)) for number in range(5))]
+    frames = [
+        identify_frame("hello"),
+        *(identify_frame(str(number) + "x" * (MAX_BUNDLE_BYTES // 2 - 100)) for number in range(5)),
+    ]
     before = [frame.SerializeToString() for frame in frames]
     for outbox in outboxes:
         written = asyncio.Queue()
@@ -176,7 +187,7 @@ async def test_frames_are_not_changed_by_going_together_and_large_ones_do_not_pi
 async def test_a_link_that_is_down_rejects_frames():
     async with link_to("127.0.0.1:1") as (link, events):
         assert not link.is_up
-        assert not link.send(ask("a"))
+        assert not link.send(identify_frame("a"))
         assert events.empty()
 
 
@@ -204,21 +215,21 @@ async def test_a_closed_link_sends_nothing_more_and_does_not_reconnect():
     async with echo_server() as (echo, address, _), link_to(address) as (link, events):
         await events.get()
         link.close("drained")
-        assert not link.send(ask("late"))
+        assert not link.send(identify_frame("late"))
         await link.flush()
         assert await echo.left.get()
         assert await events.get() == ("down", "ended")
-        await link.run()  # as the one that runs already, it has nothing left to do
+        await link.run()  # a second run of an ended link returns at once
         assert echo.peers.qsize() == 1
 
 
 async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_without_a_fault():
-    class Stopped(grpc.aio.BaseError):
-        """As grpc calls it, without the name."""
+    class ServerStopped(grpc.aio.BaseError):
+        """The error that grpc raises on a stopped server; grpc does not export its class."""
 
     class Context:
         async def read(self):
-            raise Stopped
+            raise ServerStopped
 
     peer = link_module.Peer(Context(), AdmitResponse, Hello(), capacity=8)
     assert [frame async for frame in peer] == []
@@ -237,13 +248,13 @@ async def test_a_flush_does_not_wait_for_frames_that_can_no_longer_be_written(mo
     assert end.close_reason == "write failed: InvalidStateError"
 
 
-async def test_silence_counts_as_death_on_both_sides(monkeypatch):
+async def test_a_silent_stream_is_closed(monkeypatch):
     monkeypatch.setattr(endpoint, "TICK_S", 0.02)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
         monkeypatch.setattr(type(peer), "tick", asyncio.sleep)
-        monkeypatch.setattr(peer, "_frame_type", None)  # from now on it cannot even make a heartbeat
+        monkeypatch.setattr(peer, "_frame_type", None)  # from now on it cannot make a heartbeat
         peer._outbox.put = lambda frame: True  # and sends nothing
         assert await events.get() == ("down", "peer is silent")
 
@@ -271,7 +282,7 @@ async def test_a_peer_that_does_not_read_loses_its_stream_without_a_wait():
     async with echo_server() as (_, address, _), link_to(address, capacity=8) as (link, events):
         await events.get()
         sent = 0
-        while link.send(ask("x" * 1000)):  # no await: nothing can be written meanwhile
+        while link.send(identify_frame("x" * 1000)):  # without an await, no frame can be written
             sent += 1
         assert sent <= 8
         assert await events.get() == ("down", "peer does not read")
@@ -280,12 +291,12 @@ async def test_a_peer_that_does_not_read_loses_its_stream_without_a_wait():
 async def test_a_stream_must_begin_with_hello():
     async with echo_server() as (_, address, _), channel(address) as open_channel:
         call = AdmissionServiceStub(open_channel).Admit()
-        await call.write(ask("too early"))
+        await call.write(identify_frame("too early"))
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
 
 
-@pytest.mark.parametrize("frame", [grpc.aio.EOF, ask("a"), AdmitRequest()])
+@pytest.mark.parametrize("frame", [grpc.aio.EOF, identify_frame("a"), AdmitRequest()])
 def test_a_first_frame_that_is_no_hello_is_rejected_with_its_reason(frame):
     with pytest.raises(FailedPrecondition) as failure:
         check_hello(frame)

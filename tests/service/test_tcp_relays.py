@@ -8,26 +8,26 @@ import pytest
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
 from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection, RelayEnds, TcpRelay, TcpRelays
 
-PATIENCE = 5.0  # s
+TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
 async def echo_behind_relay():
     """A server that answers each line with itself, its count of lines, and a connection to it over a relay."""
-    heard = []
+    received = []
 
     async def echo(reader, writer):
         while line := await reader.readline():
-            heard.append(line)
+            received.append(line)
             writer.write(line)
-        heard.append(b"")
+        received.append(b"")
         writer.close()
 
     async with await asyncio.start_server(echo, "127.0.0.1", 0) as far:
         host, port = far.sockets[0].getsockname()
         relay = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}")
         async with relay.listening(), connection(relay) as ends:
-            yield relay, ends, heard
+            yield relay, ends, received
 
 
 @asynccontextmanager
@@ -40,24 +40,24 @@ async def connection(relay):
         writer.transport.abort()
 
 
-async def said(reader):
-    async with asyncio.timeout(PATIENCE):
+async def next_line(reader):
+    async with asyncio.timeout(TIMEOUT_S):
         return await reader.readline()
 
 
 async def until(is_so):
-    async with asyncio.timeout(PATIENCE):
-        while not is_so():  # noqa: ASYNC110  # what is looked at has no event
+    async with asyncio.timeout(TIMEOUT_S):
+        while not is_so():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0)
 
 
 async def test_a_relay_forwards_both_directions_and_the_end():
-    async with echo_behind_relay() as (relay, (reader, writer), heard):
+    async with echo_behind_relay() as (relay, (reader, writer), received):
         writer.write(b"a\n")
-        assert await said(reader) == b"a\n"
+        assert await next_line(reader) == b"a\n"
         writer.write_eof()
-        assert await said(reader) == b""
-        assert heard == [b"a\n", b""]
+        assert await next_line(reader) == b""
+        assert received == [b"a\n", b""]
         assert not relay.has_blocked_data
 
 
@@ -67,54 +67,54 @@ async def test_a_relay_forwards_both_directions_and_the_end():
     ids=["both", "there", "back"],
 )
 async def test_bytes_that_a_cut_delays_arrive_when_the_relay_is_restored(cut, arrives):
-    async with echo_behind_relay() as (relay, (reader, writer), heard):
+    async with echo_behind_relay() as (relay, (reader, writer), received):
         relay.cut(cut)
         writer.write(b"a\n")
         await until(lambda: relay.has_blocked_data)
-        assert heard == arrives
+        assert received == arrives
         assert not reader._buffer
         relay.restore()
-        assert await said(reader) == b"a\n"
+        assert await next_line(reader) == b"a\n"
 
 
 async def test_the_end_of_a_stream_does_not_pass_a_cut_relay():
-    async with echo_behind_relay() as (relay, (reader, writer), heard):
+    async with echo_behind_relay() as (relay, (reader, writer), received):
         writer.write(b"a\n")
-        await said(reader)
+        await next_line(reader)
         relay.cut(CutDirection.BOTH)
         writer.write(b"b\n")
         writer.close()
         await until(lambda: relay.has_blocked_data)
-        assert heard == [b"a\n"]
+        assert received == [b"a\n"]
         relay.restore()
-        await until(lambda: heard == [b"a\n", b"b\n", b""])
+        await until(lambda: received == [b"a\n", b"b\n", b""])
 
 
 async def test_a_connection_over_a_cut_relay_is_open_and_silent():
-    async with echo_behind_relay() as (relay, (_, first), heard):
+    async with echo_behind_relay() as (relay, (_, first), received):
         relay.cut(CutDirection.BOTH)
         async with connection(relay) as (reader, writer):
             writer.write(b"a\n")
             first.write(b"b\n")
             await until(lambda: relay.has_blocked_data)
-            assert heard == []
+            assert received == []
             relay.restore()
-            assert await said(reader) == b"a\n"
+            assert await next_line(reader) == b"a\n"
 
 
 async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
     options = MeshOptions(edges=2, queues=2, schedulers=2, workers=3, engine="sim", envoy=False)
     plan = plan_mesh(options, tmp_path, "pk_dev_x")
     async with AsyncExitStack() as stack:
-        laid = TcpRelays(stack)
-        rewired = await laid.insert_relays(plan)
+        relays = TcpRelays(stack)
+        plan_with_relays = await relays.insert_relays(plan)
         servers = {each.address for each in plan.processes}
-        for spec in rewired.processes:
+        for spec in plan_with_relays.processes:
             others = servers - {spec.address}
             named = {part for value in spec.environment.values() for part in value.split(",")}
             assert not named & others, spec
         counts = {
-            (opener, server): len(laid.between(opener, server))
+            (opener, server): len(relays.between(opener, server))
             for opener, server in [
                 (CLIENTS, "edge"),
                 ("edge", "queue"),
@@ -125,5 +125,5 @@ async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
             ]
         }
         assert list(counts.values()) == [2, 4, 2, 3, 4, 6]
-        assert sum(counts.values()) == len(laid.all)
-        assert len(laid.client_addresses) == 2
+        assert sum(counts.values()) == len(relays.all)
+        assert len(relays.client_addresses) == 2

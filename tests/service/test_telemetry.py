@@ -11,8 +11,8 @@ import pytest
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter, start_span, trace_id_of, traceparent_of
 
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 
 
 def run_python(script, **environ):
@@ -25,7 +25,7 @@ def run_python(script, **environ):
 
 
 def test_a_span_is_the_child_of_the_traceparent_it_was_given(receiver):
-    outer = start_span("outer", CALLER.replace(TRACE, "1" * 32), attributes={semconv.PENSTOCK_ATTEMPT: 2})
+    outer = start_span("outer", TRACEPARENT.replace(TRACE_ID, "1" * 32), attributes={semconv.PENSTOCK_ATTEMPT: 2})
     inner = start_span("inner", traceparent_of(outer))
     inner.end()
     outer.end()
@@ -37,8 +37,8 @@ def test_a_span_is_the_child_of_the_traceparent_it_was_given(receiver):
 
 
 def test_a_span_names_its_tier_and_process(receiver):
-    start_span("who", CALLER.replace(TRACE, "2" * 32)).end()
-    [span] = receiver.wait_for_spans("who", trace_id="2" * 32)
+    start_span("request", TRACEPARENT.replace(TRACE_ID, "2" * 32)).end()
+    [span] = receiver.wait_for_spans("request", trace_id="2" * 32)
     assert span.service == "penstock-test"
     assert span.resource["service.namespace"] == "penstock"
     assert span.resource["service.instance.id"] == "test-1"
@@ -46,7 +46,7 @@ def test_a_span_names_its_tier_and_process(receiver):
 
 
 def test_a_span_may_begin_in_the_past(receiver):
-    start_span("past", CALLER.replace(TRACE, "3" * 32), start_time=1_000_000_000).end(end_time=3_000_000_000)
+    start_span("past", TRACEPARENT.replace(TRACE_ID, "3" * 32), start_time=1_000_000_000).end(end_time=3_000_000_000)
     [span] = receiver.wait_for_spans("past", trace_id="3" * 32)
     assert (span.start_unix_nano, span.end_unix_nano) == (1_000_000_000, 3_000_000_000)
 
@@ -62,10 +62,10 @@ def test_without_a_valid_parent_a_span_is_the_root_of_a_new_trace(receiver, trac
 
 
 def test_the_trace_id_of_a_malformed_traceparent_is_empty():
-    assert trace_id_of(CALLER) == TRACE
+    assert trace_id_of(TRACEPARENT) == TRACE_ID
     zeros, ids = f"00-{'0' * 32}-{'b' * 16}-01", f"{'a' * 32}-{'0' * 16}-01"
-    assert [trace_id_of(each) for each in ("", "00-xyz", zeros, f"00-{ids}", CALLER + "-more")] == [""] * 5
-    assert trace_id_of(CALLER.replace("00-", "01-", 1) + "-more") == TRACE, "a later version may say more"
+    assert [trace_id_of(each) for each in ("", "00-xyz", zeros, f"00-{ids}", TRACEPARENT + "-more")] == [""] * 5
+    assert trace_id_of(TRACEPARENT.replace("00-", "01-", 1) + "-more") == TRACE_ID, "a later version may say more"
 
 
 def test_a_counter_made_before_telemetry_is_configured_counts(receiver):
@@ -74,7 +74,7 @@ def test_a_counter_made_before_telemetry_is_configured_counts(receiver):
     assert [point.as_int for point in metric.sum.data_points] == [2]
 
 
-def test_without_an_endpoint_spans_have_ids_and_go_nowhere():
+def test_without_an_endpoint_spans_have_ids_and_are_not_exported():
     ended = run_python("""
         from penstock.chassis.observability.telemetry import configure, start_span, traceparent_of
         telemetry = configure("demo", "demo-1")
@@ -93,7 +93,7 @@ def test_spans_still_unsent_are_sent_at_shutdown(receiver):
         f"""
         from penstock.chassis.observability.telemetry import configure, start_span
         telemetry = configure("demo", "demo-1", otlp_endpoint="{receiver.endpoint}")
-        start_span("last words", "{CALLER.replace(TRACE, "4" * 32)}").end()
+        start_span("last words", "{TRACEPARENT.replace(TRACE_ID, "4" * 32)}").end()
         telemetry.shutdown()
         """,
         OTEL_BSP_SCHEDULE_DELAY="3600000",
@@ -101,7 +101,7 @@ def test_spans_still_unsent_are_sent_at_shutdown(receiver):
     assert [each.service for each in receiver.spans(trace_id="4" * 32)] == ["penstock-demo"]
 
 
-def test_a_receiver_that_is_away_is_logged_and_does_not_hold_up_the_end():
+def test_an_unreachable_receiver_is_logged_and_does_not_delay_the_end():
     ended = run_python("""
         from penstock.chassis.observability.telemetry import configure, start_span
         telemetry = configure("demo", "demo-1", otlp_endpoint="http://127.0.0.1:9")
@@ -176,12 +176,12 @@ def test_a_line_with_invalid_text_of_a_client_is_written():
         from penstock.chassis.observability.telemetry import configure
         telemetry = configure("demo", "demo-1")
         log = structlog.get_logger()
-        log.info("asked", name="half of a pair: \\ud83d", seed=2**70, took_s=1.5)
-        log.info("asked", who={1: object})
-        log.info("asked", took_s=math.nan)
+        log.info("request", name="half of a pair: \\ud83d", seed=2**70, took_s=1.5)
+        log.info("request", value={1: object})
+        log.info("request", took_s=math.nan)
         telemetry.shutdown()
     """)
     first, second, third = (json.loads(line) for line in ended.stderr.splitlines())
     assert (first["name"], first["seed"], first["took_s"]) == ("half of a pair: \ud83d", 2**70, 1.5)
-    assert second["who"] == {"1": "<class 'object'>"}
+    assert second["value"] == {"1": "<class 'object'>"}
     assert third["took_s"] is None

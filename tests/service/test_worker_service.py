@@ -19,7 +19,7 @@ from penstock.worker.config import EngineKind
 from tiny_model import write_tiny_model
 from worker_mesh import connected_edge, engine_processes, fake_scheduler, running_worker
 
-MOST_CANCELS = 60  # every second or so comes while a step is under way
+MOST_CANCELS = 60  # about every second one arrives during a step
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 
 SALT = b"s" * 16
-POISON = 99  # a token
+POISON_TOKEN = 99
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384))
 
 
@@ -101,8 +101,8 @@ async def test_a_start_may_overtake_the_announcement_of_its_lease(model):
 async def test_an_unknown_lease_is_rejected_after_the_announce_timeout(model):
     async with running_worker(model, lease_announce_timeout=0.2) as worker, connected_edge(worker.address) as edge:
         edge.start(1)
-        refused = await edge.read_to_end(1)
-        assert (refused.failure.code, refused.failure.reason) == (grpc.StatusCode.ABORTED.value[0], "LEASE_LOST")
+        response = await edge.read_to_end(1)
+        assert (response.failure.code, response.failure.reason) == (grpc.StatusCode.ABORTED.value[0], "LEASE_LOST")
         await worker.wait_at_rest()
 
 
@@ -128,10 +128,10 @@ async def test_figures_show_the_latency_and_the_waste_of_cancels(receiver, model
             edge.cancel(left)
             await edge.read_to_end(left)
             wasted_tokens = (await worker.wait_at_rest())["tokens_wasted_after_cancel"]
-    assert wasted_tokens == 1, "the step under way makes one more, and none comes after it"
-    let_go = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.engine_latency")
+    assert wasted_tokens == 1, "the running step generates one more token, and no later step does"
+    latency_metric = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.engine_latency")
     wasted = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.wasted_tokens")
-    assert sum(point.count for point in let_go.histogram.data_points) >= left
+    assert sum(point.count for point in latency_metric.histogram.data_points) >= left
     assert sum(point.as_int for point in wasted.sum.data_points) >= 1
 
 
@@ -205,7 +205,7 @@ async def test_a_dead_engine_ends_its_runs_at_once_and_is_replaced(model):
             grpc.StatusCode.UNAVAILABLE.value[0],
             "ENGINE_DIED",
         )
-        assert await worker.scheduler.ended_streams.get()  # said goodbye: nothing is placed on a worker without engine
+        assert await worker.scheduler.ended_streams.get()  # without an engine, the worker ends its stream
         await worker.scheduler.profiles.get()
         worker.scheduler.expect("lease 2")
         edge.start(2)
@@ -213,25 +213,25 @@ async def test_a_dead_engine_ends_its_runs_at_once_and_is_replaced(model):
         assert (await worker.wait_at_rest())["restarts"] == 1
 
 
-async def test_an_engine_that_hangs_over_its_work_is_replaced(model):
+async def test_an_engine_that_hangs_is_replaced(model):
     async with running_worker(model, engine_stall_timeout=0.5) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=400)
         await edge.wait_first_token(1)
         [engine] = engine_processes()
         engine.suspend()
-        assert (await edge.read_to_end(1)).output_tokens == 400, "the next engine goes on where it hung"
+        assert (await edge.read_to_end(1)).output_tokens == 400, "the next engine continues the run"
         assert [each.pid for each in engine_processes()] != [engine.pid]
 
 
-async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model):
-    options = {"engine": "sim", "sim_crash_token_id": POISON}
+async def test_a_request_crashes_at_most_two_engines(model):
+    options = {"engine": "sim", "sim_crash_token_id": POISON_TOKEN}
     async with running_worker(model, **options) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         worker.scheduler.expect("lease 2")
         edge.start(1, tokens=400)
         await edge.wait_first_token(1)
-        edge.start(2, prompt=[5, POISON])
+        edge.start(2, prompt=[5, POISON_TOKEN])
         _, ends = await edge.read_answers(1, 2)
         assert ends[1].output_tokens == 400  # it was a suspect too, and lost some time
         assert (ends[2].failure.code, ends[2].failure.reason) == (
@@ -246,10 +246,10 @@ async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model
 
 
 async def test_a_worker_with_a_suspect_is_attached_without_capacity_and_reports_it(model):
-    options = {"engine": "sim", "sim_crash_token_id": POISON}
+    options = {"engine": "sim", "sim_crash_token_id": POISON_TOKEN}
     async with running_worker(model, **options) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
-        edge.start(1, prompt=[5, POISON], fingerprint=7)
+        edge.start(1, prompt=[5, POISON_TOKEN], fingerprint=7)
         profiles = [await worker.scheduler.profiles.get()]
         while not profiles[-1].model:
             profiles.append(await worker.scheduler.profiles.get())
@@ -269,7 +269,7 @@ async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_no_other(m
         connected_edge(worker.address, *SMALL_WINDOW) as slow,
     ):
         slow.link._read = stuck
-        slow.link.end("start over")  # the next stream is one that nobody reads
+        slow.link.end("start over")  # the next stream has no reader
         await slow.down.get()
         await slow.up.get()
         for handle in range(runs):
@@ -310,16 +310,16 @@ async def test_the_card_is_unavailable_while_the_model_loads(model):
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     loading = []
 
-    async def ask():
+    async def get_card():
         async with channel(address) as to_worker:
             ready = WorkerServiceStub(to_worker).GetModelCard(GetModelCardRequest(), wait_for_ready=True)
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await ready
             loading.append(error_from_rpc(failure.value))
 
-    asking = asyncio.create_task(ask())
+    getting_card = asyncio.create_task(get_card())
     async with running_worker(model, listen=address) as worker:
-        await asking
+        await getting_card
         assert (loading[0].code, loading[0].reason) == (grpc.StatusCode.UNAVAILABLE, "LOADING")
         card = (await worker.stub.GetModelCard(GetModelCardRequest())).card
         assert (card.vocabulary_size, card.context_length, card.block_size) == (304, 512, 16)
@@ -361,7 +361,7 @@ async def test_a_drain_lets_runs_end_and_rejects_starts_without_a_lease(model):
         assert engine_processes() == []
 
 
-async def test_runs_that_outlast_the_grace_are_handed_back(model):
+async def test_runs_that_outlast_the_grace_period_are_returned(model):
     async with running_worker(model, drain_grace=0.1) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=450)

@@ -1,4 +1,4 @@
-"""A client that leaves, at any moment and by any door, costs nothing afterwards."""
+"""A client that leaves at any moment, over gRPC or HTTP, leaves no state and no cost."""
 
 import asyncio
 import random
@@ -8,18 +8,18 @@ import httpx
 
 from mesh import greedy, running_mesh, stub_client, sum_figure, wait_at_rest, wait_for_figures
 
-CANCELS = 200
-STANDING = ("open_streams", "asyncio_tasks", "calls")
+CANCEL_COUNT = 200
+FIGURES_AT_REST = ("open_streams", "asyncio_tasks", "calls")
 AT_ONCE = 40  # more than the slots below, so that some leave while they wait
 
 
 async def leave_grpc(client, rng):
     call = client.generate(**greedy("many words " * rng.randrange(1, 30), 200))
-    stay = rng.choice([0, 0, 1, 2, rng.randrange(60)])
+    tokens_read = rng.choice([0, 0, 1, 2, rng.randrange(60)])
     seen = 0
     try:
         async for frame in call:
-            if stay == 0 or seen >= stay:
+            if tokens_read == 0 or seen >= tokens_read:
                 break
             seen += len(frame.delta.token_ids)
         call.cancel()
@@ -30,20 +30,20 @@ async def leave_grpc(client, rng):
 
 async def leave_http(http, rng):
     body = {"prompt": "many words " * rng.randrange(1, 30), "max_tokens": 200, "stream": True, "ignore_eos": True}
-    stay = rng.choice([0, 1, rng.randrange(60)])
+    tokens_read = rng.choice([0, 1, rng.randrange(60)])
     async with http.stream("POST", "/completions", json=body) as response:
         assert response.status_code == httpx.codes.OK, await response.aread()
         lines = response.aiter_lines()
-        for _ in range(stay):
+        for _ in range(tokens_read):
             await anext(lines)
 
 
-async def standing(mesh):
-    """What each process holds at rest: the streams that join the tiers and the tasks that serve them."""
+async def figures_at_rest(mesh):
+    """The figures of each process at rest: the streams between tiers and the tasks that serve them."""
     return {each.address: await wait_for_figures(each.address, lambda _: True) for each in mesh.plan.processes}
 
 
-async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_behind(tiny_model):
+async def test_two_hundred_clients_leave_at_random_moments_and_no_state_remains(tiny_model):
     rng = random.Random(11)
     settings = ("PENSTOCK_WORKER_SLOTS=8", "PENSTOCK_WORKER_TOKEN_BUDGET=64")
     async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, stub_client(mesh) as client:
@@ -55,24 +55,24 @@ async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_b
             await leave_grpc(client, rng)
             await leave_http(http, rng)
             await wait_at_rest(mesh)
-            before = await standing(mesh)
+            before = await figures_at_rest(mesh)
             gate = asyncio.Semaphore(AT_ONCE)
 
             async def leave(number):
                 async with gate:
                     await (leave_http(http, rng) if number % 2 else leave_grpc(client, rng))
 
-            await asyncio.gather(*(leave(number) for number in range(CANCELS)))
+            await asyncio.gather(*(leave(number) for number in range(CANCEL_COUNT)))
         await wait_at_rest(mesh)
         for address, held in before.items():
             await wait_for_figures(
-                address, lambda figures, held=held: all(figures[name] <= held[name] for name in STANDING)
+                address, lambda figures, held=held: all(figures[name] <= held[name] for name in FIGURES_AT_REST)
             )
         cancels, receipts = (
             await sum_figure(mesh, "edge", "cancels"),
             await sum_figure(mesh, "edge", "cancels_acknowledged"),
         )
         started = await sum_figure(mesh, "worker", "cancels")
-        assert cancels > CANCELS / 2
-        assert receipts == started > CANCELS / 10  # the others left before they ran
+        assert cancels > CANCEL_COUNT / 2
+        assert receipts == started > CANCEL_COUNT / 10  # the others left before they ran
         assert await sum_figure(mesh, "worker", "tokens_wasted_after_cancel") <= started

@@ -63,10 +63,10 @@ async def test_the_mesh_of_a_killed_command_ends(tiny_model):
         pids = family(note)
         process.kill()
         await process.wait()
-        gone, left = await asyncio.to_thread(
+        ended, remaining = await asyncio.to_thread(
             psutil.wait_procs, [psutil.Process(pid) for pid in alive(pids)], timeout=TIMEOUT_S
         )
-        assert not left, gone
+        assert not remaining, ended
 
 
 async def test_the_death_of_a_process_is_shown_at_once_with_its_log(tiny_model):
@@ -106,13 +106,13 @@ async def test_a_port_in_use_is_named_before_a_process_starts_or_a_file_is_delet
 
 async def test_one_request_is_answered_and_explained_tier_by_tier(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model) as mesh:
-        asked = ("generate", "hello", "--raw", "--max-tokens", "20", "--explain", "--target", mesh.plan.grpc)
-        code, out, err = await run_penstock(*asked, "--key", mesh.api_key)
+        arguments = ("generate", "hello", "--raw", "--max-tokens", "20", "--explain", "--target", mesh.plan.grpc)
+        code, out, err = await run_penstock(*arguments, "--key", mesh.api_key)
         assert code == 0, err
         assert out.strip()
         assert "worker" in err
         assert "decode" in err
-        code, out, err = await run_penstock(*asked, "--key", mesh.api_key, "--json")
+        code, out, err = await run_penstock(*arguments, "--key", mesh.api_key, "--json")
         assert code == 0, err
         answer = json.loads(out)
         inside = sum(stage["seconds"] for stage in answer["stages"])

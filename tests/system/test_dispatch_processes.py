@@ -46,7 +46,7 @@ async def test_tickets_outlive_the_scheduler_and_are_placed_by_the_next():
             assert [(await edge.receive("leased")).lease.ticket_id for _ in range(2)] == ["waits", "too"]
 
 
-async def test_a_shard_that_starts_again_is_found_again_by_its_scheduler():
+async def test_a_restarted_shard_is_connected_by_its_scheduler():
     async with (
         process_of("queue") as (victim, queue),
         process_of("scheduler", QUEUES=queue) as (_, scheduler),
@@ -61,7 +61,7 @@ async def test_a_shard_that_starts_again_is_found_again_by_its_scheduler():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_scheduler_asked_to_end_says_so_to_its_workers_and_ends_well(number):
+async def test_a_stopped_scheduler_sends_end_to_its_workers_and_exits_with_0(number):
     async with (
         process_of("queue") as (_, queue),
         process_of("scheduler", QUEUES=queue) as (process, scheduler),

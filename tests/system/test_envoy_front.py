@@ -1,6 +1,6 @@
 """A real Envoy, configured by the real control plane, in front of backends that the test controls.
 
-What must hold: streams pass unbuffered and uncut, clients that leave are noticed, and edges come and go under load.
+Requirements: streams pass unbuffered and uncut, disconnects of clients are detected, and edges change under load.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ async def test_a_bidirectional_stream_passes_each_response_before_the_next_reque
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_a_client_that_cancels_is_noticed_by_the_backend(up):
+async def test_the_backend_detects_a_client_that_cancels(up):
     front, a = await up("a")
     call = stream(front)
     await call.read()
@@ -79,7 +79,7 @@ async def test_a_client_that_cancels_is_noticed_by_the_backend(up):
     await a.client_disconnected.wait()
 
 
-async def test_a_client_that_hangs_up_http_is_noticed_by_the_backend(up):
+async def test_the_backend_detects_an_http_client_that_disconnects(up):
     front, a = await up("a")
     reader, writer = await http(front, "/stream")
     await reader.readuntil(b"data: a first\n\n")
@@ -119,7 +119,7 @@ async def test_six_hundred_early_cancels_cost_the_other_streams_nothing(up):
     assert await steady.read() == b"a second"
 
 
-async def test_an_edge_that_joins_is_used_and_one_that_is_taken_out_ends_its_streams_itself(up):
+async def test_an_added_edge_is_used_and_a_removed_one_ends_its_streams_itself(up):
     front, a, b = await up("a", "b")
     front.write_edges(a.edge)
     await front.plane.wait_for_line('"edges_changed"')
@@ -176,7 +176,7 @@ async def test_the_death_of_the_control_plane_disturbs_nothing(up):
         await plane.wait_for_line('"listening"')
         front.write_edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
         await plane.wait_for_line('"edges_changed"')
-        await plane.wait_for_line('"xds_ack"', "ENDPOINT")  # it came back and took the news
+        await plane.wait_for_line('"xds_ack"', "ENDPOINT")  # it has reconnected and accepted the change
         a.may_continue.set()
         assert await running.read() == b"a second"
 
@@ -200,5 +200,5 @@ async def test_without_any_edge_the_proxy_fails_at_once_in_the_format_of_each_pr
 def test_envoy_accepts_the_bootstrap(tmp_path, how):
     file = tmp_path / "envoy.json"
     file.write_text(json.dumps(bootstrap("127.0.0.1:7006", "127.0.0.1:9901", "front-1", **how)))
-    said = subprocess.run([ENVOY, "--mode", "validate", "-c", file], capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
+    validation = subprocess.run([ENVOY, "--mode", "validate", "-c", file], capture_output=True, text=True, check=False)
+    assert validation.returncode == 0, validation.stderr

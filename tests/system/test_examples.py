@@ -26,7 +26,7 @@ if inspect.iscoroutine(result):
     asyncio.run(result)
 """
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # the mesh's
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # the loop of the mesh
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -82,7 +82,7 @@ async def test_the_node_example_streams_an_answer(mesh, first_edge):
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
-async def test_python_code_of_the_documents_runs_as_it_stands(mesh, first_edge, tmp_path, block):
+async def test_python_code_of_the_documents_runs_unchanged(mesh, first_edge, tmp_path, block):
     async with stub_client(mesh) as client:
         models = await client.stub.ListModels(ListModelsRequest(), metadata=client.metadata, timeout=TIMEOUT_S)
     addresses = {"127.0.0.1:7080": first_edge.http, "127.0.0.1:7001": first_edge.address, "pk_…": mesh.api_key}
@@ -94,7 +94,7 @@ async def test_python_code_of_the_documents_runs_as_it_stands(mesh, first_edge, 
     assert (await run(mesh, sys.executable, "-c", RUN_BLOCK, str(source))).strip()
 
 
-async def test_the_resume_example_goes_on_at_another_edge_when_its_edge_is_killed(mesh):
+async def test_the_resume_example_continues_at_another_edge_when_its_edge_is_killed(mesh):
     """The last test: the mesh has lost an edge after it."""
     second, first = mesh.plan.processes_of("edge")
     edge = next(child for child in mesh.processes.children if child.spec.name == first.name)

@@ -1,10 +1,10 @@
-"""The same mesh through Envoy: one port for gRPC and HTTP, nothing held back, and a client that leaves is noticed."""
+"""A mesh behind Envoy: one port for gRPC and HTTP, unbuffered streams, and detected disconnects."""
 
 import httpx
 
 from mesh import greedy, read_answer, running_mesh, stub_client, sum_figure, wait_at_rest, wait_for_figures
 
-TOKENS = 400  # at the simulated engine's pace: seconds
+OUTPUT_TOKENS = 400  # a few seconds at the simulated engine's speed
 SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)
 
 
@@ -18,11 +18,11 @@ async def test_through_the_proxy_tokens_stream_unbuffered_and_a_disconnect_reach
         await leave_after_one_token_http(mesh)
         await wait_for_figures(worker, lambda figures: figures["cancels"] == 2 and figures["running"] == 0)
         await wait_at_rest(mesh)
-        assert await sum_figure(mesh, "worker", "tokens_generated") < TOKENS
+        assert await sum_figure(mesh, "worker", "tokens_generated") < OUTPUT_TOKENS
 
 
 async def leave_after_one_token_grpc(client, mesh):
-    call = client.generate(**greedy("long", TOKENS))
+    call = client.generate(**greedy("long", OUTPUT_TOKENS))
     async for frame in call:
         if frame.delta.token_ids:
             break
@@ -31,7 +31,7 @@ async def leave_after_one_token_grpc(client, mesh):
 
 
 async def leave_after_one_token_http(mesh):
-    body = {"prompt": "long", "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "temperature": 0}
+    body = {"prompt": "long", "max_tokens": OUTPUT_TOKENS, "stream": True, "ignore_eos": True, "temperature": 0}
     headers = {"authorization": f"Bearer {mesh.api_key}"}
     async with (
         httpx.AsyncClient(base_url=f"http://{mesh.plan.proxy}/v1", headers=headers, timeout=30.0) as http,

@@ -1,6 +1,6 @@
 """Every image starts with the packages that the Dockerfile installs in it, and with no other package of this machine.
 
-`tools/check_images` installs them for real; this hides the others, which takes seconds and not minutes.
+`tools/check_images` installs the packages; these tests hide the others, which takes seconds, not minutes.
 """
 
 import json
@@ -14,8 +14,8 @@ from image_check.mesh import HEALTH_WATCH, SETTINGS, Launch, running_mesh
 from image_check.ops import failed_commands
 from image_closure import dockerfile, variables_of
 
-WITHIN = 120.0  # s; a bound for a machine that does other things too
-SCENARIO = """
+TIMEOUT_S = 120.0  # bound of every wait
+SCENARIO_TOML = """
 duration = 4.0
 seed = 3
 [slo]
@@ -31,19 +31,19 @@ HELP_OF_EVERY_COMMAND = """
 from click.testing import CliRunner
 from penstock.cli.__main__ import cli
 
-def ask(command, *names):
-    asked = CliRunner().invoke(cli, [*names, "--help"])
-    assert asked.exit_code == 0, (names, asked.output, asked.exception)
+def print_help(command, *names):
+    result = CliRunner().invoke(cli, [*names, "--help"])
+    assert result.exit_code == 0, (names, result.output, result.exception)
     print("penstock", *names)
     for name, each in getattr(command, "commands", {}).items():
-        ask(each, *names, name)
+        print_help(each, *names, name)
 
-ask(cli)
+print_help(cli)
 """
 
 IMAGES = {each.name: each for each in dockerfile().images()}
 
-# Name of the process: its tier, and settings beyond those of any mesh.
+# By name of the process: its tier, and its settings beyond those of every mesh.
 PROCESSES = {
     **{tier: (tier, {}) for tier in SETTINGS},
     "worker": ("worker", {"THREADS": "1"}),
@@ -68,7 +68,7 @@ def mesh(folder):
     with running_mesh(
         {name: (tier, launch(tier, folder), settings) for name, (tier, settings) in PROCESSES.items()},
         launch("auth", folder)._replace(command=[sys.executable, str(HEALTH_WATCH)]),
-        WITHIN,
+        TIMEOUT_S,
     ) as mesh:
         yield mesh
 
@@ -96,26 +96,26 @@ def test_the_ops_image_explains_every_command(ops):
 
 def test_the_ops_image_simulates(ops, folder):
     scenario = folder / "small.toml"
-    scenario.write_text(SCENARIO, encoding="utf-8")
+    scenario.write_text(SCENARIO_TOML, encoding="utf-8")
     plot = folder / "small.png"
     assert failed_commands(ops, {}, [f"simulate {scenario} --plot {plot}"]) == []
     assert plot.stat().st_size
 
 
-def test_a_command_that_the_ops_image_has_no_packages_for_says_which(ops):
+def test_a_command_names_the_package_that_the_ops_image_lacks(ops):
     (failure,) = failed_commands(ops, {}, ["simulate --calibrate"])
     assert "this command needs the Python package torch; install penstock[all]" in failure
 
 
 def test_a_package_that_an_image_lacks_ends_its_process_and_is_named(folder):
     started = launch("auth", folder)
-    told = json.loads(Path(started.variables["ONLY_INSTALLED"]).read_text(encoding="utf-8"))
-    told["files"] = [file for file in told["files"] if "/orjson/" not in file]
+    installed = json.loads(Path(started.variables["ONLY_INSTALLED"]).read_text(encoding="utf-8"))
+    installed["files"] = [file for file in installed["files"] if "/orjson/" not in file]
     without = folder / "without.json"
-    without.write_text(json.dumps(told), encoding="utf-8")
+    without.write_text(json.dumps(installed), encoding="utf-8")
     lacking = started._replace(variables={**started.variables, "ONLY_INSTALLED": str(without)})
     watch = started._replace(command=[sys.executable, str(HEALTH_WATCH)])
-    with running_mesh({"auth": ("auth", lacking, {})}, watch, WITHIN) as mesh:
+    with running_mesh({"auth": ("auth", lacking, {})}, watch, TIMEOUT_S) as mesh:
         assert "No module named 'orjson'" in mesh.failures["auth"]
 
 
@@ -127,5 +127,5 @@ def _python(started, *arguments):
         capture_output=True,
         text=True,
         check=False,
-        timeout=WITHIN,
+        timeout=TIMEOUT_S,
     )

@@ -9,8 +9,8 @@ import pytest
 
 from mesh import running_mesh, snapshot, sum_figure, wait_at_rest
 
-CONTEXT = 512  # tokens of the tiny model
-HI = [{"role": "user", "content": "hi"}]
+CONTEXT_TOKENS = 512  # of the tiny model
+GREETING = [{"role": "user", "content": "hi"}]
 GREEDY = {"temperature": 0.0, "extra_body": {"ignore_eos": True, "a_field_nobody_knows": {"of": ["any", "shape"]}}}
 
 
@@ -21,17 +21,17 @@ async def client(mesh, key=""):
         yield api
 
 
-@pytest.mark.parametrize("door", ["edge", "envoy"])
-async def test_the_openai_client_streams_and_is_refused_as_it_expects(tiny_model, door):
-    async with running_mesh(engine="torch", model=tiny_model, envoy=door == "envoy") as mesh:
+@pytest.mark.parametrize("entry", ["edge", "envoy"])
+async def test_the_openai_client_streams_and_receives_its_own_error_types(tiny_model, entry):
+    async with running_mesh(engine="torch", model=tiny_model, envoy=entry == "envoy") as mesh:
         async with client(mesh) as api:
             model = await the_only_model(api)
             text = await a_response_is_streamed(api, model)
             assert await the_same_response_is_whole(api, model) == text
             await a_chat_is_streamed(api, model)
-            await a_long_prompt_is_refused_with_its_numbers(api, model)
+            await a_long_prompt_is_rejected_with_its_numbers(api, model)
             await a_client_that_leaves_frees_the_engine(api, model, mesh)
-        await a_wrong_key_is_refused(mesh, model)
+        await a_wrong_key_is_rejected(mesh, model)
         await wait_at_rest(mesh)
 
 
@@ -66,7 +66,7 @@ async def the_same_response_is_whole(api, model):
 async def a_chat_is_streamed(api, model):
     stream = await api.chat.completions.create(
         model=model,
-        messages=HI,
+        messages=GREETING,
         max_completion_tokens=24,
         stream=True,
         stream_options={"include_usage": True},
@@ -78,11 +78,11 @@ async def a_chat_is_streamed(api, model):
     assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 24)
 
 
-async def a_long_prompt_is_refused_with_its_numbers(api, model):
-    with pytest.raises(openai.BadRequestError) as refused:
-        await api.responses.create(model=model, input="word " * 2 * CONTEXT, stream=True)
-    assert refused.value.code == "context_length_exceeded"
-    assert f"do not fit the context of {CONTEXT} tokens" in str(refused.value)
+async def a_long_prompt_is_rejected_with_its_numbers(api, model):
+    with pytest.raises(openai.BadRequestError) as failure:
+        await api.responses.create(model=model, input="word " * 2 * CONTEXT_TOKENS, stream=True)
+    assert failure.value.code == "context_length_exceeded"
+    assert f"do not fit the context of {CONTEXT_TOKENS} tokens" in str(failure.value)
 
 
 async def a_client_that_leaves_frees_the_engine(api, model, mesh):
@@ -93,20 +93,20 @@ async def a_client_that_leaves_frees_the_engine(api, model, mesh):
     assert await sum_figure(mesh, "edge", "cancels") == await sum_figure(mesh, "edge", "cancels_acknowledged") == 1
 
 
-async def a_wrong_key_is_refused(mesh, model):
+async def a_wrong_key_is_rejected(mesh, model):
     async with client(mesh, key="sk-wrong") as api:
         for stream in (True, False):
-            with pytest.raises(openai.AuthenticationError) as refused:
-                await api.chat.completions.create(model=model, messages=HI, stream=stream)
-            assert refused.value.code == "invalid_api_key"
+            with pytest.raises(openai.AuthenticationError) as failure:
+                await api.chat.completions.create(model=model, messages=GREETING, stream=stream)
+            assert failure.value.code == "invalid_api_key"
 
 
-@pytest.mark.parametrize("door", ["edge", "envoy"])
-async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_model, door):
-    """The OpenAI client cannot go on elsewhere by itself: what it must not do is take half of an answer for all."""
+@pytest.mark.parametrize("entry", ["edge", "envoy"])
+async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_model, entry):
+    """The OpenAI client cannot resume at another edge; it must not mistake part of an answer for all of it."""
     slow = ("PENSTOCK_WORKER_SIM_BASE_S=0.05",)
-    asked = {"engine": "sim", "model": tiny_model, "settings": slow, "envoy": door == "envoy", "edges": 2}
-    async with running_mesh(**asked) as mesh, client(mesh) as api:
+    options = {"engine": "sim", "model": tiny_model, "settings": slow, "envoy": entry == "envoy", "edges": 2}
+    async with running_mesh(**options) as mesh, client(mesh) as api:
         stream = await api.completions.create(model="", prompt="hi", max_tokens=400, stream=True, **GREEDY)
         chunks = aiter(stream)
         await anext(chunks)
@@ -117,7 +117,7 @@ async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_
             [chunk async for chunk in chunks]
 
 
-async def test_an_edge_that_is_asked_to_stop_ends_its_streams_first(tiny_model):
+async def test_an_edge_with_a_stop_request_ends_its_streams_first(tiny_model):
     async with running_mesh(engine="torch", model=tiny_model) as mesh, client(mesh) as api:
         edge = next(child for child in mesh.processes.children if child.spec.tier == "edge")
         stream = await api.completions.create(model="", prompt="hi", max_tokens=400, stream=True, **GREEDY)

@@ -1,4 +1,4 @@
-"""A full queue says so at once, and those inside it are served."""
+"""A full queue rejects at once, and its waiting requests are served."""
 
 import asyncio
 
@@ -8,12 +8,12 @@ import httpx
 from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
 from penstock.chassis.errors import Overloaded, error_from_rpc
 
-DEPTH = 100
+QUEUE_DEPTH = 100
 
 
-async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_finish(tiny_model):
+async def test_a_request_above_the_queue_limit_is_rejected_at_once_and_the_others_finish(tiny_model):
     settings = (
-        f"PENSTOCK_QUEUE_MAX_DEPTH={DEPTH}",
+        f"PENSTOCK_QUEUE_MAX_DEPTH={QUEUE_DEPTH}",
         "PENSTOCK_WORKER_SLOTS=1",
         "PENSTOCK_SCHEDULER_LOOK_AHEAD=0",
     )
@@ -21,14 +21,14 @@ async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_fi
         running = asyncio.create_task(read_answer(client.generate(**greedy("the one that runs", 400))))
         worker, queue = mesh.plan.processes_of("worker")[0].address, mesh.plan.processes_of("queue")[0].address
         await wait_for_figures(worker, lambda figures: figures["running"] == 1)
-        waiting = [asyncio.create_task(read_answer(client.generate(**greedy("waits", 1)))) for _ in range(DEPTH)]
-        await wait_for_figures(queue, lambda figures: figures["waiting"] == DEPTH)
+        waiting = [asyncio.create_task(read_answer(client.generate(**greedy("waits", 1)))) for _ in range(QUEUE_DEPTH)]
+        await wait_for_figures(queue, lambda figures: figures["waiting"] == QUEUE_DEPTH)
 
-        refused = (await asyncio.gather(read_answer(client.generate(**greedy("too many", 1))), return_exceptions=True))[
+        failure = (await asyncio.gather(read_answer(client.generate(**greedy("too many", 1))), return_exceptions=True))[
             0
         ]
-        assert isinstance(refused, grpc.aio.AioRpcError)
-        error = error_from_rpc(refused)
+        assert isinstance(failure, grpc.aio.AioRpcError)
+        error = error_from_rpc(failure)
         assert (type(error), error.reason) == (Overloaded, "QUEUE_FULL")
         assert error.retry_after > 0
 
@@ -40,5 +40,5 @@ async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_fi
         assert float(answer.headers["retry-after-ms"]) > 0
 
         finished = await asyncio.gather(running, *waiting)
-        assert [answer.usage_tokens for answer in finished] == [400] + [1] * DEPTH
+        assert [answer.usage_tokens for answer in finished] == [400] + [1] * QUEUE_DEPTH
         await wait_at_rest(mesh)

@@ -1,4 +1,4 @@
-"""A queue shard as its own process: it stays small under many tickets, and ends as it is asked to."""
+"""A queue shard as its own process: it stays small under many tickets, and ends on request."""
 
 import asyncio
 import signal
@@ -15,8 +15,8 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from queue_streams import edge_at, scheduler_at, ticket
 from tier_process import address_of, tier_process, wait_for_event
 
-PATIENCE = 60.0  # s
-TICKETS = 100_000
+TIMEOUT_S = 60.0
+TICKET_COUNT = 100_000
 AT_ONCE = 500  # tickets in a frame
 MEGABYTE = 1_000_000
 PREFIX_HASHES = 32  # of a prompt of 512 tokens
@@ -34,7 +34,7 @@ async def figures_of(address):
 
 
 def typical(number):
-    """As an edge makes them: ids of their own, names that many share."""
+    """Tickets as an edge makes them: separate IDs and shared names."""
     return ticket(
         f"01JD{number:022d}",
         tenant_id=f"tenant-{number % 200}",
@@ -49,27 +49,27 @@ def typical(number):
 
 async def test_a_hundred_thousand_waiting_tickets_fit_into_200_megabytes():
     async with queue_process() as (process, address), scheduler_at(address), edge_at(address) as edge:
-        for first in range(0, TICKETS, AT_ONCE):
+        for first in range(0, TICKET_COUNT, AT_ONCE):
             edge.enqueue(*(typical(number) for number in range(first, first + AT_ONCE)))
             for _ in range(AT_ONCE):
                 await edge.receive("queued")
         figures = await figures_of(address)
-        assert figures["waiting"] == TICKETS
+        assert figures["waiting"] == TICKET_COUNT
         assert psutil.Process(process.pid).memory_info().rss < 200 * MEGABYTE
 
 
-async def test_a_shard_is_ready_once_a_scheduler_could_place_what_it_holds():
+async def test_a_shard_is_ready_once_a_scheduler_can_place_its_tickets():
     async with queue_process() as (_, address), channel(address) as to_shard:
         health = HealthStub(to_shard)
         assert (await health.Check(HealthCheckRequest())).status == HealthCheckResponse.NOT_SERVING
-        async with scheduler_at(address), asyncio.timeout(PATIENCE):
+        async with scheduler_at(address), asyncio.timeout(TIMEOUT_S):
             async for answer in health.Watch(HealthCheckRequest()):
                 if answer.status == HealthCheckResponse.SERVING:
                     break
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_shard_asked_to_end_says_so_to_all_and_ends_well(number):
+async def test_a_stopped_shard_sends_end_to_all_peers_and_exits_with_0(number):
     async with (
         queue_process() as (process, address),
         scheduler_at(address) as scheduler,

@@ -64,7 +64,7 @@ async def test_a_soak_samples_every_process_and_leaves_no_residue(tiny_model):
 
 
 async def test_clients_cancel_over_every_transport_and_no_resource_leaks(tmp_path):
-    model = str(write_tiny_model(tmp_path / "long", context=2_048))  # prompts are bytes to it, and answers last
+    model = str(write_tiny_model(tmp_path / "long", context=2_048))  # its tokens are bytes, and answers are long
     mesh = ("--edges", "1", "--queues", "1", "--schedulers", "1", "--workers", "1")
     card, lines = await proved("cancel", model, *mesh, "--cancels", "192", "--tokens", "400")
     latencies = ("P99 client to engine", "P99 by grpc", "P99 by session", "P99 by http", "P99 client to edge")

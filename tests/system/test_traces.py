@@ -16,11 +16,11 @@ SERVICES = {
     "scheduler": "penstock-scheduler",
     "worker": "penstock-worker",
 }
-SLACK = 5_000_000  # ns; stages are stamped by the clocks of several processes
+CLOCK_SLACK_NS = 5_000_000  # stages are stamped by the clocks of several processes
 PROMPT, TOKENS = "a prompt of some words", 12
 
 
-async def test_every_stage_of_a_request_hangs_under_its_caller_s_trace(tiny_model):
+async def test_every_stage_of_a_request_is_a_span_of_its_callers_trace(tiny_model):
     with otlp_receiver() as receiver:
         async with (
             running_mesh(engine="sim", model=tiny_model, otlp=receiver.endpoint) as mesh,
@@ -33,7 +33,7 @@ async def test_every_stage_of_a_request_hangs_under_its_caller_s_trace(tiny_mode
                 await read_answer(client.generate(**{**too_long, "traceparent": f"00-{'7' * 32}-{CLIENT_SPAN}-01"}))
         # The mesh has drained, so all that it recorded is exported.
         spans = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", *STAGES, trace_id=CLIENT_TRACE)
-        refused = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", trace_id="7" * 32)
+        rejected = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", trace_id="7" * 32)
 
     by_name = {span.name: span for span in spans}
     root = by_name["edge.generate"]
@@ -42,8 +42,8 @@ async def test_every_stage_of_a_request_hangs_under_its_caller_s_trace(tiny_mode
         stage = by_name[name]
         assert stage.parent_id == root.span_id, name
         assert stage.service == SERVICES[name.split(".")[0]]
-        assert root.start_unix_nano - SLACK <= stage.start_unix_nano
-        assert stage.start_unix_nano <= stage.end_unix_nano <= root.end_unix_nano + SLACK
+        assert root.start_unix_nano - CLOCK_SLACK_NS <= stage.start_unix_nano
+        assert stage.start_unix_nano <= stage.end_unix_nano <= root.end_unix_nano + CLOCK_SLACK_NS
     assert root.attributes["gen_ai.usage.output_tokens"] == TOKENS
     assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert (
@@ -53,11 +53,11 @@ async def test_every_stage_of_a_request_hangs_under_its_caller_s_trace(tiny_mode
     assert by_name["worker.decode"].attributes["gen_ai.usage.output_tokens"] == TOKENS
     assert not any(PROMPT in str(value) for span in spans for value in span.attributes.values())
 
-    failed = next(span for span in refused if span.name == "edge.generate")
+    failed = next(span for span in rejected if span.name == "edge.generate")
     assert failed.attributes["penstock.reason"] == "PROMPT_TOO_LONG"
-    assert failed.status != "ERROR"  # the caller's fault is no fault of the service
+    assert failed.status != "ERROR"  # an error of the caller is not an error of the service
 
 
 def rpc_of(spans, root):
-    """Name of the span directly above `root`, when the call itself has one."""
+    """Name of the parent span of `root`, if the call has one."""
     return next((span.name for span in spans if span.span_id == root.parent_id), root.name)

@@ -12,7 +12,7 @@ import pytest
 from tier_process import tier_process, wait_for_event
 from tiny_model import write_tiny_model
 
-PATIENCE = 60.0  # s
+TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_worker_asked_to_end_drains_and_leaves_no_engine(model, number):
+async def test_a_stopped_worker_drains_and_leaves_no_engine(model, number):
     async with worker_process(model) as (front, engine):
         front.send_signal(number)
         assert await wait_for_event(front, "drained")
@@ -36,14 +36,14 @@ async def test_a_worker_asked_to_end_drains_and_leaves_no_engine(model, number):
         assert not engine.is_running()
 
 
-async def test_an_engine_ends_by_itself_when_its_front_is_killed(model):
+async def test_an_engine_ends_when_its_worker_is_killed(model):
     async with worker_process(model) as (front, engine):
         front.kill()
         await front.wait()
-        await asyncio.to_thread(engine.wait, PATIENCE)
+        await asyncio.to_thread(engine.wait, TIMEOUT_S)
 
 
-async def test_a_killed_engine_is_started_again(model):
+async def test_a_killed_engine_is_restarted(model):
     async with worker_process(model) as (front, engine):
         engine.kill()
         again = await wait_for_event(front, "engine_ready")
@@ -57,7 +57,7 @@ async def test_a_worker_whose_model_cannot_be_loaded_reports_it_and_ends(tmp_pat
         env=os.environ | {"PENSTOCK_WORKER_LISTEN": "127.0.0.1:0", "PENSTOCK_WORKER_MODEL": str(tmp_path / "absent")},
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         _, log = await front.communicate()
     assert front.returncode == 1
     assert b"is no folder, .gguf or .bin file" in log

@@ -1,4 +1,4 @@
-"""A shard and a scheduler as most tests of their cores begin."""
+"""A shard and a scheduler in the initial state of most tests."""
 
 import pytest
 
@@ -19,6 +19,6 @@ def shard():
 @pytest.fixture
 def scheduler():
     """One shard, no worker."""
-    found = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=0)
-    found.on_queue_connected("q")
-    return found
+    dispatcher = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=0)
+    dispatcher.on_queue_connected("q")
+    return dispatcher

@@ -39,7 +39,7 @@ from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 
-def test_a_request_that_nothing_disturbs_is_reserved_queued_run_and_settled():
+def test_an_undisturbed_request_is_reserved_queued_run_and_settled():
     request = running_request()
     assert send_tokens(request, "ab") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("b"),), 1, ())]
     assert request.on_run_finished(FINISH_REASON_STOP, 2, 2, RUN_TIMES, 20.0) == [
@@ -156,12 +156,14 @@ def test_a_cancel_while_reserving_settles_a_later_grant():
     request = new_active_request()
     request.on_tokenized(generation_plan(), 1.0)
     assert request.on_client_cancelled(1.5) == [AcknowledgeCancel(0, 0, 0.0, is_acknowledged=False)]
-    assert request.on_auth_connected() == [Reserve()]  # the first ask may have been granted and its answer lost
+    assert request.on_auth_connected() == [
+        Reserve()
+    ]  # the first reservation may have been granted and its response lost
     assert request.on_admitted(Identity(), "r1", 2.0) == [Settle(0, 0, "cancelled")]
     assert request.on_admitted(Identity(), "r1", 2.0) == []
 
 
-def test_a_refused_key_ends_the_request_with_nothing_to_settle():
+def test_a_rejected_key_ends_the_request_with_nothing_to_settle():
     request = new_active_request()
     request.on_tokenized(generation_plan(), 1.0)
     error = QuotaExceeded("over")
@@ -176,7 +178,7 @@ def test_a_shed_ticket_fails_with_the_error_of_the_queue():
 
 
 @pytest.mark.parametrize("make", [queued_request, running_request])
-def test_the_deadline_ends_a_request_wherever_it_is(make):
+def test_the_deadline_ends_a_request_in_any_state(make):
     request = make()
     effects = request.tick(DEADLINE)
     assert [effect.error.code for effect in effects if isinstance(effect, Fail)] == [DeadlineExceeded.code]
@@ -205,5 +207,5 @@ def test_a_complete_resumed_answer_sends_the_text_that_was_held_back():
     request, letters = new_active_request(), LetterDetokenizer()
     letters.push(ord("a"))  # as the resumed tokens are pushed before the request starts
     request.on_tokenized(generation_plan(detokenizer=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
-    told = request.on_admitted(Identity(), "r1", 2.0)
-    assert told == [Accept(), Emit("a", (), 1, ()), Finish(FINISH_REASON_LENGTH, ""), Settle(0, 0, "length")]
+    effects = request.on_admitted(Identity(), "r1", 2.0)
+    assert effects == [Accept(), Emit("a", (), 1, ()), Finish(FINISH_REASON_LENGTH, ""), Settle(0, 0, "length")]

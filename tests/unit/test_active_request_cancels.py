@@ -18,7 +18,7 @@ from penstock.edge.lifecycle.effects import CancelRun, Emit, Enqueue, Settle, St
 from penstock.edge.lifecycle.record import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 
-LEFT = 20.0  # s
+CANCELLED_AT_S = 20.0
 
 
 def reserving():
@@ -72,48 +72,48 @@ STAGES = [
 ]
 
 
-def leave(request, times=2):
+def cancel_and_finish(request, times=2):
     """Cancel `times` times, then let the worker answer and time pass. Returns all effects."""
-    effects = [effect for _ in range(times) for effect in request.on_client_cancelled(LEFT)]
-    effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, LEFT + 0.01)
-    effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, LEFT + 0.02)
-    effects += request.tick(LEFT + LIMITS.cancel_ack_timeout + 1.0)
+    effects = [effect for _ in range(times) for effect in request.on_client_cancelled(CANCELLED_AT_S)]
+    effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, CANCELLED_AT_S + 0.01)
+    effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, CANCELLED_AT_S + 0.02)
+    effects += request.tick(CANCELLED_AT_S + LIMITS.cancel_ack_timeout + 1.0)
     return effects
 
 
-@pytest.mark.parametrize(("stage", "let_go", "charged"), STAGES, ids=[each[0].__name__ for each in STAGES])
-def test_repeated_cancels_end_a_request_once_and_charge_generated_tokens(stage, let_go, charged):
+@pytest.mark.parametrize(("stage", "releasing_effect", "charged"), STAGES, ids=[each[0].__name__ for each in STAGES])
+def test_repeated_cancels_end_a_request_once_and_charge_generated_tokens(stage, releasing_effect, charged):
     request = stage()
-    effects = leave(request)
+    effects = cancel_and_finish(request)
     (ending,) = [each for each in effects if isinstance(each, END_EFFECTS)]
     (settled,) = [each for each in effects if isinstance(each, Settle)]
     assert type(ending).__name__ == "AcknowledgeCancel"
     assert (settled.output_tokens, settled.outcome) == (charged, "cancelled")
-    assert [type(each) for each in effects].count(let_go) == 1
+    assert [type(each) for each in effects].count(releasing_effect) == 1
     assert request.state is RequestState.DONE
 
 
 @pytest.mark.parametrize("stage", [each[0] for each in STAGES])
 def test_a_repeated_cancel_has_no_further_effect(stage):
-    assert leave(stage(), times=2) == leave(stage(), times=1)
+    assert cancel_and_finish(stage(), times=2) == cancel_and_finish(stage(), times=1)
 
 
 @pytest.mark.parametrize("stage", [each[0] for each in STAGES])
 def test_nothing_starts_and_nothing_is_emitted_after_a_cancel(stage):
     request = stage()
-    request.on_client_cancelled(LEFT)
+    request.on_client_cancelled(CANCELLED_AT_S)
     late = [
-        *request.on_leased(lease(request.attempt, "w9"), LEFT),
-        *request.on_token(len(request.output.token_ids), ord("x"), None, LEFT),
-        *request.on_worker_lost(LEFT, died=True),
-        *request.tick(LEFT + 1_000.0),
+        *request.on_leased(lease(request.attempt, "w9"), CANCELLED_AT_S),
+        *request.on_token(len(request.output.token_ids), ord("x"), None, CANCELLED_AT_S),
+        *request.on_worker_lost(CANCELLED_AT_S, died=True),
+        *request.tick(CANCELLED_AT_S + 1_000.0),
     ]
     assert not [each for each in late if isinstance(each, StartRun | Emit | Enqueue)]
 
 
 def test_a_grant_after_repeated_cancels_is_settled_once():
     request = reserving()
-    told = [effect for _ in range(2) for effect in request.on_client_cancelled(LEFT)]
-    assert [type(each).__name__ for each in told] == ["AcknowledgeCancel"]
-    granted = [effect for _ in range(2) for effect in request.on_admitted(Identity(), "r1", LEFT + 1.0)]
+    effects = [effect for _ in range(2) for effect in request.on_client_cancelled(CANCELLED_AT_S)]
+    assert [type(each).__name__ for each in effects] == ["AcknowledgeCancel"]
+    granted = [effect for _ in range(2) for effect in request.on_admitted(Identity(), "r1", CANCELLED_AT_S + 1.0)]
     assert granted == [Settle(0, 0, "cancelled")]

@@ -59,7 +59,7 @@ def test_a_worker_whose_engine_died_under_the_request_is_avoided():
     assert request.failed_attempts.avoided_workers == ["w1"]
 
 
-def test_a_run_refused_for_good_fails_the_request_and_charges_nothing():
+def test_a_permanently_rejected_run_fails_the_request_and_charges_nothing():
     request = running_request()
     error = InvalidArgument("too long", reason="PROMPT_TOO_LONG")
     assert request.on_run_rejected(error, 11.0) == [Fail(error), Settle(0, 0, "failed")]
@@ -133,7 +133,7 @@ def test_a_partial_answer_waits_for_a_worker():
     assert request.on_queue_rejected(error, 17.0) == [
         Fail(error),
         Settle(3, 1, "shed"),
-    ]  # 8 s more would pass the patience
+    ]  # 8 s more would exceed the upstream timeout
 
 
 def test_an_avoided_worker_is_used_again_if_there_is_no_other():

@@ -56,15 +56,15 @@ class AnyOrder(RuleBasedStateMachine):
         self.take(self.request.on_admitted(Identity(), "r1", self.now))
 
     @rule()
-    def refused(self):
+    def reservation_rejected(self):
         self.take(self.request.on_auth_rejected(QuotaExceeded(""), self.now))
 
     @rule(call=st.sampled_from(["on_auth_connected", "on_queued", "on_queue_lost", "on_run_started"]))
-    def news(self, call):
+    def event(self, call):
         self.take(getattr(self.request, call)())
 
     @rule()
-    def stranded(self):
+    def no_queue_is_left(self):
         self.take(self.request.on_no_queue(self.now))
 
     @rule(reason=st.sampled_from(["OVERLOADED", "NO_WORKER"]))
@@ -103,7 +103,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.take(self.request.on_run_stopped(2, 1, RUN_TIMES, self.now))
 
     @rule(error=st.sampled_from([Aborted("", reason="LEASE_LOST"), InvalidArgument("")]))
-    def run_refused(self, error):
+    def run_rejected(self, error):
         self.take(self.request.on_run_rejected(error, self.now))
 
     @rule()
@@ -128,4 +128,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
-test_any_order_of_news_ends_a_request_once_settles_it_once_and_emits_each_token_once = AnyOrder.TestCase
+test_any_order_of_events_ends_and_settles_a_request_once_and_emits_each_token_once = AnyOrder.TestCase

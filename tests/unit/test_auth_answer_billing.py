@@ -16,13 +16,13 @@ from penstock.auth.quota.answer_billing import (
 from penstock.auth.quota.reservation import OUTCOME_LOST, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 
-NOW = 1_800_000_000.0  # s
-PROMPT = 10
-LIMIT = 1_000  # output limit of each request
+NOW_UNIX_S = 1_800_000_000.0
+PROMPT_TOKENS = 10
+MAX_OUTPUT_TOKENS = 1_000  # output limit of each request
 
 
 def request_of(
-    request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT
+    request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT_TOKENS
 ) -> ReservationRequest:
     return ReservationRequest(
         request_id=request_id,
@@ -31,24 +31,24 @@ def request_of(
         edge_id=f"edge-{request_id}",
         model="m",
         prompt_tokens=prompt,
-        max_output_tokens=LIMIT,
+        max_output_tokens=MAX_OUTPUT_TOKENS,
         answer_id=answer_id,
         emitted_tokens=emitted,
         fingerprint=fingerprint,
     )
 
 
-def table_with(*asks: ReservationRequest) -> ReservationTable:
+def table_with(*requests: ReservationRequest) -> ReservationTable:
     table = ReservationTable(ttl=100.0)
     for tenant in ("acme", "blue"):
-        table.put_tenant(Tenant(tenant_id=tenant), NOW)
-    for each in asks:
-        table.reserve(each, each.request_id, NOW)
+        table.put_tenant(Tenant(tenant_id=tenant), NOW_UNIX_S)
+    for each in requests:
+        table.reserve(each, each.request_id, NOW_UNIX_S)
     return table
 
 
-def settle(table: ReservationTable, request_id, made, *, prompt=PROMPT, outcome="cancelled"):
-    charge = table.settle(request_id, prompt, made, outcome, NOW)
+def settle(table: ReservationTable, request_id, made, *, prompt=PROMPT_TOKENS, outcome="cancelled"):
+    charge = table.settle(request_id, prompt, made, outcome, NOW_UNIX_S)
     return charge.prompt_tokens, charge.output_tokens
 
 
@@ -59,44 +59,44 @@ def total(table: ReservationTable, tenant="acme"):
 
 def test_the_answer_of_a_dead_edge_is_charged_to_the_request_that_continues_it():
     table = table_with(request_of("a"), request_of("b", "a", 30))
-    table.expire_edge("edge-a", NOW)
-    assert settle(table, "b", 20, outcome="stop") == (PROMPT, 50)
+    table.expire_edge("edge-a", NOW_UNIX_S)
+    assert settle(table, "b", 20, outcome="stop") == (PROMPT_TOKENS, 50)
 
 
 def test_the_prompt_of_an_interrupted_answer_is_charged_once():
     table = table_with(request_of("a"), request_of("b", "a", 30))
-    assert settle(table, "a", 30) == (PROMPT, 30)
+    assert settle(table, "a", 30) == (PROMPT_TOKENS, 30)
     assert settle(table, "b", 20, outcome="stop") == (0, 20)
 
 
 def test_a_late_settlement_adds_only_tokens_that_were_not_charged():
     table = table_with(request_of("a"), request_of("b", "a", 30))
-    table.expire_edge("edge-a", NOW)
+    table.expire_edge("edge-a", NOW_UNIX_S)
     settle(table, "b", 20)
-    assert settle(table, "a", 35) == (0, 5)  # five tokens were generated, lost, and generated again
+    assert settle(table, "a", 35) == (0, 5)  # five tokens were generated, lost and generated again
 
 
 def test_a_complete_answer_of_a_dead_edge_is_charged_to_a_continuation_without_tokens():
     table = table_with(request_of("a"), request_of("b", "a", 30))
-    table.expire_edge("edge-a", NOW)
-    assert settle(table, "b", 0, prompt=0, outcome="length") == (PROMPT, 30)
+    table.expire_edge("edge-a", NOW_UNIX_S)
+    assert settle(table, "b", 0, prompt=0, outcome="length") == (PROMPT_TOKENS, 30)
 
 
 def test_a_continuation_that_never_ran_costs_nothing():
     table = table_with(request_of("a"), request_of("b", "a", 30))
     assert settle(table, "b", 0, prompt=0, outcome="shed") == (0, 0)
-    assert settle(table, "a", 30) == (PROMPT, 30)
+    assert settle(table, "a", 30) == (PROMPT_TOKENS, 30)
 
 
 def test_a_request_without_an_answer_id_is_charged_for_its_tokens():
     table = table_with(request_of("a", emitted=30))
-    assert settle(table, "a", 20) == (PROMPT, 20)
+    assert settle(table, "a", 20) == (PROMPT_TOKENS, 20)
 
 
 @pytest.mark.parametrize(
     "named",
     [
-        request_of("b", "nobody", 30),
+        request_of("b", "unknown", 30),
         request_of("b", "a", 30, tenant="blue"),
         request_of("b", "a", 30, fingerprint=b"another prompt"),
     ],
@@ -104,7 +104,7 @@ def test_a_request_without_an_answer_id_is_charged_for_its_tokens():
 def test_the_answer_id_of_another_answer_is_charged_in_full(named):
     table = table_with(request_of("a"), named)
     settle(table, "a", 100)
-    assert settle(table, "b", 20) == (PROMPT, 50)
+    assert settle(table, "b", 20) == (PROMPT_TOKENS, 50)
 
 
 def test_claimed_tokens_are_free_only_if_they_were_charged_before():
@@ -123,84 +123,84 @@ def test_an_answer_has_a_bounded_number_of_continuations_for_one_prompt():
     table = table_with(request_of("a"))
     settle(table, "a", 1)
     for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2):
-        table.reserve(request_of(f"b{number}", "a", 1), f"b{number}", NOW)
-    paid = [settle(table, f"b{number}", 1) for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2)]
-    assert paid == [(0, 1)] * MAX_CONTINUATIONS_PER_ANSWER + [(PROMPT, 2)] * 2
+        table.reserve(request_of(f"b{number}", "a", 1), f"b{number}", NOW_UNIX_S)
+    charges = [settle(table, f"b{number}", 1) for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2)]
+    assert charges == [(0, 1)] * MAX_CONTINUATIONS_PER_ANSWER + [(PROMPT_TOKENS, 2)] * 2
 
 
 def test_the_bucket_counts_generated_tokens_and_not_charged_ones():
     table = ReservationTable(ttl=100.0)
-    table.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=PROMPT + LIMIT), NOW)
-    table.reserve(request_of("b", "nobody", 700), "b", NOW)
-    assert settle(table, "b", 10) == (PROMPT, 710)
-    assert table.quota("acme").tokens_left(NOW) == LIMIT - 10
+    table.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=PROMPT_TOKENS + MAX_OUTPUT_TOKENS), NOW_UNIX_S)
+    table.reserve(request_of("b", "unknown", 700), "b", NOW_UNIX_S)
+    assert settle(table, "b", 10) == (PROMPT_TOKENS, 710)
+    assert table.quota("acme").tokens_left(NOW_UNIX_S) == MAX_OUTPUT_TOKENS - 10
 
 
 def test_a_bounded_number_of_answers_is_kept():
     answers = AnswerLedger()
     for number in range(MAX_ANSWERS + 1):
-        answers.charge(request_of(str(number)), PROMPT, 1, "stop")
+        answers.charge(request_of(str(number)), PROMPT_TOKENS, 1, "stop")
     assert len(answers) == MAX_ANSWERS
-    assert answers.charge(request_of("b", str(MAX_ANSWERS), 1), PROMPT, 1, "stop") == (0, 1)
-    assert answers.charge(request_of("c", "0", 1), PROMPT, 1, "stop") == (PROMPT, 2)
+    assert answers.charge(request_of("b", str(MAX_ANSWERS), 1), PROMPT_TOKENS, 1, "stop") == (0, 1)
+    assert answers.charge(request_of("c", "0", 1), PROMPT_TOKENS, 1, "stop") == (PROMPT_TOKENS, 2)
 
 
 # Requests of an answer, each from the tokens that the client had before: (resumed at, generated, edge lost).
-PARTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), min_size=1, max_size=4)
+ANSWER_PARTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), min_size=1, max_size=4)
 
 
-def owed(parts) -> tuple[int, int]:
+def expected_charge(parts) -> tuple[int, int]:
     """The definition: all tokens that settled requests generated, and received tokens that none of them generated."""
     settled = [(start, made) for start, made, is_lost in parts if not is_lost]
-    made_by_some = {index for start, made in settled for index in range(start, start + made)}
-    had = {index for start, _ in settled for index in range(start)}
-    return (PROMPT if settled else 0), sum(made for _, made in settled) + len(had - made_by_some)
+    generated = {index for start, made in settled for index in range(start, start + made)}
+    received = {index for start, _ in settled for index in range(start)}
+    return (PROMPT_TOKENS if settled else 0), sum(made for _, made in settled) + len(received - generated)
 
 
-def book(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
-    asks = [request_of(str(number), "0" if number else "", start) for number, (start, _, _) in enumerate(parts)]
-    table, charges = table_with(*asks), []
+def settle_parts(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
+    requests = [request_of(str(number), "0" if number else "", start) for number, (start, _, _) in enumerate(parts)]
+    table, charges = table_with(*requests), []
     for number in order:
         _, made, is_lost = parts[number]
         if is_lost:
-            [charge] = table.expire_edge(f"edge-{number}", NOW)
+            [charge] = table.expire_edge(f"edge-{number}", NOW_UNIX_S)
             assert charge.outcome == OUTCOME_LOST
         else:
             charges.append(settle(table, str(number), made))
     return table, charges
 
 
-@given(parts=PARTS)
+@given(parts=ANSWER_PARTS)
 def test_an_answer_is_charged_once_in_any_order_of_settlements(parts):
     parts = [(0, *parts[0][1:]), *parts[1:]]
     for order in permutations(range(len(parts))):
-        table, charges = book(parts, order)
+        table, charges = settle_parts(parts, order)
         assert all(prompt >= 0 and output >= 0 for prompt, output in charges)
-        assert total(table) == owed(parts)
+        assert total(table) == expected_charge(parts)
 
 
-@given(parts=PARTS, seed=st.randoms(use_true_random=False))
+@given(parts=ANSWER_PARTS, seed=st.randoms(use_true_random=False))
 def test_late_settlements_correct_the_charges_completely(parts, seed):
     parts = [(0, *parts[0][1:]), *parts[1:]]
     order = list(range(len(parts)))
     seed.shuffle(order)
-    table, _ = book(parts, order)
+    table, _ = settle_parts(parts, order)
     for number in order:
         if parts[number][2]:
             assert min(settle(table, str(number), parts[number][1])) >= 0
-    assert total(table) == owed([(start, made, False) for start, made, _ in parts])
+    assert total(table) == expected_charge([(start, made, False) for start, made, _ in parts])
 
 
 @given(makes=st.lists(st.integers(0, 40), min_size=1, max_size=6), losses=st.lists(st.booleans(), min_size=6))
 def test_an_answer_without_gaps_costs_its_prompt_and_its_length(makes, losses):
     """Each request ends exactly where the next one continues; the last one finishes."""
-    parts, had = [], 0
+    parts, received = [], 0
     for made, is_lost in zip(makes, losses, strict=False):
-        parts.append((had, made, is_lost))
-        had += made
-    parts.append((had, 1, False))
-    table, _ = book(parts, range(len(parts)))
-    assert total(table) == (PROMPT, had + 1)
+        parts.append((received, made, is_lost))
+        received += made
+    parts.append((received, 1, False))
+    table, _ = settle_parts(parts, range(len(parts)))
+    assert total(table) == (PROMPT_TOKENS, received + 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12))
@@ -220,5 +220,5 @@ def test_ids_with_equal_concatenations_name_different_answers():
         request_of("bc", tenant="a", fingerprint=b""),
         request_of("c", tenant="ab"),
     ):
-        answers.charge(each, PROMPT, 1, "stop")
+        answers.charge(each, PROMPT_TOKENS, 1, "stop")
     assert len(answers) == 3

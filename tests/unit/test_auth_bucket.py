@@ -6,77 +6,77 @@ from hypothesis import strategies as st
 
 from penstock.auth.quota.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 
-START = 1_800_000_000.0  # s of Unix time
+START_UNIX_S = 1_800_000_000.0
 
 
 def test_a_full_bucket_grants_a_minutes_worth_at_once_and_then_the_exact_wait():
     bucket = Bucket(60)
-    bucket.spend(60, START)
-    assert bucket.wait(1, START) == 1.0
-    assert bucket.wait(30, START) == 30.0
-    assert bucket.wait(1, START + 1.0) == 0.0
-    assert bucket.wait(2, START + 1.0) == 1.0
+    bucket.spend(60, START_UNIX_S)
+    assert bucket.wait(1, START_UNIX_S) == 1.0
+    assert bucket.wait(30, START_UNIX_S) == 30.0
+    assert bucket.wait(1, START_UNIX_S + 1.0) == 0.0
+    assert bucket.wait(2, START_UNIX_S + 1.0) == 1.0
 
 
 def test_an_amount_above_the_limit_never_fits():
-    assert Bucket(60).wait(61, START) is None
+    assert Bucket(60).wait(61, START_UNIX_S) is None
 
 
 def test_the_returned_wait_suffices_and_a_microsecond_less_does_not():
     bucket = Bucket(7_001)
-    bucket.spend(7_000, START)
-    wait = bucket.wait(1_000, START)
-    assert bucket.wait(1_000, START + wait) == 0.0
-    assert bucket.wait(1_000, START + wait - 0.000_001) == 0.000_001
+    bucket.spend(7_000, START_UNIX_S)
+    wait = bucket.wait(1_000, START_UNIX_S)
+    assert bucket.wait(1_000, START_UNIX_S + wait) == 0.0
+    assert bucket.wait(1_000, START_UNIX_S + wait - 0.000_001) == 0.000_001
 
 
 def test_unused_tokens_can_be_taken_at_once():
     bucket = Bucket(60)
-    take = bucket.take(60, START)
+    take = bucket.take(60, START_UNIX_S)
     bucket.settle(take, 25)
-    assert bucket.wait(25, START) == 0.0
-    assert bucket.wait(26, START) == 1.0
+    assert bucket.wait(25, START_UNIX_S) == 0.0
+    assert bucket.wait(26, START_UNIX_S) == 1.0
 
 
 def test_a_late_settlement_does_not_save_tokens_beyond_the_burst():
     bucket = Bucket(60)
-    unused = bucket.take(60, START)
-    bucket.take(30, START + 30.0)
+    unused = bucket.take(60, START_UNIX_S)
+    bucket.take(30, START_UNIX_S + 30.0)
     bucket.settle(unused, 60)  # the bucket was full until 30 were taken
-    assert bucket.wait(30, START + 30.0) == 0.0
-    assert bucket.wait(31, START + 30.0) == 1.0
+    assert bucket.wait(30, START_UNIX_S + 30.0) == 0.0
+    assert bucket.wait(31, START_UNIX_S + 30.0) == 1.0
 
 
 def test_settling_a_take_of_another_bucket_has_no_effect():
     bucket = Bucket(60)
-    bucket.spend(60, START)
-    bucket.settle(TakeRun(to_micros(START), 60, 1), 60)
-    assert bucket.wait(1, START) == 1.0
+    bucket.spend(60, START_UNIX_S)
+    bucket.settle(TakeRun(to_micros(START_UNIX_S), 60, 1), 60)
+    assert bucket.wait(1, START_UNIX_S) == 1.0
 
 
 def test_a_resized_bucket_lacks_the_same_amount():
     bucket = Bucket(60)
-    bucket.spend(60, START)
-    assert bucket.with_limit(120, START).wait(61, START) == 0.5
-    assert bucket.with_limit(120, START).wait(60, START) == 0.0
-    assert bucket.with_limit(30, START).wait(1, START) == 62.0  # 60 are lacking, 29 may be
+    bucket.spend(60, START_UNIX_S)
+    assert bucket.with_limit(120, START_UNIX_S).wait(61, START_UNIX_S) == 0.5
+    assert bucket.with_limit(120, START_UNIX_S).wait(60, START_UNIX_S) == 0.0
+    assert bucket.with_limit(30, START_UNIX_S).wait(1, START_UNIX_S) == 62.0  # 60 are lacking, 29 may be
 
 
 def test_the_state_after_a_restart_never_lacks_less():
     bucket = Bucket(7_001)
-    bucket.spend(6_500, START)
+    bucket.spend(6_500, START_UNIX_S)
     restored = Bucket(7_001, full_at=bucket.full_at)
-    assert 0 <= to_micros(restored.wait(1_000, START)) - to_micros(bucket.wait(1_000, START)) <= 1
+    assert 0 <= to_micros(restored.wait(1_000, START_UNIX_S)) - to_micros(bucket.wait(1_000, START_UNIX_S)) <= 1
 
 
 def test_a_bucket_keeps_only_runs_that_can_still_change():
     bucket = Bucket(60)
     for second in range(1_000):
-        bucket.take(1, START + 2 * second)
+        bucket.take(1, START_UNIX_S + 2 * second)
     assert len(bucket._runs) == 1
 
 
-STEPS = st.lists(
+BUCKET_STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("wait"), st.sampled_from([1, 500_000, 1_000_000, 4_000_000, 30_000_000])),  # µs
         st.tuples(st.just("take"), st.integers(0, 20)),
@@ -88,9 +88,9 @@ STEPS = st.lists(
 
 
 @settings(max_examples=400)
-@given(per_minute=st.sampled_from([30, 60, 61]), steps=STEPS)
-def test_the_state_is_as_if_each_take_had_asked_for_what_it_used(per_minute, steps):
-    bucket, at = Bucket(per_minute), to_micros(START)
+@given(per_minute=st.sampled_from([30, 60, 61]), steps=BUCKET_STEPS)
+def test_the_state_is_as_if_each_take_had_been_of_the_used_amount(per_minute, steps):
+    bucket, at = Bucket(per_minute), to_micros(START_UNIX_S)
     takes, unsettled = [], []  # [start in µs, amount]; index and run
     for step, first, *rest in steps:
         if step == "wait":
@@ -99,9 +99,9 @@ def test_the_state_is_as_if_each_take_had_asked_for_what_it_used(per_minute, ste
             unsettled.append((len(takes), bucket.take(first, at / 1e6)))
             takes.append([at, first])
         elif step == "settle" and unsettled:
-            position, stretch = unsettled.pop(first % len(unsettled))
+            position, take = unsettled.pop(first % len(unsettled))
             unused = min(rest[0], takes[position][1])
-            bucket.settle(stretch, unused)
+            bucket.settle(take, unused)
             takes[position][1] -= unused
         full_at = 0
         for start, amount in takes:
@@ -120,7 +120,7 @@ def assert_never_overspent(takes, per_minute):
             assert used * MINUTE_US <= per_minute * (MINUTE_US + start - takes[first][0])
 
 
-@pytest.mark.parametrize("seconds", [0.000_001, 1_700_000_000.123_457, START])
+@pytest.mark.parametrize("seconds", [0.000_001, 1_700_000_000.123_457, START_UNIX_S])
 def test_times_are_integer_microseconds(seconds):
     assert to_micros(seconds) == round(seconds * 1_000_000)
     assert to_micros(to_micros(seconds) / 1_000_000) == to_micros(seconds)
@@ -128,7 +128,7 @@ def test_times_are_integer_microseconds(seconds):
 
 @given(takes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30_000_000)), max_size=6), limit=st.integers(1, 100))
 def test_the_available_amount_can_be_taken_at_once_and_no_more(takes, limit):
-    bucket, now = Bucket(limit), to_micros(START)
+    bucket, now = Bucket(limit), to_micros(START_UNIX_S)
     for amount, pause in takes:
         bucket.take(amount, now / 1_000_000)  # also beyond the limit, as for a fallback admission
         now += pause

@@ -10,14 +10,14 @@ from penstock.auth.identity.keys import Key, KeyRing, cache_salt, key_id_of, min
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 
-NOW = 1_800_000_000.0  # s
+NOW_UNIX_S = 1_800_000_000.0
 
 
 def ring_with(**fields):
     """A key ring with one key, and the whole key."""
     ring = KeyRing(b"pepper")
     key_id, bearer = mint()
-    ring.put(Key(key_id=key_id, tenant_id="acme", digest=ring.digest(bearer), created_at=NOW, **fields))
+    ring.put(Key(key_id=key_id, tenant_id="acme", digest=ring.digest(bearer), created_at=NOW_UNIX_S, **fields))
     return ring, bearer
 
 
@@ -29,12 +29,21 @@ def test_a_key_names_its_public_part_and_has_at_least_128_random_bits():
     assert len({mint()[1] for _ in range(100)}) == 100
 
 
-TAIL = "a" * 40
+SECRET = "a" * 40
 
 
 @pytest.mark.parametrize(
     "bearer",
-    ["", "pk_", "pk_a_short", f"sk_dev_{TAIL}", f"pk_dev_{TAIL}\n", f"pk_DEV_{TAIL}", f"pk__{TAIL}", f"pk_a_b_{TAIL}"],
+    [
+        "",
+        "pk_",
+        "pk_a_short",
+        f"sk_dev_{SECRET}",
+        f"pk_dev_{SECRET}\n",
+        f"pk_DEV_{SECRET}",
+        f"pk__{SECRET}",
+        f"pk_a_b_{SECRET}",
+    ],
 )
 def test_malformed_keys_have_no_public_part(bearer):
     assert key_id_of(bearer) == ""
@@ -49,37 +58,37 @@ def test_the_secret_of_a_key_is_not_stored():
 
 def test_a_key_identifies_its_tenant():
     ring, bearer = ring_with()
-    assert ring.identify(bearer, loopback=False, now=NOW).tenant_id == "acme"
+    assert ring.identify(bearer, loopback=False, now=NOW_UNIX_S).tenant_id == "acme"
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"revoked_at": NOW}, "KEY_REVOKED"),
-        ({"expires_at": NOW}, "KEY_EXPIRED"),
+        ({"revoked_at": NOW_UNIX_S}, "KEY_REVOKED"),
+        ({"expires_at": NOW_UNIX_S}, "KEY_EXPIRED"),
     ],
 )
 def test_an_ended_key_is_rejected_with_the_reason(fields, reason):
     ring, bearer = ring_with(**fields)
-    with pytest.raises(Unauthenticated) as refusal:
-        ring.identify(bearer, loopback=True, now=NOW)
-    assert refusal.value.reason == reason
+    with pytest.raises(Unauthenticated) as failure:
+        ring.identify(bearer, loopback=True, now=NOW_UNIX_S)
+    assert failure.value.reason == reason
 
 
-@pytest.mark.parametrize("state", [{}, {"revoked_at": NOW}, {"expires_at": NOW}, {"loopback_only": True}])
+@pytest.mark.parametrize("state", [{}, {"revoked_at": NOW_UNIX_S}, {"expires_at": NOW_UNIX_S}, {"loopback_only": True}])
 def test_a_caller_without_the_secret_learns_nothing_about_the_key(state):
     ring, bearer = ring_with(**state)
     guess = bearer[:-1] + ("a" if bearer[-1] != "a" else "b")
-    with pytest.raises(Unauthenticated) as refusal:
-        ring.identify(guess, loopback=True, now=NOW)
-    assert refusal.value.reason == "KEY_UNKNOWN"
+    with pytest.raises(Unauthenticated) as failure:
+        ring.identify(guess, loopback=True, now=NOW_UNIX_S)
+    assert failure.value.reason == "KEY_UNKNOWN"
 
 
 def test_a_missing_key_and_an_unknown_key_have_different_reasons():
     ring, _ = ring_with()
-    with pytest.raises(Unauthenticated) as refusal:
-        ring.identify("", loopback=True, now=NOW)
-    assert refusal.value.reason == "KEY_MISSING"
+    with pytest.raises(Unauthenticated) as failure:
+        ring.identify("", loopback=True, now=NOW_UNIX_S)
+    assert failure.value.reason == "KEY_MISSING"
 
 
 @pytest.mark.parametrize("bearer", ["nonsense", "pk_aaaaaaaa_" + "a" * 32, "' OR 1=1 --", "ключ"])
@@ -88,33 +97,33 @@ def test_an_unknown_key_costs_one_hash_and_one_comparison_like_a_known_one(beare
     compared = []
     monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or False)
     with pytest.raises(Unauthenticated):
-        ring.identify(bearer, loopback=True, now=NOW)
+        ring.identify(bearer, loopback=True, now=NOW_UNIX_S)
     assert compared == [(32, 32)]
 
 
 def test_a_loopback_key_works_only_on_loopback():
     ring, bearer = ring_with(loopback_only=True)
-    assert ring.identify(bearer, loopback=True, now=NOW)
-    with pytest.raises(PermissionDenied) as refusal:
-        ring.identify(bearer, loopback=False, now=NOW)
-    assert refusal.value.reason == "LOOPBACK_ONLY"
+    assert ring.identify(bearer, loopback=True, now=NOW_UNIX_S)
+    with pytest.raises(PermissionDenied) as failure:
+        ring.identify(bearer, loopback=False, now=NOW_UNIX_S)
+    assert failure.value.reason == "LOOPBACK_ONLY"
 
 
 def test_the_first_revocation_counts():
     ring, bearer = ring_with()
     key_id = key_id_of(bearer)
-    assert ring.revoke(key_id, NOW).revoked_at == NOW
-    assert ring.revoke(key_id, NOW + 5).revoked_at == NOW
-    with pytest.raises(NotFound) as refusal:
-        ring.revoke("nobody", NOW)
-    assert refusal.value.reason == "KEY_UNKNOWN"
+    assert ring.revoke(key_id, NOW_UNIX_S).revoked_at == NOW_UNIX_S
+    assert ring.revoke(key_id, NOW_UNIX_S + 5).revoked_at == NOW_UNIX_S
+    with pytest.raises(NotFound) as failure:
+        ring.revoke("unknown", NOW_UNIX_S)
+    assert failure.value.reason == "KEY_UNKNOWN"
 
 
 def test_keys_are_listed_by_age_and_by_tenant():
     ring, _ = ring_with()
     [old] = ring.of_tenant()
-    ring.put(replace(old, key_id="newer", created_at=NOW + 1))
-    ring.put(replace(old, key_id="others", tenant_id="blue", created_at=NOW - 1))
+    ring.put(replace(old, key_id="newer", created_at=NOW_UNIX_S + 1))
+    ring.put(replace(old, key_id="others", tenant_id="blue", created_at=NOW_UNIX_S - 1))
     assert [each.key_id for each in ring.of_tenant()] == ["others", old.key_id, "newer"]
     assert [each.key_id for each in ring.of_tenant("acme")] == [old.key_id, "newer"]
 

@@ -194,11 +194,11 @@ def test_a_cancelled_sequence_that_never_ran_frees_nothing():
     assert not batch.has_work
 
 
-def test_cancelling_the_unknown_is_no_error():
+def test_cancelling_an_unknown_sequence_is_no_error():
     assert not batch_of().cancel(5)
 
 
-def test_the_newest_is_preempted_when_blocks_run_out_and_all_end_well():
+def test_the_newest_sequence_is_preempted_when_blocks_run_out_and_all_complete():
     batch = batch_of(blocks=5, block_size=2)
     for seq_id in (1, 2):
         batch.add(spec(seq_id, prompt=2, output=6))
@@ -259,7 +259,7 @@ def test_completions_that_come_together_prefill_their_prompt_once_and_hold_it_on
     assert [done.cached_tokens for result in run_out(batch) for done in result.finished] == [0, 8, 8]
 
 
-def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_past_before_it_decodes():
+def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_blocks_before_it_decodes():
     batch = batch_of(block_size=4, batching=ContinuousBatching(token_budget=4))
     for seq_id in (1, 2):
         batch.add(spec(seq_id, prompt=9, output=3, cache_salt=b"a"))
@@ -277,7 +277,7 @@ def test_a_sequence_that_waits_for_a_cancelled_prefill_continues_it_for_all_othe
     assert planned(batch) == [(2, 10, 2), (3, 8, 4)]
 
 
-def test_a_stranger_does_not_wait_for_the_prefill_that_others_share():
+def test_another_tenants_sequence_does_not_wait_for_a_shared_prefill():
     batch = batch_of(block_size=4, batching=ContinuousBatching(token_budget=8, oldest_share=0.5))
     for seq_id in (1, 2):
         batch.add(spec(seq_id, prompt=40, cache_salt=b"a"))
@@ -334,7 +334,7 @@ def test_a_sequence_beyond_the_pool_is_rejected_with_its_numbers():
     [{"prompt": 0}, {"output": 0}, {"emitted": 4}, {"emitted": -1}],
     ids=["empty", "nothing", "all", "negative"],
 )
-def test_contradictions_are_rejected(fields):
+def test_contradictory_fields_are_rejected(fields):
     with pytest.raises(StartInvalid):
         batch_of().add(spec(1, **fields))
 

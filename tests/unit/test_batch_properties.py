@@ -80,7 +80,7 @@ policies = st.one_of(st.builds(ContinuousBatching, token_budget=st.integers(1, 2
 
 
 @given(events, policies, st.integers(1, 5), st.integers(7, 20))
-def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots, blocks):
+def test_every_sequence_gets_the_same_text_as_alone(events, batching, slots, blocks):
     """No deadlock and no block allocated twice; the oldest progresses in every step, so preempted sequences return."""
     batch = Batch(pool=BlockPool(blocks, BLOCK_SIZE), policy=batching, slots=slots, context_length=64)
     memory = KvMemory(blocks)
@@ -95,7 +95,7 @@ def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots
         elif isinstance(event, int):
             batch.cancel(event)
         plan = batch.plan()
-        alive = set(added) - finished - cancelled - {gone.seq_id for gone in plan.result.cancelled}
+        alive = set(added) - finished - cancelled - {receipt.seq_id for receipt in plan.result.cancelled}
         assert not alive or min(alive) in {part.sequence.spec.seq_id for part in plan.slices}
         assert_each_block_has_one_writer(batch, plan)
         tokens = [memory.compute(part) for part in plan.slices]
@@ -105,7 +105,7 @@ def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots
             assert index == added[seq_id].emitted + len(emitted[seq_id])
             emitted[seq_id].append(token)
         finished |= {done.seq_id for done in result.finished}
-        cancelled |= {gone.seq_id for gone in result.cancelled}
+        cancelled |= {receipt.seq_id for receipt in result.cancelled}
         held = {block for sequence in batch.running for block in sequence.table}
         assert batch.pool.used == len(held)
         assert_capacity_is_what_a_count_finds(batch)

@@ -13,10 +13,10 @@ from penstock.cli.bench import parse_lengths
 
 
 def transcript(
-    number, *, outcome=OK, code="OK", pieces=((0.5, 0, 1), (0.6, 1, 1), (0.7, 2, 1)), usage=None, retry=None
+    number, *, outcome=OK, code="OK", chunks=((0.5, 0, 1), (0.6, 1, 1), (0.7, 2, 1)), usage=None, retry=None
 ):
     made = Transcript(number, started_at=0.0)
-    for now, first_index, count in pieces:
+    for now, first_index, count in chunks:
         made.record(now, first_index, count)
     made.usage_tokens = usage
     made.end(1.0, outcome, code, retry)
@@ -51,16 +51,16 @@ def test_no_two_prompts_begin_alike():
 
 
 @pytest.mark.parametrize(
-    ("pieces", "errors"),
+    ("chunks", "errors"),
     [
         (((0.1, 0, 1), (0.2, 1, 2)), 0),
         (((0.1, 0, 1), (0.2, 2, 1)), 1),  # token 1 is missing
-        (((0.1, 0, 2), (0.2, 1, 1)), 1),  # token 1 came twice
+        (((0.1, 0, 2), (0.2, 1, 1)), 1),  # token 1 is duplicated
         (((0.1, 1, 1),), 1),  # token 0 is missing
     ],
 )
-def test_missing_and_doubled_tokens_are_counted(pieces, errors):
-    assert transcript(0, pieces=pieces).index_errors == errors
+def test_missing_and_doubled_tokens_are_counted(chunks, errors):
+    assert transcript(0, chunks=chunks).index_errors == errors
 
 
 def test_a_difference_between_usage_and_received_tokens_is_an_error():
@@ -73,9 +73,9 @@ def test_sheds_cancels_and_failures_are_counted_separately():
         [
             transcript(0),
             transcript(1, outcome=CANCELLED),
-            transcript(2, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=(), retry=1.5),
-            transcript(3, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=()),
-            transcript(4, outcome="CONNECTION_LOST", code="UNAVAILABLE", pieces=()),
+            transcript(2, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", chunks=(), retry=1.5),
+            transcript(3, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", chunks=()),
+            transcript(4, outcome="CONNECTION_LOST", code="UNAVAILABLE", chunks=()),
         ],
         wall_s=2.0,
         cpu_s={"edge": 0.5},
@@ -91,7 +91,7 @@ def test_sheds_cancels_and_failures_are_counted_separately():
 
 def test_goodput_counts_only_requests_within_both_limits():
     slow_first, slow_rest = ((1.5, 0, 1), (1.6, 1, 1)), ((0.1, 0, 1), (0.5, 1, 1))
-    transcripts = [transcript(0), transcript(1, pieces=slow_first), transcript(2, pieces=slow_rest)]
+    transcripts = [transcript(0), transcript(1, chunks=slow_first), transcript(2, chunks=slow_rest)]
     assert report_of(transcripts, wall_s=1.0, cpu_s={}, slo=Slo(ttft=1.0, tpot=0.2))["goodput_requests_per_s"] == 1.0
 
 

@@ -20,5 +20,5 @@ def test_a_ratio_is_that_of_the_measured_period():
     assert (use.waited_per_ran, use.wait_share) == (0.5, pytest.approx(1 / 3))
 
 
-def test_a_process_that_has_ended_has_no_use():
+def test_a_process_that_has_ended_has_no_cpu_use():
     assert cpu_use_of([2**22 + 1]) == CpuUse(0.0, 0.0)

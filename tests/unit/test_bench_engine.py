@@ -77,7 +77,7 @@ def test_a_trace_with_other_numbers_of_tokens_is_rejected(times):
 
 
 def test_steps_beside_a_prefill_or_with_fewer_sequences_are_not_decode_steps():
-    early, late = [1.0, 5.0, 6.0, 7.0], [5.0, 6.0, 7.0, 17.0]  # 4 s of prefill beside, then 10 s alone
+    early, late = [1.0, 5.0, 6.0, 7.0], [5.0, 6.0, 7.0, 17.0]  # 4 s with prefill, then 10 s of decoding only
     assert decode_gaps([early, late]) == [1.0, 1.0, 1.0, 1.0]
 
 
@@ -92,7 +92,7 @@ def test_there_is_always_a_step_and_none_is_longer_than_the_run(times):
     assert all(0 <= gap <= 100 for gap in gaps)
 
 
-def test_prompts_are_the_same_for_all_engines_no_two_alike_and_free_of_special_ids():
+def test_prompts_are_equal_for_all_engines_distinct_and_free_of_special_ids():
     cell = BenchCell(8, prompt_tokens=128, output_tokens=1)
     prompts = cell.prompts(32_000)
     assert prompts == cell.prompts(32_000)
@@ -148,7 +148,7 @@ def test_a_step_reads_every_matrix_once_and_the_kv_of_every_position(tmp_path, t
     assert work.flops == 2 * 3 * weights
 
 
-def test_the_roofline_is_whichever_takes_longer_reading_or_multiplying():
+def test_the_roofline_is_the_longer_of_reading_and_multiplying():
     work = StepWork(bytes_read=2_000_000, flops=3_000_000)
     assert roofline_s(work, bytes_per_s=1e9, flops_per_s=1e10) == pytest.approx(0.002)
     assert roofline_s(work, bytes_per_s=1e10, flops_per_s=1e9) == pytest.approx(0.003)
@@ -207,7 +207,7 @@ def test_drivers_start_with_nothing_that_favours_one_of_them(tmp_path):
     assert not {"LD_PRELOAD", "KMP_AFFINITY"} & set(found)
 
 
-def test_our_own_environment_is_the_one_that_runs(tmp_path):
+def test_our_driver_runs_in_our_environment(tmp_path):
     assert str(install_environment(OURS, tmp_path, print)) == sys.prefix
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from penstock.bench.progress import MIN_PRINT_INTERVAL_S, progress_reporter, rate_limited
 
 
-def test_a_file_gets_a_line_at_once_and_then_one_per_interval():
+def test_a_file_receives_a_line_at_once_and_then_one_per_interval():
     lines, now = [], [100.0]
     report_progress = rate_limited(lines.append, lambda: now[0])
     for tenths in range(round(2.5 * MIN_PRINT_INTERVAL_S) * 10):

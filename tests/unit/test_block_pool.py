@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool, chain_hash, root_hash
 
 
-def test_a_pool_gives_out_each_block_once():
+def test_a_pool_allocates_each_block_once():
     pool = BlockPool(blocks=4, block_size=16)
     first, second = pool.allocate([], 2), pool.allocate([], 2)
     assert sorted(first + second) == [0, 1, 2, 3]
     assert repr(pool) == "<BlockPool 4/4 used, 0 cached>"
 
 
-def test_a_block_given_back_is_the_next_to_be_used():
+def test_a_released_block_is_the_next_one_allocated():
     pool = BlockPool(blocks=100, block_size=16)
     table = pool.allocate([], 3)
     kept = list(table)
@@ -68,7 +68,7 @@ def test_reviving_cached_blocks_counts_against_the_free_ones():
     assert len(pool.allocate(pool.find_prefix([b"prompt"]), 1)) == 2
 
 
-def test_the_end_of_the_least_recent_chain_is_given_up_first():
+def test_the_end_of_the_least_recent_chain_is_evicted_first():
     pool = BlockPool(blocks=4, block_size=16)
     for names in ([b"a1", b"a2"], [b"b1", b"b2"]):
         table = pool.allocate([], 2)
@@ -92,7 +92,7 @@ def test_an_empty_pool_is_rejected(blocks, block_size):
         BlockPool(blocks, block_size)
 
 
-def test_announced_content_is_found_and_a_writer_that_leaves_is_no_writer():
+def test_announced_content_is_found_and_loses_its_writer_on_release():
     pool = BlockPool(blocks=4, block_size=16)
     mine = pool.allocate([], 2)
     pool.announce(mine[0], b"first", writer=1)
@@ -101,7 +101,7 @@ def test_announced_content_is_found_and_a_writer_that_leaves_is_no_writer():
     assert pool.writer(yours[0]) == 1
     pool.release(mine, writer=1)
     assert pool.writer(yours[0]) == NO_WRITER
-    assert pool.find_prefix([b"first", b"second"]) == yours  # what nobody holds, nobody will fill
+    assert pool.find_prefix([b"first", b"second"]) == yours  # no later sequence can fill a block that has no owner
     pool.claim(yours[0], 2)
     pool.publish(yours[0], b"first")
     assert pool.writer(yours[0]) is None
@@ -109,7 +109,7 @@ def test_announced_content_is_found_and_a_writer_that_leaves_is_no_writer():
     assert (pool.free, pool.cached) == (4, 1)
 
 
-OPERATIONS = st.lists(
+POOL_OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(["open", "extend", "release", "publish", "announce"]), st.integers(0, 7), st.integers(0, 5)
     ),
@@ -117,7 +117,7 @@ OPERATIONS = st.lists(
 )
 
 
-@given(OPERATIONS)
+@given(POOL_OPERATIONS)
 def test_no_order_of_calls_leaks_or_doubles_a_block(operations):
     pool = BlockPool(blocks=6, block_size=4)
     tables: list[list[int]] = []
@@ -133,7 +133,7 @@ def test_no_order_of_calls_leaks_or_doubles_a_block(operations):
         elif table and verb == "announce":
             pool.announce(table[count % len(table)], f"{which}.{count % len(table)}".encode(), writer=which)
         elif table is not None and verb == "release":
-            tables.pop(which % len(tables))  # by its place: another may be equal
+            tables.pop(which % len(tables))  # by position, as another may be equal
             pool.release(table, writer=which)
         held = Counter(block for each in tables for block in each)
         assert pool.used == len(held)

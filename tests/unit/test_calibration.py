@@ -23,14 +23,14 @@ from penstock.worker.engine.simulated.step_time import (
 )
 from tiny_model import write_tiny_model
 
-LAW = StepTimeModel(
+STEP_TIME = StepTimeModel(
     base_s=0.011,
     per_prefill_token_s=0.00025,
     per_decode_seq_s=0.00017,
     per_context_token_s=1.2e-6,
     per_prefill_context_token_s=1.1e-7,
 )
-WORKS = [
+STEP_WORKS = [
     *(StepWork(0, seqs, seqs * context, 0) for seqs in (1, 2, 8, 32) for context in (64, 512, 4096)),
     *(StepWork(chunk, 0, 0, prefill_reads(start, chunk)) for chunk in (16, 64, 512) for start in (0, 2048)),
     *(StepWork(chunk, 8, 4096, prefill_reads(0, chunk)) for chunk in (32, 256)),
@@ -45,7 +45,7 @@ prompt = { tokens = 100 }
 output = { tokens = 1 }
 """
 
-Terms = st.floats(1e-7, 1e-2)
+terms = st.floats(1e-7, 1e-2)
 
 
 def terms_of(law):
@@ -53,46 +53,46 @@ def terms_of(law):
 
 
 @given(
-    st.builds(StepTimeModel, base_s=Terms, per_prefill_token_s=Terms, per_decode_seq_s=Terms, per_context_token_s=Terms)
+    st.builds(StepTimeModel, base_s=terms, per_prefill_token_s=terms, per_decode_seq_s=terms, per_context_token_s=terms)
 )
 def test_a_fit_recovers_the_model_of_exact_steps(law):
-    found = fit_step_time([MeasuredStep(work, law.duration_s(work)) for work in WORKS])
-    for work in WORKS:
+    found = fit_step_time([MeasuredStep(work, law.duration_s(work)) for work in STEP_WORKS])
+    for work in STEP_WORKS:
         assert found.duration_s(work) == pytest.approx(law.duration_s(work), rel=1e-6)
 
 
 def test_a_fit_recovers_the_model_under_noise_of_five_percent():
     noise = random.Random(3)
-    steps = [MeasuredStep(work, LAW.duration_s(work) * noise.uniform(0.95, 1.05)) for work in WORKS * 4]
+    steps = [MeasuredStep(work, STEP_TIME.duration_s(work) * noise.uniform(0.95, 1.05)) for work in STEP_WORKS * 4]
     found = fit_with_validation(steps)
-    assert terms_of(found.step_time) == pytest.approx(terms_of(LAW), rel=0.1)
+    assert terms_of(found.step_time) == pytest.approx(terms_of(STEP_TIME), rel=0.1)
     assert 0 < found.median_error < found.p95_error < 0.08
 
 
 @settings(max_examples=50)
-@given(st.lists(st.floats(0.001, 1.0), min_size=len(WORKS), max_size=len(WORKS)))
+@given(st.lists(st.floats(0.001, 1.0), min_size=len(STEP_WORKS), max_size=len(STEP_WORKS)))
 def test_no_term_of_a_fit_is_negative(seconds):
-    found = fit_step_time([MeasuredStep(work, each) for work, each in zip(WORKS, seconds, strict=True)])
+    found = fit_step_time([MeasuredStep(work, each) for work, each in zip(STEP_WORKS, seconds, strict=True)])
     assert min(terms_of(found)) >= 0
 
 
 def test_an_outlier_shows_in_the_error_and_not_in_its_own_prediction():
-    steps = [MeasuredStep(work, LAW.duration_s(work)) for work in WORKS]
-    steps[3] = MeasuredStep(WORKS[3], 2 * LAW.duration_s(WORKS[3]))
+    steps = [MeasuredStep(work, STEP_TIME.duration_s(work)) for work in STEP_WORKS]
+    steps[3] = MeasuredStep(STEP_WORKS[3], 2 * STEP_TIME.duration_s(STEP_WORKS[3]))
     found = fit_with_validation(steps)
-    assert found.held_out_predictions[3] == pytest.approx(LAW.duration_s(WORKS[3]), rel=0.01)
+    assert found.held_out_predictions[3] == pytest.approx(STEP_TIME.duration_s(STEP_WORKS[3]), rel=0.01)
     assert found.relative_errors[3] == pytest.approx(0.5, abs=0.01)
 
 
 def test_too_few_steps_are_rejected():
     with pytest.raises(ValueError, match="too few"):
-        fit_with_validation([MeasuredStep(WORKS[0], 1.0)] * 9)
+        fit_with_validation([MeasuredStep(STEP_WORKS[0], 1.0)] * 9)
 
 
 def test_a_step_time_model_survives_its_file(tmp_path):
     path = tmp_path / "law.toml"
-    path.write_text(step_time_toml(LAW, {"model": 'a "quoted" name', "median_error": 0.03}), encoding="utf-8")
-    assert terms_of(read_step_time_model(path)) == pytest.approx(terms_of(LAW), rel=1e-5)
+    path.write_text(step_time_toml(STEP_TIME, {"model": 'a "quoted" name', "median_error": 0.03}), encoding="utf-8")
+    assert terms_of(read_step_time_model(path)) == pytest.approx(terms_of(STEP_TIME), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def invoke(*args):
 
 
 def test_a_simulation_and_a_simulated_worker_read_a_calibrated_model(tmp_path):
-    model, law, picture = write_tiny_model(tmp_path / "tiny"), tmp_path / "law.toml", tmp_path / "law.svg"
-    measured = invoke("--calibrate", "--model", model, "--rounds", 1, "--out", law, "--plot", picture, "--json")
+    model, law, plot = write_tiny_model(tmp_path / "tiny"), tmp_path / "law.toml", tmp_path / "law.svg"
+    measured = invoke("--calibrate", "--model", model, "--rounds", 1, "--out", law, "--plot", plot, "--json")
     assert measured.exit_code == 0, measured.output
-    told = json.loads(measured.stdout)
-    assert {point["kind"] for point in told["points"]} == {"decode", "prefill", "mixed"}
-    assert told["measured"]["points"] == len(told["points"]) >= 10
-    assert "<svg" in picture.read_text(encoding="utf-8")
+    result = json.loads(measured.stdout)
+    assert {point["kind"] for point in result["points"]} == {"decode", "prefill", "mixed"}
+    assert result["measured"]["points"] == len(result["points"]) >= 10
+    assert "<svg" in plot.read_text(encoding="utf-8")
     assert WorkerConfig(sim_step_time_file=str(law)).engine_options().step_time == read_step_time_model(law)
 
 
@@ -154,7 +154,7 @@ def test_a_command_without_scenario_and_calibration_is_rejected_with_a_hint():
 
 
 @pytest.mark.parametrize(("context_length", "slots"), [(256, 40), (8192, 40), (8192, 5)])
-def test_points_fit_the_context_and_the_slots_and_what_they_read_fits_the_pool(context_length, slots):
+def test_points_fit_the_context_and_the_slots_and_their_reads_fit_the_pool(context_length, slots):
     points = points_for(context_length, slots)
     lengths = cached_lengths(points)
     assert {point.kind for point in points} >= {"decode", "prefill"}

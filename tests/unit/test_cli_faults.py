@@ -16,7 +16,7 @@ from penstock.faults.mutations import plan_world
 from penstock.faults.plan import FaultKind, PlanOverrides
 from penstock.faults.run import WorldResult
 
-FAILING = 3
+FAILING_SEED = 3
 
 
 def outcome(seed, *, violations=()):
@@ -33,26 +33,26 @@ def outcome(seed, *, violations=()):
 
 
 @pytest.fixture
-def worlds(monkeypatch):
-    """Worlds that cost nothing; returns what was asked for, and how to have one fail."""
-    asked = {"failing": ()}
+def fake_worlds(monkeypatch):
+    """Replaces worlds by fixed outcomes; returns the arguments of the call and the set of failing seeds."""
+    calls = {"failing": ()}
 
     def run_seeds(seeds, overrides, *, processes):
-        asked.update(seeds=seeds, processes=processes, overrides=overrides)
-        broken = (Violation("changed", "ids [1], owed [2]"),)
-        yield from (outcome(seed, violations=broken if seed in asked["failing"] else ()) for seed in seeds)
+        calls.update(seeds=seeds, processes=processes, overrides=overrides)
+        broken = (Violation("changed", "ids [1], expected [2]"),)
+        yield from (outcome(seed, violations=broken if seed in calls["failing"] else ()) for seed in seeds)
 
     monkeypatch.setattr(command, "run_seeds", run_seeds)
-    return asked
+    return calls
 
 
 def run(*options):
     return CliRunner().invoke(cli, ["faults", *options])
 
 
-def test_every_world_can_have_a_poison_request(worlds):
+def test_every_world_can_have_a_poison_request(fake_worlds):
     assert run("--poison", "--seeds", "1").exit_code == 0
-    assert worlds["overrides"] == PlanOverrides(has_poison=True)
+    assert fake_worlds["overrides"] == PlanOverrides(has_poison=True)
     poisoned = PlanOverrides(has_poison=True)
     assert (
         sum(each.crash_token_index is not None for seed in range(5) for each in plan_world(seed, poisoned).requests)
@@ -60,27 +60,33 @@ def test_every_world_can_have_a_poison_request(worlds):
     )
 
 
-def test_every_world_can_have_a_long_freeze(worlds):
+def test_every_world_can_have_a_long_freeze(fake_worlds):
     assert run("--longest-freeze", "40", "--seeds", "1").exit_code == 0
-    assert worlds["overrides"] == PlanOverrides(max_freeze_s=40.0)
+    assert fake_worlds["overrides"] == PlanOverrides(max_freeze_s=40.0)
     for seed in range(50):
-        frozen = [fault for fault in plan_world(seed, worlds["overrides"]).faults if fault.kind is FaultKind.FREEZE]
+        frozen = [
+            fault for fault in plan_world(seed, fake_worlds["overrides"]).faults if fault.kind is FaultKind.FREEZE
+        ]
         assert frozen
         assert all(5.0 <= fault.duration_s <= 40.0 for fault in frozen)
 
 
-def test_the_replay_command_has_the_overrides(worlds, monkeypatch):
+def test_the_replay_command_has_the_overrides(fake_worlds, monkeypatch):
     overrides = PlanOverrides(has_poison=True, max_freeze_s=12.5)
-    told = replace(outcome(FAILING), plan=plan_world(FAILING, overrides)), []
-    monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
-    ran = run("--seed", str(FAILING), "--frame-log", "--poison", "--longest-freeze", "12.5")
-    assert f"penstock faults --seed {FAILING} --poison --longest-freeze 12.5 --frame-log" in ran.stdout
+    replayed = replace(outcome(FAILING_SEED), plan=plan_world(FAILING_SEED, overrides)), []
+    monkeypatch.setattr(command, "replay", lambda seed, overrides: replayed)
+    ran = run("--seed", str(FAILING_SEED), "--frame-log", "--poison", "--longest-freeze", "12.5")
+    assert f"penstock faults --seed {FAILING_SEED} --poison --longest-freeze 12.5 --frame-log" in ran.stdout
 
 
-def test_json_has_the_sums_over_all_worlds(worlds):
+def test_json_has_the_sums_over_all_worlds(fake_worlds):
     ran = run("--seeds", "5", "--seed", "100", "--processes", "2", "--json")
     assert ran.exit_code == 0, ran.output
-    assert (worlds["seeds"], worlds["processes"], worlds["overrides"]) == (range(100, 105), 2, PlanOverrides())
+    assert (fake_worlds["seeds"], fake_worlds["processes"], fake_worlds["overrides"]) == (
+        range(100, 105),
+        2,
+        PlanOverrides(),
+    )
     found = json.loads(ran.stdout)
     took, speed = found.pop("seconds"), found.pop("worlds_per_s")
     assert min(took, speed) >= 0.0
@@ -97,36 +103,36 @@ def test_json_has_the_sums_over_all_worlds(worlds):
     }
 
 
-def test_a_violation_exits_with_1_and_is_listed_by_seed(worlds):
-    worlds["failing"] = (FAILING,)
+def test_a_violation_exits_with_1_and_is_listed_by_seed(fake_worlds):
+    fake_worlds["failing"] = (FAILING_SEED,)
     ran = run("--seeds", "5", "--json")
     assert ran.exit_code == 1
-    assert json.loads(ran.stdout)["failed"] == {str(FAILING): ["changed: ids [1], owed [2]"]}
+    assert json.loads(ran.stdout)["failed"] == {str(FAILING_SEED): ["changed: ids [1], expected [2]"]}
 
 
-def test_the_summary_has_sums_violations_and_replay_commands(worlds):
-    worlds["failing"] = (FAILING,)
+def test_the_summary_has_sums_violations_and_replay_commands(fake_worlds):
+    fake_worlds["failing"] = (FAILING_SEED,)
     ran = run("--seeds", "5")
     assert ran.exit_code == 1
-    assert f"seed {FAILING}" in ran.stdout
-    assert "changed: ids [1], owed [2]" in ran.stdout
-    assert f"penstock faults --seed {FAILING} --frame-log" in ran.stdout
+    assert f"seed {FAILING_SEED}" in ran.stdout
+    assert "changed: ids [1], expected [2]" in ran.stdout
+    assert f"penstock faults --seed {FAILING_SEED} --frame-log" in ran.stdout
     assert "5, 2 with faults; 1 with violations" in ran.stdout
     assert f"2 of {len(FAILPOINTS)} were reached; never: {FAILPOINTS[2]}" in ran.stdout
 
 
-def test_worlds_without_a_violation_exit_with_0(worlds):
+def test_worlds_without_a_violation_exit_with_0(fake_worlds):
     ran = run("--seeds", "5")
     assert ran.exit_code == 0
     assert "0 with violations" in ran.stdout
     assert "--frame-log" not in ran.stdout
 
 
-def test_progress_counts_worlds_and_failed_ones_on_stderr(worlds, monkeypatch):
-    """On the other stream, so that a program may read what is printed while a person watches."""
+def test_progress_counts_worlds_and_failed_ones_on_stderr(fake_worlds, monkeypatch):
+    """Progress goes to stderr, so that a program can read stdout while a person watches."""
     screen = io.StringIO()
     monkeypatch.setattr(command, "stderr_console", Console(file=screen, force_terminal=True, width=120))
-    worlds["failing"] = (FAILING,)
+    fake_worlds["failing"] = (FAILING_SEED,)
     ran = run("--seeds", "5", "--json")
     assert "worlds, 1 with violations" in screen.getvalue()
     assert "5/5" in screen.getvalue()
@@ -134,9 +140,12 @@ def test_progress_counts_worlds_and_failed_ones_on_stderr(worlds, monkeypatch):
 
 
 def test_a_frame_log_with_a_violation_exits_with_1(monkeypatch):
-    told = outcome(FAILING, violations=(Violation("leak", "edge0 has flights 1.0"),)), ["0.1 first", "0.2 second"]
-    monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
-    ran = run("--seed", str(FAILING), "--frame-log")
+    replayed = (
+        outcome(FAILING_SEED, violations=(Violation("leak", "edge0 has flights 1.0"),)),
+        ["0.1 first", "0.2 second"],
+    )
+    monkeypatch.setattr(command, "replay", lambda seed, overrides: replayed)
+    ran = run("--seed", str(FAILING_SEED), "--frame-log")
     assert ran.exit_code == 1
     assert ran.stdout.startswith("0.1 first\n0.2 second\n")
     assert "leak: edge0 has flights 1.0" in ran.stdout
@@ -146,6 +155,6 @@ def test_a_frame_log_with_a_violation_exits_with_1(monkeypatch):
     "options",
     [("--seeds", "0"), ("--seed", "-1"), ("--processes", "257"), ("--seeds", "many"), ("--longest-freeze", "5")],
 )
-def test_options_out_of_range_are_rejected_before_a_run(worlds, options):
+def test_options_out_of_range_are_rejected_before_a_run(fake_worlds, options):
     assert run(*options).exit_code == 2
-    assert "seeds" not in worlds
+    assert "seeds" not in fake_worlds

@@ -46,9 +46,9 @@ def test_the_default_model_is_installed():
     ],
 )
 def test_invalid_mesh_options_are_rejected_before_a_process_starts(options, message):
-    answered = CliRunner().invoke(show, options)
-    assert answered.exit_code == 2
-    assert message in " ".join(answered.output.split())
+    result = CliRunner().invoke(show, options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
 
 
 def test_the_last_base_port_leaves_room_for_the_largest_mesh(tmp_path):
@@ -61,7 +61,7 @@ def test_the_last_base_port_leaves_room_for_the_largest_mesh(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "arguments",
     [
         ["keys", "create", "--ttl", "1e300"],
         ["keys", "create", "--ttl", "nan"],
@@ -73,7 +73,7 @@ def test_the_last_base_port_leaves_room_for_the_largest_mesh(tmp_path):
         ["bench", "--rate", "inf"],
     ],
 )
-def test_a_number_out_of_range_is_rejected_with_its_option(asked):
-    answered = CliRunner().invoke(cli, asked)
-    assert answered.exit_code == 2
-    assert f"Invalid value for '{asked[-2]}'" in answered.output
+def test_a_number_out_of_range_is_rejected_with_its_option(arguments):
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}'" in result.output

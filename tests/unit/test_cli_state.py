@@ -9,7 +9,7 @@ from penstock.cli.options import find_target, find_tier
 from penstock.local_mesh.plan import BASE_PORT
 from penstock.local_mesh.state import MeshState, ProcessState, read_state, write_state
 
-NOBODY = 2**22 + 1  # above the highest number a process can have
+UNUSED_PID = 2**22 + 1  # above the largest process ID
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,9 @@ def note(base_port, pid=None):
     )
 
 
-def test_the_only_running_mesh_is_found_whatever_its_ports():
+def test_the_only_running_mesh_is_found_at_any_ports():
     write_state(note(39_600))
-    write_state(note(41_000, pid=NOBODY))
+    write_state(note(41_000, pid=UNUSED_PID))
     assert find_target("", "") == ("127.0.0.1:39601", "pk_dev_39600")
     assert find_tier("worker-2", "") == find_tier("worker", "") == "127.0.0.1:39605"
 

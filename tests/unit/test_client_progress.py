@@ -10,7 +10,7 @@ from penstock.client.request import generate_request
 from penstock.client.stream import deltas_of
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished, SessionStep
 
-ACCEPTED = Accepted(request_id="r", model="m", prompt_tokens=3, max_output_tokens=8, seed=42)
+ACCEPTED_FRAME = Accepted(request_id="r", model="m", prompt_tokens=3, max_output_tokens=8, seed=42)
 
 
 def delta(first: int, *ids: int, text: str = "", logprobs=()) -> Delta:
@@ -19,7 +19,7 @@ def delta(first: int, *ids: int, text: str = "", logprobs=()) -> Delta:
 
 def progress(**options) -> Progress:
     found = Progress(generate_request("Hello", **options))
-    found.apply(ACCEPTED)
+    found.apply(ACCEPTED_FRAME)
     return found
 
 

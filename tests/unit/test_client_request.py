@@ -5,15 +5,15 @@ import pytest
 from penstock.client.request import Options, count_request, generate_request
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, Chat, GenerateRequest, Message, Sampling
 
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
 
 def test_text_conversations_and_token_ids_are_distinguished():
     assert generate_request("Hello").text == "Hello"
     assert generate_request("").WhichOneof("input") == "text"
-    assert [each.role for each in generate_request(CHAT).chat.messages] == ["system", "user"]
+    assert [each.role for each in generate_request(CONVERSATION).chat.messages] == ["system", "user"]
     assert list(generate_request([1, 2, 3]).token_ids.ids) == [1, 2, 3]
-    assert count_request(CHAT, "m").chat == Chat(messages=[Message(**each) for each in CHAT])
+    assert count_request(CONVERSATION, "m").chat == Chat(messages=[Message(**each) for each in CONVERSATION])
     assert count_request("Hello", "m").text == "Hello"
 
 
@@ -35,13 +35,13 @@ def test_options_set_their_fields():
     assert request.priority == PRIORITY_BATCH
 
 
-def test_none_stands_for_absent():
+def test_none_means_absent():
     request = generate_request("Hello", max_output_tokens=None, temperature=None, seed=None, timeout=None)
     assert request == GenerateRequest(text="Hello", sampling=Sampling())
     assert not request.HasField("max_output_tokens")
 
 
-def test_an_unknown_option_is_refused_by_name():
+def test_an_unknown_option_is_rejected_by_name():
     with pytest.raises(TypeError, match="max_tokens"):
         generate_request("Hello", max_tokens=5)
 

@@ -15,20 +15,20 @@ from penstock.client import (
 from penstock.client.retries import CONNECTION_LOST, RetryBudget
 from penstock.client.target_rotation import FAILURE_COOLDOWN_S, TargetRotation
 
-LOST = Unavailable("cut", reason=CONNECTION_LOST)
+CONNECTION_CUT = Unavailable("cut", reason=CONNECTION_LOST)
 
 
 def test_a_lost_connection_is_retried_with_growing_jitter():
     policy = RetryPolicy(backoff=(0.1, 0.3))
-    assert [policy.delay(LOST, attempt, 0.5) for attempt in (1, 2, 3, 4, 5)] == [0.05, 0.1, 0.15, 0.15, None]
-    assert policy.delay(LOST, 1, 0.0) == 0.0
+    assert [policy.delay(CONNECTION_CUT, attempt, 0.5) for attempt in (1, 2, 3, 4, 5)] == [0.05, 0.1, 0.15, 0.15, None]
+    assert policy.delay(CONNECTION_CUT, 1, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
     "error",
     [
         Overloaded("full", reason="QUEUE_FULL", retry_after=2.0),
-        Unavailable("going", reason="DRAINING", retry_after=2.0),
+        Unavailable("draining", reason="DRAINING", retry_after=2.0),
         QuotaExceeded("limit", retry_after=2.0),
     ],
 )
@@ -45,7 +45,7 @@ def test_a_retry_waits_for_retry_after(error):
         Overloaded("no time is named"),
         QuotaExceeded("in a minute", retry_after=60.0),
         InvalidArgument("wrong", retry_after=1.0),
-        Unauthenticated("who?"),
+        Unauthenticated("no key"),
         Aborted("workers kept failing", retry_after=1.0),
         Internal("internal error"),
     ],
@@ -72,12 +72,12 @@ def test_the_budget_is_never_more_than_its_capacity():
 
 def test_lost_connections_do_not_use_the_budget():
     budget = RetryBudget(RetryPolicy())
-    assert all(budget.delay(LOST, 1, 0.5) is not None for _ in range(100))
+    assert all(budget.delay(CONNECTION_CUT, 1, 0.5) is not None for _ in range(100))
 
 
 def test_errors_that_are_not_retried_cost_nothing():
     budget = RetryBudget(RetryPolicy())
-    budget.delay(Unauthenticated("who?"), 1, 0.0)
+    budget.delay(Unauthenticated("no key"), 1, 0.0)
     assert budget.level == 10.0
 
 

@@ -61,9 +61,9 @@ def test_an_optional_field_left_empty_is_none():
     ],
 )
 def test_a_bad_value_is_rejected_with_the_allowed_ones(name, text, allowed):
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as failure:
         gate(**{name: text})
-    assert str(refusal.value) == f"PENSTOCK_GATE_{name}={text!r}: must be {allowed}"
+    assert str(failure.value) == f"PENSTOCK_GATE_{name}={text!r}: must be {allowed}"
 
 
 @pytest.mark.parametrize(
@@ -83,27 +83,27 @@ def test_a_value_out_of_range_is_rejected_by_the_name_of_its_variable(variables,
 
 
 def test_an_unknown_setting_is_rejected_with_the_nearest_known_one():
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as failure:
         gate(DETPH="7")
-    assert str(refusal.value) == "PENSTOCK_GATE_DETPH is not a setting of gate; did you mean PENSTOCK_GATE_DEPTH?"
+    assert str(failure.value) == "PENSTOCK_GATE_DETPH is not a setting of gate; did you mean PENSTOCK_GATE_DEPTH?"
 
 
 def test_all_errors_are_reported_at_once():
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as failure:
         gate(DEPTH="x", RATIO="y", ZZZZZZZZ="1")
-    assert [line.split("=")[0].split(" ")[0] for line in str(refusal.value).splitlines()] == [
+    assert [line.split("=")[0].split(" ")[0] for line in str(failure.value).splitlines()] == [
         "PENSTOCK_GATE_DEPTH",
         "PENSTOCK_GATE_RATIO",
         "PENSTOCK_GATE_ZZZZZZZZ",
     ]
 
 
-def test_settings_of_other_tiers_are_no_concern():
+def test_settings_of_other_tiers_are_ignored():
     environ = {"PENSTOCK_QUEUE_DEPTH": "x", "PENSTOCK_GATED": "x", "HOME": "/"}
     assert load(GateConfig, "gate", environ) == GateConfig()
 
 
-def test_a_setting_of_the_fleet_holds_unless_the_tier_has_its_own():
+def test_a_setting_of_the_fleet_applies_unless_the_tier_has_its_own():
     fleet = {"PENSTOCK_OTLP_ENDPOINT": "http://fleet:4317"}
     assert load(GateConfig, "gate", fleet).otlp_endpoint == "http://fleet:4317"
     assert load(GateConfig, "gate", {"PENSTOCK_LOG_LEVEL": "debug"}).log_level == "debug"

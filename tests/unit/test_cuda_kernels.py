@@ -81,7 +81,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_attention_is_plain_torchs(size, dtype):
+def test_attention_equals_that_of_plain_torch(size, dtype):
     case = Case([1, 64, 65, 200], [(0, 1), (0, 70), (33, 40), (5, 1)], dtype=dtype, **size)
     torch.testing.assert_close(case.attended(), case.expected(), **TOLERANCE[dtype])
 
@@ -92,7 +92,7 @@ def test_attention_is_plain_torchs(size, dtype):
     prefills=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), max_size=3),
     block_size=st.sampled_from([1, 3, 16]),
 )
-def test_attention_is_plain_torchs_in_any_batch(*, dtype, decodes, prefills, block_size):
+def test_attention_equals_that_of_plain_torch_in_any_batch(*, dtype, decodes, prefills, block_size):
     if decodes or prefills:
         case = Case(decodes, prefills, dtype=dtype, block_size=block_size)
         torch.testing.assert_close(case.attended(), case.expected(), **TOLERANCE[dtype])

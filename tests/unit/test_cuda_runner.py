@@ -18,12 +18,12 @@ from penstock.worker.engine.torch.engine import TorchEngine, TorchRunner
 from penstock.worker.engine.torch.model import Model
 from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
-SLOTS = 8
-SMALL = replace(SHAPE, context_length=200)
+SLOT_COUNT = 8
+SMALL_SHAPE = replace(SHAPE, context_length=200)
 
 
 def weights_of(dtype, **options):
-    weights = random_weights(SMALL, dtype, **options)
+    weights = random_weights(SMALL_SHAPE, dtype, **options)
     for layer in weights.layers:
         for name in layer.__slots__:
             value = getattr(layer, name)
@@ -36,15 +36,15 @@ def weights_of(dtype, **options):
 
 @torch.inference_mode()
 def runner_of(dtype, **options):
-    return CudaRunner(SMALL, weights_of(dtype, **options), KV_BLOCKS, 16, SLOTS)
+    return CudaRunner(SMALL_SHAPE, weights_of(dtype, **options), KV_BLOCKS, 16, SLOT_COUNT)
 
 
 def plain_of(dtype, **options):
-    return TorchRunner(Model(SMALL, weights_of(dtype, **options)), KV_BLOCKS, 16)
+    return TorchRunner(Model(SMALL_SHAPE, weights_of(dtype, **options)), KV_BLOCKS, 16)
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
-def test_float32_logits_are_plain_torchs(extras):
+def test_float32_logits_equal_those_of_plain_torch(extras):
     texts = [random_text(3), random_text(20, 2), random_text(134, 3)]
     plain, ours = (
         logits_of(make(torch.float32, extras=extras), texts, budget=60, prompt_share=0.95)
@@ -55,7 +55,7 @@ def test_float32_logits_are_plain_torchs(extras):
         torch.testing.assert_close(ours[place], row, rtol=1e-3, atol=2e-3)
 
 
-def test_bfloat16_logits_are_as_near_to_float32_as_plain_torchs():
+def test_bfloat16_logits_are_as_close_to_float32_as_those_of_plain_torch():
     texts = [random_text(150)]
     exact = logits_of(plain_of(torch.float32), texts, prompt_share=0.95)
 
@@ -81,7 +81,7 @@ def run_out(runner, seq_ids):
     return texts, preempted
 
 
-def test_a_preempted_sequences_text_is_plain_torchs():
+def test_the_text_of_a_preempted_sequence_equals_that_of_plain_torch():
     made, preempted = run_out(runner_of(torch.float32), [0, 1])
     assert preempted > 0
     plain = plain_of(torch.float32)
@@ -92,7 +92,9 @@ class OneStep:
     """A decode step of `count` sequences, ready to be computed over and over."""
 
     def __init__(self, runner, count):
-        batch = Batch(pool=BlockPool(KV_BLOCKS, 16), policy=ContinuousBatching(512), slots=SLOTS, context_length=200)
+        batch = Batch(
+            pool=BlockPool(KV_BLOCKS, 16), policy=ContinuousBatching(512), slots=SLOT_COUNT, context_length=200
+        )
         for seq_id in range(count):
             batch.add(SequenceSpec(seq_id=seq_id, token_ids=random_text(20 + seq_id), max_output_tokens=4))
         plan = batch.plan()

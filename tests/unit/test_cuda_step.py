@@ -70,14 +70,14 @@ def test_packed_tables_follow_growth_and_replacement():
     assert packed(packer, plan).tables.tolist() == [7, 3, 5, 6]
 
 
-def test_tables_of_a_step_long_past_are_forgotten():
+def test_tables_of_old_steps_are_removed():
     packer = StepPacker()
     for block in range(100):
         packed(packer, StepPlan([Slice(sequence_of([1], [block]), 0, 1)], [], StepResult(1)))
     assert len(packer._tables) == 1
 
 
-# Which machines get it.
+# Requirements of the machine.
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def able(monkeypatch):
     return monkeypatch
 
 
-def test_a_machine_that_has_it_all_is_taken(able):
+def test_a_machine_that_meets_all_requirements_is_accepted(able):
     check_cuda(GPU)
 
 
@@ -115,7 +115,7 @@ def test_without_kernels_plain_torch_serves_and_logs_it_once(able):
     assert [(line["event"], line["instead"]) for line in logs] == [("kernels_unavailable", "torch")]
 
 
-def test_kernels_demanded_and_not_to_be_had_end_the_start(able):
+def test_required_kernels_that_are_unavailable_stop_the_start(able):
     able.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="Triton is not installed"):
         build._can_use_kernels(EngineOptions(compute="native"), GPU)

@@ -48,7 +48,7 @@ def test_a_missing_compiler_is_named(triton, monkeypatch):
         compile_bindings(triton)
 
 
-def test_a_build_of_torch_without_cuda_is_refused(monkeypatch):
+def test_a_build_of_torch_without_cuda_is_rejected(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(CudaUnavailable, match="build without CUDA"):
         check_toolchain()

@@ -16,67 +16,67 @@ from penstock.chassis.observability.deferred import (
 )
 
 
-def put(count, made):
-    clockwork = FakeLoop()
-    kept = DeferredCalls(clockwork)
+def deferred_on_fake_loop(count, made):
+    loop = FakeLoop()
+    deferred = DeferredCalls(loop)
     for number in range(count):
-        kept.add(lambda number=number: made.append(number))
-    return clockwork, kept
+        deferred.add(lambda number=number: made.append(number))
+    return loop, deferred
 
 
 def test_calls_are_deferred_and_run_in_order():
     made = []
-    clockwork, _ = put(3, made)
+    loop, _ = deferred_on_fake_loop(3, made)
     assert not made
-    clockwork.fire_next()
-    assert (made, clockwork.now) == ([0, 1, 2], module.DEFERRAL_S)
-    assert not clockwork.fire_next()
+    loop.fire_next()
+    assert (made, loop.now) == ([0, 1, 2], module.DEFERRAL_S)
+    assert not loop.fire_next()
 
 
-def test_a_turn_makes_a_few_or_a_share_of_many():
+def test_a_turn_runs_a_few_calls_or_a_share_of_many():
     made = []
-    clockwork, kept = put(1_000, made)
-    clockwork.fire_next()
+    loop, deferred = deferred_on_fake_loop(1_000, made)
+    loop.fire_next()
     assert len(made) == round(TURN_SHARE * 1_000)
-    while clockwork.fire_next():
+    while loop.fire_next():
         before = len(made)
     assert made == list(range(1_000))
     assert 1_000 - before <= MIN_CALLS_PER_TURN
-    assert not kept
+    assert not deferred
 
 
-def test_one_that_fails_is_logged_and_the_others_are_made():
+def test_a_call_that_fails_is_logged_and_the_others_run():
     made = []
-    clockwork, kept = put(1, made)
-    kept.add(lambda: 1 / 0)
-    kept.add(lambda: made.append("after"))
+    loop, deferred = deferred_on_fake_loop(1, made)
+    deferred.add(lambda: 1 / 0)
+    deferred.add(lambda: made.append("after"))
     with structlog.testing.capture_logs() as logs:
-        clockwork.fire_next()
+        loop.fire_next()
     assert made == [0, "after"]
     assert [each["event"] for each in logs] == ["deferred_call_failed"]
 
 
-def test_finish_makes_all_of_it_now_and_leaves_no_timer():
+def test_flush_runs_all_calls_at_once_and_leaves_no_timer():
     made = []
-    clockwork, kept = put(100, made)
-    kept.flush()
+    loop, deferred = deferred_on_fake_loop(100, made)
+    deferred.flush()
     assert made == list(range(100))
-    assert not clockwork.fire_next()
-    kept.add(lambda: made.append("later"))
-    assert clockwork.fire_next()
+    assert not loop.fire_next()
+    deferred.add(lambda: made.append("later"))
+    assert loop.fire_next()
     assert made[-1] == "later"
 
 
-def test_each_loop_has_its_own_and_a_process_that_ends_loses_none_of_it():
+def test_each_loop_has_its_own_calls_and_the_end_of_a_process_loses_none():
     made = []
 
     async def main():
-        defer(lambda: made.append("told"))
+        defer(lambda: made.append("deferred"))
         assert len(deferred_calls()) == 1
         assert not made
 
     run(main)
-    assert made == ["told"]
+    assert made == ["deferred"]
 
     async def next_loop():
         assert not len(deferred_calls())
@@ -86,7 +86,7 @@ def test_each_loop_has_its_own_and_a_process_that_ends_loses_none_of_it():
 
 def test_at_most_the_maximum_waits_and_the_oldest_runs_first():
     made = []
-    _, kept = put(module.MAX_DEFERRED_CALLS, made)
+    _, deferred = deferred_on_fake_loop(module.MAX_DEFERRED_CALLS, made)
     assert not made
-    kept.add(lambda: made.append("newest"))
-    assert (made, len(kept)) == ([0], module.MAX_DEFERRED_CALLS)
+    deferred.add(lambda: made.append("newest"))
+    assert (made, len(deferred)) == ([0], module.MAX_DEFERRED_CALLS)

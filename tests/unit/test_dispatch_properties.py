@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dispatch_mesh import CoreMesh, ticket_of
 from penstock.queue.poison import REPORT_DELAY_S
 
-SIZES = [2, 16, 17, 64, 128]  # tokens
+TICKET_SIZES = [2, 16, 17, 64, 128]  # tokens
 SLOTS, KV_BLOCKS = 2, 8
 
 
@@ -28,7 +28,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.mesh.attach(f"w{self.workers}", scheduler, slots=SLOTS, kv_blocks=KV_BLOCKS)
         self.workers += 1
 
-    @rule(choose=st.data(), priority=st.integers(1, 3), tokens=st.sampled_from(SIZES), age=st.integers(0, 1_000))
+    @rule(choose=st.data(), priority=st.integers(1, 3), tokens=st.sampled_from(TICKET_SIZES), age=st.integers(0, 1_000))
     def enqueue(self, choose, priority, tokens, age):
         shard = choose.draw(st.sampled_from(sorted(self.mesh.shards)))
         avoid = (

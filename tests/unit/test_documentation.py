@@ -42,7 +42,7 @@ OTHER_PROGRAMS = {".", "curl", "docker", "git", "kubectl", "node", "npm", "pip",
 CONFIGURATION = (REPO / "docs" / "configuration.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"PENSTOCK_[A-Z0-9_]*[A-Z0-9]", CONFIGURATION.partition("## Renamed settings")[0]))
 COMMON = {f"PENSTOCK_<TIER>_{name}" for name in re.findall(r"`PENSTOCK_<TIER>_([A-Z_]+)`", CONFIGURATION)}
-# Words in code spans that are none of Penstock's code: of Kubernetes, packages, folders, conventions for names.
+# Words in code spans that are not in Penstock's code: Kubernetes, packages, folders, naming conventions.
 ALLOWED_WORDS = {"maxUnavailable", "terminationGracePeriodSeconds", "ops", "venv", "vllm", "on_x", "pop_", "is_"}
 # Reasons that end within the mesh, and defaults of types that are always raised with a reason of their own.
 BETWEEN_TIERS = {"LEASE_LOST", "START_INVALID", "TICKET_INVALID", "PROFILE_INVALID", "ENGINE_DIED", "LOADING"}

@@ -16,13 +16,13 @@ from penstock.edge.lifecycle.effects import Settle
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
 
-ANNA = Credential(bearer="pk_anna", loopback=True)
-AFTER = 1.0  # s
+CREDENTIAL = Credential(bearer="pk_anna", loopback=True)
+THRESHOLD_S = 1.0
 
 
 def silence() -> OutageDetector:
     """Return an outage detector after one response of auth."""
-    found = OutageDetector(outage_after=AFTER)
+    found = OutageDetector(outage_after=THRESHOLD_S)
     found.on_connected(0.0)
     found.on_request_sent("first", 0.0)
     found.on_response(0.0, "first")
@@ -84,7 +84,7 @@ def test_an_idle_auth_is_reachable():
 
 
 def test_no_outage_is_declared_before_the_first_response():
-    found = OutageDetector(outage_after=AFTER)
+    found = OutageDetector(outage_after=THRESHOLD_S)
     for begin in (0.0, 10.0):
         found.on_connected(begin)
         found.on_request_sent("a", begin)
@@ -123,7 +123,7 @@ def test_an_idle_outage_ends_once_auth_stays_connected():
 
 
 def test_the_outage_is_checked_from_the_first_pending_request_to_the_response():
-    found = OutageDetector(outage_after=AFTER)
+    found = OutageDetector(outage_after=THRESHOLD_S)
     found.on_connected(0.0)
     found.on_request_sent("a", 0.0)
     assert not found.is_timing  # an edge that auth never answered waits, however long
@@ -141,11 +141,11 @@ def test_the_outage_is_checked_from_the_first_pending_request_to_the_response():
     assert found.is_timing
 
 
-def away_after(looks: list[float], *, since: float) -> float | None:
+def away_after(polls: list[float], *, since: float) -> float | None:
     """Return when an auth lost at `since` counts as unreachable, checked at the given times. None if it never does."""
     found, ran = silence(), StallFreeClock(MAX_COUNTED_STEP_S)
     found.on_disconnected(ran.at(since))
-    return next((now for now in looks if found.is_unreachable(ran.at(now))), None)
+    return next((now for now in polls if found.is_unreachable(ran.at(now))), None)
 
 
 def test_a_stall_counts_at_most_one_step_of_silence():
@@ -158,11 +158,11 @@ def test_a_stall_counts_at_most_one_step_of_silence():
 
 @given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=60))
 def test_auth_is_not_unreachable_before_the_edge_has_run_for_the_threshold(gaps):
-    looks = list(itertools.accumulate(gaps, initial=10.0))[1:]
-    found = away_after(looks, since=10.0)
-    listened = list(itertools.accumulate(min(gap, MAX_COUNTED_STEP_S) for gap in gaps))
-    expected = next((now for now, passed in zip(looks, listened, strict=True) if passed >= AFTER), None)
-    if min(abs(passed - AFTER) for passed in listened) > 1e-9:  # but for how floats round
+    polls = list(itertools.accumulate(gaps, initial=10.0))[1:]
+    found = away_after(polls, since=10.0)
+    run_times = list(itertools.accumulate(min(gap, MAX_COUNTED_STEP_S) for gap in gaps))
+    expected = next((now for now, passed in zip(polls, run_times, strict=True) if passed >= THRESHOLD_S), None)
+    if min(abs(passed - THRESHOLD_S) for passed in run_times) > 1e-9:  # except for rounding
         assert found == expected
 
 
@@ -173,14 +173,14 @@ def test_an_outage_without_stalls_lasts_by_the_clock():
         assert found.outage_duration(ran.at(10.0 + look / 8)) == look / 8
 
 
-def test_orphaned_reservations_are_resent_until_answered():
+def test_orphaned_reservations_are_recorded_until_answered():
     unanswered, frames = (
         PendingReservations(max_entries=3),
         {each: AdmitRequest(reserve=Reserve(request_id=each)) for each in "abcd"},
     )
     for each in "abac":
         unanswered.add(each, frames[each])
-    unanswered.remove("c"), unanswered.remove("unheard of")
+    unanswered.remove("c"), unanswered.remove("unknown")
     assert unanswered.orphaned("b".__contains__) == [frames["a"]]
     assert unanswered.orphaned("".__contains__) == [frames["b"], frames["a"]]
     unanswered.add("c", frames["c"]), unanswered.add("d", frames["d"])
@@ -200,25 +200,25 @@ def credential(number: int) -> Credential:
 
 
 def test_an_identity_is_cached_by_credential_and_loopback_until_its_ttl():
-    known = callers()
-    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
-    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.0) == identity()
-    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.1) is None
-    assert known.find(Credential(bearer="pk_anna"), PRIORITY_UNSPECIFIED, 10.0) is None
-    assert known.find(Credential(bearer="pk_ann", loopback=True), PRIORITY_UNSPECIFIED, 10.0) is None
+    cache = callers()
+    cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 610.0) == identity()
+    assert cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 610.1) is None
+    assert cache.find(Credential(bearer="pk_anna"), PRIORITY_UNSPECIFIED, 10.0) is None
+    assert cache.find(Credential(bearer="pk_ann", loopback=True), PRIORITY_UNSPECIFIED, 10.0) is None
 
 
 def test_the_identity_cache_contains_no_key():
-    known = callers()
-    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
-    assert b"anna" not in b"".join(known._identities)
+    cache = callers()
+    cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert b"anna" not in b"".join(cache._identities)
     other = callers(pepper=b"q" * 32)
-    other.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
-    assert not known._identities.keys() & other._identities.keys()
+    other.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert not cache._identities.keys() & other._identities.keys()
 
 
 @pytest.mark.parametrize(
-    ("met", "asked", "granted"),
+    ("cached", "requested", "granted"),
     [
         ([(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD)], PRIORITY_INTERACTIVE, PRIORITY_STANDARD),
         ([(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD)], PRIORITY_BATCH, PRIORITY_BATCH),
@@ -235,42 +235,42 @@ def test_the_identity_cache_contains_no_key():
         ),
     ],
 )
-def test_a_cached_identity_never_has_a_higher_class_than_granted(met, asked, granted):
-    known = callers()
-    for wish, class_then in met:
-        known.record_admitted(ANNA, identity(priority=class_then), wish, 10.0)
-    assert known.find(ANNA, asked, 10.0).priority == granted
+def test_a_cached_identity_never_has_a_higher_class_than_granted(cached, requested, granted):
+    cache = callers()
+    for cached_request, cached_class in cached:
+        cache.record_admitted(CREDENTIAL, identity(priority=cached_class), cached_request, 10.0)
+    assert cache.find(CREDENTIAL, requested, 10.0).priority == granted
 
 
 def test_a_rejected_caller_is_removed_and_a_tenant_at_its_limits_loses_its_grant():
-    known = callers()
-    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
-    known.grant("acme", 100)
-    known.revoke_grant(ANNA)
-    assert not known.acquire("acme", 1)
-    known.invalidate(ANNA)
-    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 10.0) is None
+    cache = callers()
+    cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    cache.grant("acme", 100)
+    cache.revoke_grant(CREDENTIAL)
+    assert not cache.acquire("acme", 1)
+    cache.invalidate(CREDENTIAL)
+    assert cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 10.0) is None
 
 
 def test_the_least_recently_admitted_identity_is_evicted_first():
-    known = callers()
+    cache = callers()
     for number in (1, 2, 3, 1, 4):
-        known.record_admitted(credential(number), identity(f"t{number}"), PRIORITY_UNSPECIFIED, 10.0)
-    assert [bool(known.find(credential(number), PRIORITY_UNSPECIFIED, 10.0)) for number in (1, 2, 3, 4)] == [
+        cache.record_admitted(credential(number), identity(f"t{number}"), PRIORITY_UNSPECIFIED, 10.0)
+    assert [bool(cache.find(credential(number), PRIORITY_UNSPECIFIED, 10.0)) for number in (1, 2, 3, 4)] == [
         *(True, False, True, True)
     ]
 
 
 def test_a_grant_is_taken_in_full_or_not_at_all():
-    known = callers()
-    known.grant("acme", 100)
-    assert known.acquire("acme", 60)
-    assert not known.acquire("acme", 41)
-    assert known.acquire("acme", 40)
-    known.release("acme", 5)
-    assert known.acquire("acme", 5)
-    assert not known.acquire("acme", 0)
-    assert not known.acquire("nobody", 0)
+    cache = callers()
+    cache.grant("acme", 100)
+    assert cache.acquire("acme", 60)
+    assert not cache.acquire("acme", 41)
+    assert cache.acquire("acme", 40)
+    cache.release("acme", 5)
+    assert cache.acquire("acme", 5)
+    assert not cache.acquire("acme", 0)
+    assert not cache.acquire("unknown", 0)
 
 
 class Outage(RuleBasedStateMachine):
@@ -281,65 +281,65 @@ class Outage(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.callers = callers()
-        self.unbooked = DeferredReservations(max_entries=4)
+        self.deferred = DeferredReservations(max_entries=4)
         self.granted = dict.fromkeys(self.TENANTS, 0)
         self.running = {}  # ticket -> tenant, tokens
         self.ended = {}  # ticket -> settled tokens that auth has not recorded
-        self.told = {}  # ticket -> spent
+        self.recorded = {}  # ticket -> spent
         self.number = 0
 
     @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
     def grant(self, tenant, tokens):
         """Grants tokens as an auth does that has recorded everything except the deferred reservations."""
-        self.callers.grant(tenant, tokens - self.unbooked.tokens_of(tenant))
+        self.callers.grant(tenant, tokens - self.deferred.tokens_of(tenant))
         self.granted[tenant] = max(tokens, self._open(tenant))
 
     @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
-    def let_in(self, tenant, tokens):
-        if self.unbooked.is_full or not self.callers.acquire(tenant, tokens):
+    def admit(self, tenant, tokens):
+        if self.deferred.is_full or not self.callers.acquire(tenant, tokens):
             return
         self.number += 1
         ticket = f"t{self.number}"
         frame = AdmitRequest(reserve=Reserve(request_id=ticket))
-        self.unbooked.add(ticket, DeferredReservation(tenant, tokens, frame))
+        self.deferred.add(ticket, DeferredReservation(tenant, tokens, frame))
         self.running[ticket] = tenant, tokens
 
     @rule(number=st.integers(1, 30), share=st.floats(0, 1))
     def end(self, number, share):
         tenant, tokens = self.running.pop(f"t{number}", ("", 0))
-        if not tenant or f"t{number}" not in self.unbooked:
+        if not tenant or f"t{number}" not in self.deferred:
             return
         spent = Settle(0, int(tokens * share), "stop")
-        self.callers.release(*self.unbooked.settle(f"t{number}", spent))
+        self.callers.release(*self.deferred.settle(f"t{number}", spent))
         self.ended[f"t{number}"] = tenant, spent
 
     @rule(number=st.integers(1, 30))
-    def book(self, number):
-        entry = self.unbooked.pop(f"t{number}")
+    def record(self, number):
+        entry = self.deferred.pop(f"t{number}")
         if entry is None:
             return
-        assert f"t{number}" not in self.told
+        assert f"t{number}" not in self.recorded
         _, spent = self.ended.pop(f"t{number}", ("", None))
         assert entry.settlement == spent
-        self.told[f"t{number}"] = spent
+        self.recorded[f"t{number}"] = spent
 
     def _open(self, tenant):
-        under_way = sum(
-            tokens for ticket, (whose, tokens) in self.running.items() if whose == tenant and ticket in self.unbooked
+        open_tokens = sum(
+            tokens for ticket, (owner, tokens) in self.running.items() if owner == tenant and ticket in self.deferred
         )
-        return under_way + sum(spent.output_tokens for whose, spent in self.ended.values() if whose == tenant)
+        return open_tokens + sum(spent.output_tokens for owner, spent in self.ended.values() if owner == tenant)
 
     @invariant()
     def no_tenant_has_more_than_was_granted(self):
         for tenant in self.TENANTS:
-            assert self._open(tenant) == self.unbooked.tokens_of(tenant)
+            assert self._open(tenant) == self.deferred.tokens_of(tenant)
             assert self._open(tenant) <= self.granted[tenant]
 
     @invariant()
-    def all_that_was_let_in_is_told_or_to_be_told(self):
-        assert len(self.unbooked) <= 4
-        assert set(self.unbooked.frames) | set(self.told) == {f"t{number + 1}" for number in range(self.number)}
-        assert not set(self.unbooked.frames) & set(self.told)
+    def every_admission_is_deferred_or_recorded(self):
+        assert len(self.deferred) <= 4
+        assert set(self.deferred.frames) | set(self.recorded) == {f"t{number + 1}" for number in range(self.number)}
+        assert not set(self.deferred.frames) & set(self.recorded)
 
 
 Outage.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -5,14 +5,14 @@ import pytest
 from penstock.edge.request import caller
 from penstock.edge.request.caller import credential_of, is_loopback
 
-LOCAL = "ipv4:127.0.0.1:5000"
-REMOTE = "ipv4:203.0.113.9:5000"
+LOOPBACK_PEER = "ipv4:127.0.0.1:5000"
+REMOTE_PEER = "ipv4:203.0.113.9:5000"
 
 
 @pytest.mark.parametrize(
     "peer",
     [
-        LOCAL,
+        LOOPBACK_PEER,
         "ipv6:[::1]:5000",
         "ipv6:%5B::1%5D:5000",
         "unix:/tmp/s",
@@ -23,32 +23,36 @@ REMOTE = "ipv4:203.0.113.9:5000"
         "::ffff:127.0.0.1",
     ],
 )
-def test_these_are_loopback(peer):
+def test_loopback_peers_are_recognized(peer):
     assert is_loopback(peer)
 
 
 @pytest.mark.parametrize(
-    "peer", [REMOTE, "", "unknown", "127.0.0.1.evil.example", "ipv6:[fe80::1]:5", "0.0.0.0", "localhost"]
+    "peer", [REMOTE_PEER, "", "unknown", "127.0.0.1.evil.example", "ipv6:[fe80::1]:5", "0.0.0.0", "localhost"]
 )
-def test_these_are_not_loopback(peer):
+def test_other_peers_are_not_loopback(peer):
     assert not is_loopback(peer)
 
 
 @pytest.mark.parametrize(
     ("peer", "headers", "expected"),
     [
-        (LOCAL, {}, True),
-        (REMOTE, {}, False),
-        (LOCAL, {"x-forwarded-for": "127.0.0.1", "x-envoy-internal": "true"}, True),
-        (LOCAL, {"x-forwarded-for": "127.0.0.1, 203.0.113.9"}, False),  # its own false hop, then the proxy's true one
-        (LOCAL, {"x-forwarded-for": "203.0.113.9, 127.0.0.1"}, False),
-        (LOCAL, {"x-forwarded-for": ""}, False),
-        (LOCAL, {"x-forwarded-for": "localhost"}, False),
-        (LOCAL, {"x-envoy-expected-rq-timeout-ms": "15000"}, False),  # a proxy that does not name its client
-        (LOCAL, {"forwarded": "for=127.0.0.1"}, False),
-        (LOCAL, {"via": "1.1 proxy"}, False),
-        (LOCAL, {"X-Real-IP": "127.0.0.1"}, False),
-        (REMOTE, {"x-forwarded-for": "127.0.0.1"}, False),
+        (LOOPBACK_PEER, {}, True),
+        (REMOTE_PEER, {}, False),
+        (LOOPBACK_PEER, {"x-forwarded-for": "127.0.0.1", "x-envoy-internal": "true"}, True),
+        (
+            LOOPBACK_PEER,
+            {"x-forwarded-for": "127.0.0.1, 203.0.113.9"},
+            False,
+        ),  # its own false hop, then the proxy's true one
+        (LOOPBACK_PEER, {"x-forwarded-for": "203.0.113.9, 127.0.0.1"}, False),
+        (LOOPBACK_PEER, {"x-forwarded-for": ""}, False),
+        (LOOPBACK_PEER, {"x-forwarded-for": "localhost"}, False),
+        (LOOPBACK_PEER, {"x-envoy-expected-rq-timeout-ms": "15000"}, False),  # a proxy that does not name its client
+        (LOOPBACK_PEER, {"forwarded": "for=127.0.0.1"}, False),
+        (LOOPBACK_PEER, {"via": "1.1 proxy"}, False),
+        (LOOPBACK_PEER, {"X-Real-IP": "127.0.0.1"}, False),
+        (REMOTE_PEER, {"x-forwarded-for": "127.0.0.1"}, False),
     ],
 )
 def test_loopback_is_judged_by_connection_and_hops_together(peer, headers, expected):
@@ -57,7 +61,7 @@ def test_loopback_is_judged_by_connection_and_hops_together(peer, headers, expec
 
 def test_a_hop_list_cut_into_two_headers_is_read_as_one():
     headers = [("x-forwarded-for", "203.0.113.9"), ("x-forwarded-for", "127.0.0.1")]
-    assert not credential_of(headers, LOCAL).loopback
+    assert not credential_of(headers, LOOPBACK_PEER).loopback
 
 
 @pytest.mark.parametrize(
@@ -72,19 +76,19 @@ def test_a_hop_list_cut_into_two_headers_is_read_as_one():
     ],
 )
 def test_the_bearer_token_is_what_follows_the_scheme(header, bearer):
-    assert credential_of([("authorization", header)], LOCAL).bearer == bearer
+    assert credential_of([("authorization", header)], LOOPBACK_PEER).bearer == bearer
 
 
 def test_binary_metadata_is_passed_over():
-    assert credential_of([("authorization", b"Bearer abc")], LOCAL).bearer == ""
+    assert credential_of([("authorization", b"Bearer abc")], LOOPBACK_PEER).bearer == ""
 
 
-def test_a_hop_that_is_this_host_s_own_address_is_this_host(monkeypatch):
+def test_a_hop_with_an_address_of_this_host_counts_as_loopback(monkeypatch):
     monkeypatch.setattr(caller, "own_addresses", lambda: frozenset({"192.0.2.7"}))
-    assert credential_of([("x-forwarded-for", "192.0.2.7")], LOCAL).loopback
-    assert not credential_of([("x-forwarded-for", "192.0.2.7")], REMOTE).loopback
-    assert not credential_of([("x-forwarded-for", "192.0.2.8")], LOCAL).loopback
+    assert credential_of([("x-forwarded-for", "192.0.2.7")], LOOPBACK_PEER).loopback
+    assert not credential_of([("x-forwarded-for", "192.0.2.7")], REMOTE_PEER).loopback
+    assert not credential_of([("x-forwarded-for", "192.0.2.8")], LOOPBACK_PEER).loopback
 
 
-def test_this_host_s_addresses_are_those_of_its_interfaces():
+def test_the_addresses_of_this_host_are_those_of_its_interfaces():
     assert "127.0.0.1" in caller.own_addresses()

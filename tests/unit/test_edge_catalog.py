@@ -13,7 +13,7 @@ ENTRY = CatalogEntry(model="tiny", card_digest="d1", worker_address="127.0.0.1:1
 
 
 @pytest.mark.parametrize(
-    ("heard", "reason", "text"),
+    ("catalogs", "reason", "text"),
     [
         ([None], "QUEUE_LOST", "no queue can be reached; retry in a moment"),
         ([[], None], "QUEUE_LOST", "no queue can be reached; retry in a moment"),
@@ -23,10 +23,10 @@ ENTRY = CatalogEntry(model="tiny", card_digest="d1", worker_address="127.0.0.1:1
         ([[ENTRY], None], "NO_WORKER", "the card of tiny cannot be fetched; retry in a moment"),
     ],
 )
-async def test_the_error_names_the_cause_and_the_time_to_retry(heard, reason, text):
+async def test_the_error_names_the_cause_and_the_time_to_retry(catalogs, reason, text):
     with TokenizerPools(1) as threads:
         catalog = ModelCatalog(WallMonotonicClock(), threads, wait_timeout=0.0)
-        for entries in heard:
+        for entries in catalogs:
             if entries is None:
                 catalog.on_shard_unreachable("shard")
             else:

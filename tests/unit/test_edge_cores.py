@@ -17,50 +17,50 @@ from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
 
-SALT = b"s" * 16
+CACHE_SALT = b"s" * 16
 
 
 def entry(model, *, digest="d1", workers=1):
     return CatalogEntry(model=model, card_digest=digest, worker_address="w:1", workers_hint=workers)
 
 
-def passage(ticket_id, size=10):
+def active_request(ticket_id, size=10):
     return SimpleNamespace(ticket_id=ticket_id, size_bytes=size, request=SimpleNamespace(state=RequestState.QUEUED))
 
 
 def test_models_of_all_shards_are_served():
-    roster = ModelRegistry()
-    roster.update_shard("a", [entry("x")], 0.0)
-    roster.update_shard("b", [entry("y")], 0.0)
-    assert sorted(roster.entries(0.0)) == ["x", "y"]
+    registry = ModelRegistry()
+    registry.update_shard("a", [entry("x")], 0.0)
+    registry.update_shard("b", [entry("y")], 0.0)
+    assert sorted(registry.entries(0.0)) == ["x", "y"]
 
 
 def test_the_card_of_the_most_workers_is_used():
-    roster = ModelRegistry()
-    roster.update_shard("a", [entry("x", digest="old", workers=1)], 0.0)
-    roster.update_shard("b", [entry("x", digest="new", workers=3)], 0.0)
-    assert roster.entries(0.0)["x"].card_digest == "new"
+    registry = ModelRegistry()
+    registry.update_shard("a", [entry("x", digest="old", workers=1)], 0.0)
+    registry.update_shard("b", [entry("x", digest="new", workers=3)], 0.0)
+    assert registry.entries(0.0)["x"].card_digest == "new"
 
 
 def test_a_restarting_shard_does_not_remove_models_at_once():
-    roster = ModelRegistry(removal_delay=10.0)
-    roster.update_shard("a", [entry("x")], 0.0)
-    roster.update_shard("a", [], 5.0)
-    assert list(roster.entries(14.9)) == ["x"]
-    assert list(roster.entries(15.0)) == []
+    registry = ModelRegistry(removal_delay=10.0)
+    registry.update_shard("a", [entry("x")], 0.0)
+    registry.update_shard("a", [], 5.0)
+    assert list(registry.entries(14.9)) == ["x"]
+    assert list(registry.entries(15.0)) == []
 
 
 def test_a_removed_shard_removes_its_models():
-    roster = ModelRegistry(removal_delay=10.0)
-    roster.update_shard("a", [entry("x")], 0.0)
-    roster.remove_shard("a", 5.0)
-    assert list(roster.entries(6.0)) == ["x"]
-    assert list(roster.entries(15.0)) == []
+    registry = ModelRegistry(removal_delay=10.0)
+    registry.update_shard("a", [entry("x")], 0.0)
+    registry.remove_shard("a", 5.0)
+    assert list(registry.entries(6.0)) == ["x"]
+    assert list(registry.entries(15.0)) == []
 
 
 def planned(**changes):
-    asked = {"model": "m", "prompt_ids": [1, 2], "sampling": Sampling(seed=1), "ignore_eos": False} | changes
-    return GenerationPlan(max_output_tokens=5, detokenizer=None, **asked)
+    fields = {"model": "m", "prompt_ids": [1, 2], "sampling": Sampling(seed=1), "ignore_eos": False} | changes
+    return GenerationPlan(max_output_tokens=5, detokenizer=None, **fields)
 
 
 def test_all_requests_of_one_answer_have_one_fingerprint():
@@ -87,19 +87,19 @@ def test_other_inputs_and_other_keys_have_other_fingerprints(other):
 
 def test_a_full_table_rejects_by_number_and_by_bytes():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
-    requests.add(passage("a", 60))
+    requests.add(active_request("a", 60))
     requests.check_room(40)
     with pytest.raises(Overloaded, match="60 bytes") as failure:
         requests.check_room(41)
     assert failure.value.reason == "EDGE_FULL"
-    requests.add(passage("b", 10))
+    requests.add(active_request("b", 10))
     with pytest.raises(Overloaded):
         requests.check_room(0)
 
 
 def test_added_bytes_are_counted_and_released():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
-    one = passage("a", 60)
+    one = active_request("a", 60)
     requests.add(one)
     requests.add_bytes(one, 40)
     assert requests.held_bytes == 100
@@ -113,7 +113,7 @@ def test_added_bytes_are_counted_and_released():
 def test_the_retry_after_of_a_full_edge_follows_the_rate_of_completions():
     requests = ActiveRequests(max_active_requests=100, max_held_bytes=100)
     for number in range(200):  # one ends every 20 ms, so 5 of 100 places are free in 0.1 s
-        one = passage(str(number))
+        one = active_request(str(number))
         requests.add(one)
         requests.remove(one, 1.0 + number * 0.02)
     with pytest.raises(Overloaded) as failure:
@@ -142,7 +142,7 @@ def test_text_after_the_last_token_is_a_delta_of_its_own():
 
 def test_a_request_that_ended_while_tokenizing_holds_no_bytes():
     requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
-    left = passage("left")
+    left = active_request("left")
     requests.add(left)
     requests.remove(left, 1.0)
     requests.add_bytes(left, 40)
@@ -151,14 +151,14 @@ def test_a_request_that_ended_while_tokenizing_holds_no_bytes():
 
 def test_a_single_delta_is_returned_unchanged():
     backlog = ResponseBuffer()
-    piece = Emit("a", (1,), 7, ())
-    backlog.add(piece)
-    assert backlog.pop() is piece
+    delta = Emit("a", (1,), 7, ())
+    backlog.add(delta)
+    assert backlog.pop() is delta
 
 
 def test_prompts_share_hashes_as_far_as_they_share_whole_blocks():
     one, other = list(range(64)), [*range(40), *range(100, 124)]
-    hashes, others = block_hashes(one, 16, SALT), block_hashes(other, 16, SALT)
+    hashes, others = block_hashes(one, 16, CACHE_SALT), block_hashes(other, 16, CACHE_SALT)
     assert (len(hashes), len(set(hashes))) == (4, 4)
     assert hashes[:2] == others[:2]
     assert hashes[2] != others[2]
@@ -166,13 +166,13 @@ def test_prompts_share_hashes_as_far_as_they_share_whole_blocks():
 
 
 def test_tenants_do_not_share_hashes_and_without_a_salt_there_are_none():
-    assert set(block_hashes(range(64), 16, SALT)).isdisjoint(block_hashes(range(64), 16, b"t" * 16))
+    assert set(block_hashes(range(64), 16, CACHE_SALT)).isdisjoint(block_hashes(range(64), 16, b"t" * 16))
     assert block_hashes(range(64), 16, b"") == []
-    assert block_hashes(range(64), 0, SALT) == []
+    assert block_hashes(range(64), 0, CACHE_SALT) == []
 
 
 def test_hashes_are_bounded_in_number_and_size():
-    hashes = block_hashes([0] * 10_000, 4, SALT)
+    hashes = block_hashes([0] * 10_000, 4, CACHE_SALT)
     assert len(hashes) == MAX_BLOCK_HASHES
     assert all(0 <= each < 2**64 for each in hashes)
-    assert block_hashes(range(15), 16, SALT) == []
+    assert block_hashes(range(15), 16, CACHE_SALT) == []

@@ -24,7 +24,7 @@ from penstock.v1.inference_pb2 import (
 )
 
 
-def asked(**fields):
+def generate_request(**fields):
     return GenerateRequest(**({"text": "hi"} | fields))
 
 
@@ -36,7 +36,7 @@ def ids(count):
     return TokenIds(ids=[7] * count)
 
 
-CAPS = [
+FIELD_LIMITS = [
     ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("request_id", "aZ9._:-", "a\n"),
     ("model", "m" * limits.MODEL_NAME_BYTES, "m" * (limits.MODEL_NAME_BYTES + 1)),
@@ -56,36 +56,36 @@ CAPS = [
     ("timeout", Duration(), Duration(seconds=2**63 - 1)),
     ("timeout", Duration(), Duration(seconds=-(2**63))),
 ]
-COUNTED = {"text", "chat", "model"}
-SAID = {"text": "input", "chat": "input", "token_ids": "input", "resume": "resume.token_ids"}
+COUNT_FIELDS = {"text", "chat", "model"}
+REPORTED_NAMES = {"text": "input", "chat": "input", "token_ids": "input", "resume": "resume.token_ids"}
 
 
-@pytest.mark.parametrize(("field", "at_cap", "beyond"), CAPS, ids=[each[0] for each in CAPS])
-def test_a_field_at_its_limit_is_accepted_and_beyond_it_is_rejected_by_name(field, at_cap, beyond):
-    spec_of(asked(**{field: at_cap}))
-    with pytest.raises(InvalidArgument) as refused:
-        spec_of(asked(**{field: beyond}))
-    (violation,) = refused.value.field_violations
-    assert violation.field.startswith(SAID.get(field, field))
+@pytest.mark.parametrize(("field", "at_limit", "beyond"), FIELD_LIMITS, ids=[each[0] for each in FIELD_LIMITS])
+def test_a_field_at_its_limit_is_accepted_and_beyond_it_is_rejected_by_name(field, at_limit, beyond):
+    spec_of(generate_request(**{field: at_limit}))
+    with pytest.raises(InvalidArgument) as failure:
+        spec_of(generate_request(**{field: beyond}))
+    (violation,) = failure.value.field_violations
+    assert violation.field.startswith(REPORTED_NAMES.get(field, field))
 
 
-@pytest.mark.parametrize(("field", "at_cap", "beyond"), [each for each in CAPS if each[0] in COUNTED])
-def test_counting_tokens_has_the_same_limits(field, at_cap, beyond):
-    count_spec_of(CountTokensRequest(**({"text": "hi"} | {field: at_cap})))
+@pytest.mark.parametrize(("field", "at_limit", "beyond"), [each for each in FIELD_LIMITS if each[0] in COUNT_FIELDS])
+def test_counting_tokens_has_the_same_limits(field, at_limit, beyond):
+    count_spec_of(CountTokensRequest(**({"text": "hi"} | {field: at_limit})))
     with pytest.raises(InvalidArgument):
         count_spec_of(CountTokensRequest(**({"text": "hi"} | {field: beyond})))
 
 
-def test_too_many_messages_are_refused_before_any_is_copied(monkeypatch):
+def test_too_many_messages_are_rejected_before_any_is_copied(monkeypatch):
     monkeypatch.delattr(messages, "Message")
     with pytest.raises(InvalidArgument, match=f"{limits.MESSAGES + 1} entries"):
-        spec_of(asked(chat=chat(limits.MESSAGES + 1)))
+        spec_of(generate_request(chat=chat(limits.MESSAGES + 1)))
 
 
-def test_a_request_without_input_is_told_to_set_one():
-    with pytest.raises(InvalidArgument) as refused:
+def test_a_request_without_input_is_rejected_with_its_reason():
+    with pytest.raises(InvalidArgument) as failure:
         spec_of(GenerateRequest())
-    assert refused.value.reason == "INPUT_MISSING"
+    assert failure.value.reason == "INPUT_MISSING"
 
 
 inputs = st.one_of(

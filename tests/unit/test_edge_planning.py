@@ -35,9 +35,9 @@ MODEL = LoadedModel(
 SPEC = RequestSpec(request_id="", model="tiny", input=TextInput("abc"))
 
 
-def plan(**asked):
+def plan(**fields):
     return plan_generation(
-        replace(SPEC, **asked),
+        replace(SPEC, **fields),
         MODEL,
         now=datetime(2026, 1, 1, tzinfo=UTC),
         default_output_tokens=20,
@@ -49,16 +49,16 @@ def ids(text):
     return TOKENIZER.encode(text).ids
 
 
-def test_raw_text_is_tokenized_as_it_stands():
+def test_raw_text_is_tokenized_unchanged():
     assert list(plan().prompt_ids) == ids("abc")
 
 
-def test_a_conversation_ends_where_the_assistant_speaks():
+def test_a_conversation_ends_with_the_start_of_the_assistants_turn():
     chat = plan(input=ChatInput((Message("user", "hi"),)))
     assert TOKENIZER.decode(list(chat.prompt_ids), skip_special_tokens=False).endswith("<|im_start|>assistant\n")
 
 
-def test_an_answer_without_a_bound_gets_the_default_or_what_the_context_leaves():
+def test_an_answer_without_a_limit_gets_the_default_or_the_rest_of_the_context():
     assert plan().max_output_tokens == 20
     assert plan(input=TextInput("x" * 60)).max_output_tokens == 4
 
@@ -84,7 +84,7 @@ def test_a_seed_is_drawn_once_where_none_is_given_and_zero_is_a_seed():
 
 
 def test_every_sampling_parameter_reaches_the_worker():
-    asked = {
+    fields = {
         "temperature": 0.5,
         "top_p": 0.25,
         "top_k": 7,
@@ -94,11 +94,11 @@ def test_every_sampling_parameter_reaches_the_worker():
         "repetition_penalty": 1.5,
         "logprobs": True,
     }
-    sampling = plan(**asked).sampling
-    assert {name: getattr(sampling, name) for name in asked} == asked
+    sampling = plan(**fields).sampling
+    assert {name: getattr(sampling, name) for name in fields} == fields
 
 
-def test_ignored_ends_of_sequence_end_nothing():
+def test_an_ignored_end_of_sequence_does_not_end_the_answer():
     assert plan().eos_ids == {EOS_ID}
     assert plan(ignore_eos=True).eos_ids == frozenset()
 
@@ -106,17 +106,17 @@ def test_ignored_ends_of_sequence_end_nothing():
 def test_a_resumed_answer_continues_in_the_middle_of_a_stop_string():
     resumed = plan(resume_ids=tuple(ids("ab")), stop=("bcd",))
     assert resumed.resumed_stop == ""
-    pieces = [resumed.detokenizer.push(token_id) for token_id in ids("cd")]
-    assert [piece.stop_string for piece in pieces] == ["", "bcd"]
-    assert "".join(piece.text for piece in pieces) == ""
+    deltas = [resumed.detokenizer.push(token_id) for token_id in ids("cd")]
+    assert [delta.stop_string for delta in deltas] == ["", "bcd"]
+    assert "".join(delta.text for delta in deltas) == ""
 
 
 def test_a_resumed_answer_reports_a_stop_string_that_it_contains():
     assert plan(resume_ids=tuple(ids("xyz")), stop=("y",)).resumed_stop == "y"
 
 
-@pytest.mark.parametrize("asked", [{"resume_ids": (VOCABULARY,)}, {"input": TokenInput((VOCABULARY,))}])
-def test_ids_outside_the_vocabulary_are_refused(asked):
+@pytest.mark.parametrize("fields", [{"resume_ids": (VOCABULARY,)}, {"input": TokenInput((VOCABULARY,))}])
+def test_ids_outside_the_vocabulary_are_rejected(fields):
     with pytest.raises(InvalidArgument) as failure:
-        plan(**asked)
+        plan(**fields)
     assert failure.value.reason == "TOKEN_UNKNOWN"

@@ -13,24 +13,24 @@ def spec(**fields):
     return RequestSpec(**({"request_id": "r1", "model": "m", "input": TextInput("hi")} | fields))
 
 
-def said(texts):
+def chat(texts):
     return ChatInput(tuple(Message("user", text) for text in texts))
 
 
-def by(role):
+def message_of_role(role):
     return ChatInput((Message(role, ""),))
 
 
-# Field, a value at the cap, a value one beyond it.
-CAPS = [
+# Field, a value at its limit, a value beyond it.
+FIELD_LIMITS = [
     ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("request_id", "aZ9._:-", "a b"),
     ("answer_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("model", "é" * (limits.MODEL_NAME_BYTES // 2), "é" * (limits.MODEL_NAME_BYTES // 2) + "x"),
     ("input", TextInput("é" * (limits.TEXT_BYTES // 2)), TextInput("é" * (limits.TEXT_BYTES // 2) + "x")),
-    ("input", said(["x" * (limits.TEXT_BYTES - 1), "y"]), said(["x" * limits.TEXT_BYTES, "y"])),
-    ("input", said([""] * limits.MESSAGES), said([""] * (limits.MESSAGES + 1))),
-    ("input", said(["x"]), said([])),
+    ("input", chat(["x" * (limits.TEXT_BYTES - 1), "y"]), chat(["x" * limits.TEXT_BYTES, "y"])),
+    ("input", chat([""] * limits.MESSAGES), chat([""] * (limits.MESSAGES + 1))),
+    ("input", chat(["x"]), chat([])),
     (
         "input",
         ChatInput((Message("r" * limits.ROLE_BYTES, ""),)),
@@ -68,16 +68,16 @@ CAPS = [
 ]
 
 
-@pytest.mark.parametrize(("field", "at_cap", "beyond"), CAPS, ids=range(len(CAPS)))
-def test_a_value_at_the_limit_is_accepted_and_one_beyond_it_is_rejected_by_name(field, at_cap, beyond):
-    validate(spec(**{field: at_cap}))
-    with pytest.raises(InvalidArgument) as refusal:
+@pytest.mark.parametrize(("field", "at_limit", "beyond"), FIELD_LIMITS, ids=range(len(FIELD_LIMITS)))
+def test_a_value_at_the_limit_is_accepted_and_one_beyond_it_is_rejected_by_name(field, at_limit, beyond):
+    validate(spec(**{field: at_limit}))
+    with pytest.raises(InvalidArgument) as failure:
         validate(spec(**{field: beyond}))
-    assert [each.field for each in refusal.value.field_violations] == [field]
+    assert [each.field for each in failure.value.field_violations] == [field]
 
 
 def test_every_field_except_booleans_has_a_limit():
-    capped = {field for field, *_ in CAPS}
+    capped = {field for field, *_ in FIELD_LIMITS}
     free = {each.name for each in dataclasses.fields(RequestSpec) if each.name not in capped}
     assert {name for name in free if not isinstance(getattr(spec(), name), bool)} == set()
 
@@ -87,9 +87,9 @@ def test_the_default_of_every_field_is_allowed():
 
 
 def test_all_violations_are_reported_together_with_the_callers_field_names():
-    with pytest.raises(InvalidArgument) as refusal:
+    with pytest.raises(InvalidArgument) as failure:
         validate(spec(temperature=3.0, max_output_tokens=0), {"max_output_tokens": "max_tokens"})
-    assert refusal.value.message == (
+    assert failure.value.message == (
         f"temperature is 3.0; allowed are 0 to 2.0; max_tokens is 0; allowed are 1 to {limits.OUTPUT_TOKENS}"
     )
-    assert [each.field for each in refusal.value.field_violations] == ["temperature", "max_tokens"]
+    assert [each.field for each in failure.value.field_violations] == ["temperature", "max_tokens"]

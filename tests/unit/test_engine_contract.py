@@ -1,4 +1,4 @@
-"""Every engine keeps the contract; vLLM's adapter over a double here, and over the real one in tests/service."""
+"""Every engine keeps the contract; the adapter of vLLM with a fake here, and with the real vLLM in tests/service."""
 
 import pytest
 
@@ -38,5 +38,5 @@ def adapted(_):
 
 @pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
 @pytest.mark.parametrize("subject", [simulated, computed, adapted], ids=lambda make: make.__name__)
-def test_every_engine_keeps(promise, subject, folder):
+def test_every_engine_keeps_its_contract(promise, subject, folder):
     promise(subject(folder))

@@ -1,6 +1,6 @@
 """Engines under overload, and long prompts beside short ones.
 
-By hand, all of it, with what became of the crowd:
+The full size is run by hand, and prints the outcome:
 `ENGINE_REQUESTS=10000 ENGINE_LONG_PROMPT=50000 python -m pytest tests/unit/test_engine_endurance.py -s`
 """
 
@@ -49,34 +49,34 @@ def torch_engine(folder, *, context=CONTEXT_LENGTH, blocks=KV_BLOCKS, block_size
 
 
 def test_ten_thousand_sequences_run_in_a_pool_four_times_too_small_in_constant_memory():
-    crowd = EngineStress(SimulatedEngine(batch_of(), StepTimeModel(), range(3, 300)), 10_000)
-    crowd.run(until=1_000)
+    stress = EngineStress(SimulatedEngine(batch_of(), StepTimeModel(), range(3, 300)), 10_000)
+    stress.run(until=1_000)
     tracemalloc.start()
-    crowd.run(until=2_000)
+    stress.run(until=2_000)
     gc.collect()
     warm = tracemalloc.get_traced_memory()[0]
-    crowd.run()
+    stress.run()
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - warm
     tracemalloc.stop()
     assert grown < 100_000  # bytes: a dozen for each request
-    assert crowd.counts["different"] == 0
-    crowd.check_end()
+    assert stress.counts["different"] == 0
+    stress.check_end()
 
 
 def test_many_sequences_run_in_a_real_engine_in_constant_memory(tmp_path):
-    crowd = EngineStress(torch_engine(tmp_path), TORCH_REQUESTS)
-    crowd.run(until=TORCH_REQUESTS // 4)
+    stress = EngineStress(torch_engine(tmp_path), TORCH_REQUESTS)
+    stress.run(until=TORCH_REQUESTS // 4)
     gc.collect()
     warm = psutil.Process().memory_info().rss
-    crowd.run()
+    stress.run()
     gc.collect()
     grown = psutil.Process().memory_info().rss - warm
-    print(f"{dict(crowd.counts)}, {grown / 2**20:.1f} MiB more than after a quarter")  # noqa: T201 - for who runs it by hand
+    print(f"{dict(stress.counts)}, {grown / 2**20:.1f} MiB more than after a quarter")  # noqa: T201 - for runs by hand
     assert grown < 32 << 20
-    # One text in a thousand may part where two scores all but tie: chunks of other sizes round otherwise.
-    assert crowd.counts["different"] <= TORCH_REQUESTS / 1000
-    crowd.check_end()
+    # One text in a thousand may differ where two scores are nearly equal: other chunk sizes round differently.
+    assert stress.counts["different"] <= TORCH_REQUESTS / 1000
+    stress.check_end()
 
 
 def long_and_short(engine, *, long, budget, decodes=16):
@@ -123,7 +123,7 @@ def test_a_short_prompt_beside_two_of_fifty_thousand_tokens_has_its_first_token_
     assert 99 in engine.step().seq_ids
 
 
-def test_a_stream_of_short_prompts_lets_two_long_ones_through_in_bounded_steps():
+def test_two_long_prompts_complete_in_bounded_steps_under_a_stream_of_short_ones():
     """The oldest has a quarter of each step's budget, so 50,000 tokens take 391 steps of 512 at most, twice."""
     batch = batch_of(blocks=8_000, block_size=16, budget=512, context=51_200)
     engine = SimulatedEngine(batch, StepTimeModel(), range(3, 300))

@@ -29,30 +29,30 @@ def group(folder, limit, usage, cached, *, version=2):
     (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cached}\nfile 7\n")
 
 
-def rooms(tmp_path, membership):
+def memory_limit(tmp_path, membership):
     (tmp_path / "cgroup").write_text(membership)
     return min(memory.cgroup_free_bytes(tmp_path / "cgroup", tmp_path / "fs"))
 
 
 def test_a_containers_limit_counts_without_its_file_cache(tmp_path):
     group(tmp_path / "fs", 100 * MEGABYTE, 70 * MEGABYTE, 20 * MEGABYTE)
-    assert rooms(tmp_path, "0::/\n") == 50 * MEGABYTE
+    assert memory_limit(tmp_path, "0::/\n") == 50 * MEGABYTE
 
 
 def test_the_tightest_group_on_the_way_up_counts(tmp_path):
     group(tmp_path / "fs" / "pod" / "worker", "max", 10, 0)
     group(tmp_path / "fs" / "pod", 1000, 900, 0)
-    assert rooms(tmp_path, "0::/pod/worker\n") == 100
+    assert memory_limit(tmp_path, "0::/pod/worker\n") == 100
 
 
 def test_a_path_of_the_host_that_is_not_mounted_falls_back_to_its_parents(tmp_path):
     group(tmp_path / "fs", 1000, 400, 0)
-    assert rooms(tmp_path, "0::/kubepods/pod7/abc\n") == 600
+    assert memory_limit(tmp_path, "0::/kubepods/pod7/abc\n") == 600
 
 
 def test_version_1_groups_are_read_too(tmp_path):
     group(tmp_path / "fs" / "memory" / "box", 1000, 400, 50, version=1)
-    assert rooms(tmp_path, "9:name=systemd:/\n5:cpu,cpuacct:/x\n4:memory:/box\n0::/\n") == 650
+    assert memory_limit(tmp_path, "9:name=systemd:/\n5:cpu,cpuacct:/x\n4:memory:/box\n0::/\n") == 650
 
 
 def test_without_control_groups_memory_is_not_limited(tmp_path):

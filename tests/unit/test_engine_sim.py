@@ -14,7 +14,7 @@ from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_gguf import write_gguf
 from tiny_model import write_tiny_model
 
-LAW = StepTimeModel(base_s=1.0, per_prefill_token_s=0.1, per_decode_seq_s=0.01, per_context_token_s=0.0001)
+STEP_TIME = StepTimeModel(base_s=1.0, per_prefill_token_s=0.1, per_decode_seq_s=0.01, per_context_token_s=0.0001)
 PLAIN_IDS = range(20, 5000)
 
 
@@ -26,7 +26,7 @@ def engine_of(*, blocks=64, slots=8):
         context_length=256,
         eos_ids=frozenset({2}),
     )
-    return SimulatedEngine(batch, LAW, PLAIN_IDS)
+    return SimulatedEngine(batch, STEP_TIME, PLAIN_IDS)
 
 
 def spec(seq_id=1, prompt=10, output=6, **fields):
@@ -83,13 +83,13 @@ def test_batch_mates_and_preemption_do_not_change_a_text():
     engine = engine_of()
     engine.add(spec(output=20))
     single = run_out(engine)[1]
-    crowd = engine_of(blocks=9)
+    batched = engine_of(blocks=9)
     for seq_id in range(3):
-        crowd.add(spec(seq_id, output=20))
+        batched.add(spec(seq_id, output=20))
     preempted = 0
     tokens = {}
-    while crowd.has_work:
-        result = crowd.step()
+    while batched.has_work:
+        result = batched.step()
         preempted += result.preempted
         for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
             tokens.setdefault(seq_id, []).append(token)
@@ -138,12 +138,12 @@ def test_thousands_of_sequences_in_a_small_pool_leave_no_state():
         for _ in range(random.randrange(8)):
             result = engine.step()
             ended |= {done.seq_id for done in result.finished}
-            cancelled |= {gone.seq_id for gone in result.cancelled}
+            cancelled |= {receipt.seq_id for receipt in result.cancelled}
             preempted += result.preempted
     while engine.has_work:
         result = engine.step()
         ended |= {done.seq_id for done in result.finished}
-        cancelled |= {gone.seq_id for gone in result.cancelled}
+        cancelled |= {receipt.seq_id for receipt in result.cancelled}
     capacity = engine.capacity()
     assert ended | cancelled == set(range(3000))
     assert not ended & cancelled
@@ -153,7 +153,7 @@ def test_thousands_of_sequences_in_a_small_pool_leave_no_state():
     assert repr(engine.batch).endswith(f"0 running, 0 waiting, <BlockPool 0/40 used, {capacity.blocks_cached} cached>>")
 
 
-LOADED = """
+LOADED_MODULES_SCRIPT = """
 import sys
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.options import EngineOptions
@@ -168,5 +168,7 @@ def test_a_process_that_only_simulates_loads_no_torch_and_no_numpy(tmp_path, kin
     model = write_tiny_model(tmp_path / "tiny")
     if kind == "gguf":
         model = write_gguf(model, tmp_path / "tiny.gguf")
-    run = subprocess.run([sys.executable, "-c", LOADED, model], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", LOADED_MODULES_SCRIPT, model], capture_output=True, text=True, check=False
+    )
     assert (run.stdout, run.returncode) == ("set()\n", 0), run.stderr

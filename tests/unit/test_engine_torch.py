@@ -68,7 +68,7 @@ policies = st.one_of(st.builds(ContinuousBatching, token_budget=st.integers(1, 4
 
 @settings(max_examples=40, deadline=None)
 @given(events, policies, st.integers(1, 4), st.integers(11, 30))
-def test_greedy_text_is_the_naive_loops_in_any_batch(events, batching, slots, blocks):
+def test_greedy_text_equals_that_of_the_naive_loop_in_any_batch(events, batching, slots, blocks):
     engine = engine_of(batching=batching, slots=slots, blocks=blocks)
     added, texts, ended = {}, {}, set()
     pending = list(events)
@@ -125,17 +125,17 @@ def sampled_spec(seq_id, prompt, **fields):
     return SequenceSpec(seq_id=seq_id, token_ids=prompt, **fields)
 
 
-def test_seeded_sampling_is_the_same_alone_and_in_a_crowd():
+def test_seeded_sampling_is_the_same_alone_and_in_a_batch():
     prompt = list(range(60, 80))
     engine = engine_of()
     engine.add(sampled_spec(0, prompt))
     single = run_out(engine)[0]
-    crowd = engine_of(batching=ContinuousBatching(token_budget=7), blocks=24)
+    batch = engine_of(batching=ContinuousBatching(token_budget=7), blocks=24)
     for seq_id in range(1, 4):
-        crowd.add(sampled_spec(seq_id, [seq_id] * 9, seed=seq_id))
-        crowd.step()
-    crowd.add(sampled_spec(0, prompt))
-    assert run_out(crowd)[0] == single
+        batch.add(sampled_spec(seq_id, [seq_id] * 9, seed=seq_id))
+        batch.step()
+    batch.add(sampled_spec(0, prompt))
+    assert run_out(batch)[0] == single
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
@@ -150,8 +150,8 @@ def test_a_resumed_sequence_continues_with_the_same_tokens(cut):
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
-def test_a_resumed_sequence_has_the_logprobs_that_it_would_have_had(cut):
-    """With penalties, which also count tokens made before."""
+def test_a_resumed_sequence_has_the_same_logprobs_as_an_uninterrupted_one(cut):
+    """Penalties also count tokens that were generated before."""
     prompt, sampling = (
         list(range(60, 80)),
         replace(SAMPLED, logprobs=True, frequency_penalty=1.5, repetition_penalty=1.3),
@@ -173,14 +173,14 @@ def drawn_out(spec):
     return [pair for result in results for pair in zip(result.tokens, result.logprobs, strict=True)]
 
 
-def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_have_alone():
+def test_completions_that_share_a_running_prefill_have_the_same_texts_as_alone():
     prompt = list(range(100, 130))
-    crowd = engine_of(batching=ContinuousBatching(token_budget=7))
+    batch = engine_of(batching=ContinuousBatching(token_budget=7))
     for seq_id in range(4):
-        crowd.add(sampled_spec(seq_id, prompt, seed=seq_id, cache_salt=b"one request"))
-    crowd.step()
-    crowd.cancel(0)  # who was to compute the prompt for all leaves half-way
-    texts = run_out(crowd)
+        batch.add(sampled_spec(seq_id, prompt, seed=seq_id, cache_salt=b"one request"))
+    batch.step()
+    batch.cancel(0)  # the sequence that computes the prompt for all is cancelled half-way
+    texts = run_out(batch)
     for seq_id in (1, 2, 3):
         engine = engine_of()
         engine.add(sampled_spec(seq_id, prompt, seed=seq_id))

@@ -43,17 +43,17 @@ def rpc_error(code, details, trailing=()):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failure_frame_brings_the_same_error_back(kind):
+def test_a_failure_frame_converts_back_to_the_same_error(kind):
     assert facts(error_from_failure(full(kind).failure())) == facts(full(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_s_status_brings_the_same_error_back(kind):
+def test_the_status_of_a_call_converts_back_to_the_same_error(kind):
     error = full(kind)
     assert facts(error_from_rpc(rpc_error(kind.code, error.message, error.trailing_metadata()))) == facts(error)
 
 
-def test_every_code_has_one_class_but_quota_and_overload_which_share_theirs():
+def test_every_code_has_one_class_except_that_quota_and_overload_share_one():
     codes = [kind.code for kind in KINDS]
     assert {code for code in codes if codes.count(code) > 1} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
@@ -85,7 +85,7 @@ def test_a_lost_connection_is_the_same_event_with_and_without_a_proxy(code, deta
     assert (type(error), error.reason) == (Unavailable, "CONNECTION_LOST")
 
 
-def test_an_unknown_code_is_our_own_fault():
+def test_an_unknown_code_is_an_internal_error():
     assert type(error_from_failure(Failure(code=99, message="?"))) is Internal
 
 

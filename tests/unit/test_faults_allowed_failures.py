@@ -25,9 +25,9 @@ from penstock.queue.config import QueueConfig
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
-LONG = PATIENCE_S + RECOVERY_S + 10.0
-MOMENTS = st.floats(0.0, 50.0)
-SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda pair: Interval(min(pair), max(pair))), max_size=5)
+LONG_STOP_S = PATIENCE_S + RECOVERY_S + 10.0
+TIMES_S = st.floats(0.0, 50.0)
+INTERVALS = st.lists(st.tuples(TIMES_S, TIMES_S).map(lambda pair: Interval(min(pair), max(pair))), max_size=5)
 
 
 def found(harmed=None, **absences):
@@ -39,13 +39,13 @@ def found(harmed=None, **absences):
     [("queue", "QUEUE_LOST"), ("worker", "NO_WORKER"), ("scheduler", "NO_WORKER"), ("edge", "CONNECTION_LOST")],
 )
 def test_a_tier_that_is_down_allows_its_own_reason_after_its_peers_have_waited(tier, reason):
-    excused = found(**{tier: [[Interval(5.0, 5.0 + LONG)]]})
-    assert excused[reason] == [Interval(5.0 + PATIENCE_S, 5.0 + LONG + RECOVERY_S)]
-    assert not any(spans for other, spans in excused.items() if other != reason)
+    allowed = found(**{tier: [[Interval(5.0, 5.0 + LONG_STOP_S)]]})
+    assert allowed[reason] == [Interval(5.0 + PATIENCE_S, 5.0 + LONG_STOP_S + RECOVERY_S)]
+    assert not any(spans for other, spans in allowed.items() if other != reason)
 
 
 def test_a_process_that_stayed_up_allows_no_failure():
-    assert found(queue=[[Interval(5.0, 5.0 + LONG)], []])["QUEUE_LOST"] == []
+    assert found(queue=[[Interval(5.0, 5.0 + LONG_STOP_S)], []])["QUEUE_LOST"] == []
 
 
 def test_a_recovery_within_the_patience_allows_no_failure():
@@ -55,27 +55,27 @@ def test_a_recovery_within_the_patience_allows_no_failure():
 
 def test_downtimes_of_workers_and_schedulers_add_up():
     half = PATIENCE_S * 0.6
-    excused = found(worker=[[Interval(0.0, half)]], scheduler=[[Interval(half, 2 * half)]])
-    assert excused["NO_WORKER"] == [Interval(PATIENCE_S, 2 * half + RECOVERY_S)]
+    allowed = found(worker=[[Interval(0.0, half)]], scheduler=[[Interval(half, 2 * half)]])
+    assert allowed["NO_WORKER"] == [Interval(PATIENCE_S, 2 * half + RECOVERY_S)]
 
 
 def test_auth_and_the_disk_allow_failures_from_the_start():
-    excused = found({"auth": [Interval(1.0, 2.0)], "disk": [Interval(3.0, 3.5)]})
-    assert excused["AUTH_LOST"] == [Interval(1.0, 2.0 + RECOVERY_S)]
-    assert excused["STORE_UNAVAILABLE"] == [Interval(3.0, 3.5 + RECOVERY_S)]
+    allowed = found({"auth": [Interval(1.0, 2.0)], "disk": [Interval(3.0, 3.5)]})
+    assert allowed["AUTH_LOST"] == [Interval(1.0, 2.0 + RECOVERY_S)]
+    assert allowed["STORE_UNAVAILABLE"] == [Interval(3.0, 3.5 + RECOVERY_S)]
 
 
-@given(st.lists(SPANS, min_size=1, max_size=4), st.lists(MOMENTS, max_size=20))
-def test_all_are_down_when_each_of_them_is(absences, moments):
+@given(st.lists(INTERVALS, min_size=1, max_size=4), st.lists(TIMES_S, max_size=20))
+def test_all_processes_are_down_when_each_of_them_is(absences, moments):
     away = simultaneous(absences)
     for moment in moments:
         each = [any(span.since <= moment <= span.until + RECOVERY_S for span in spans) for spans in absences]
         ends = {end for spans in absences for span in spans for end in (span.since, span.until + RECOVERY_S)}
-        if moment not in ends:  # those of a moment's length are nobody's
+        if moment not in ends:  # intervals of zero length belong to no absence
             assert any(moment in span for span in away) == all(each)
 
 
-@given(SPANS)
+@given(INTERVALS)
 def test_merged_intervals_do_not_touch(spans):
     together = merge_overlapping(spans)
     assert all(one.until < other.since for one, other in pairwise(together))
@@ -89,7 +89,7 @@ def test_the_patience_of_the_checks_is_that_of_the_tiers():
 
 
 def test_a_world_waits_for_a_request_that_continues_after_a_long_freeze():
-    ask = PlannedRequest(
+    request = PlannedRequest(
         starts_at=0.1,
         prompt=(1, 2, 3),
         max_output_tokens=28,
@@ -100,7 +100,7 @@ def test_a_world_waits_for_a_request_that_continues_after_a_long_freeze():
     )
     planned = replace(
         plan_world(3),
-        requests=(ask,),
+        requests=(request,),
         token_counts=(),
         shape=MeshShape(edges=1, queues=1, response_buffer_bytes=CLIENT_BUFFER_BYTES),
     )
@@ -113,8 +113,8 @@ def test_a_world_waits_for_a_request_that_continues_after_a_long_freeze():
 
 
 def test_a_world_waits_for_a_fault_after_all_answers():
-    calm = replace(plan_world(3), requests=(), token_counts=(), faults=())
+    without_faults = replace(plan_world(3), requests=(), token_counts=(), faults=())
     late = PlannedFault(kind=FaultKind.FREEZE, duration_s=35.0, victim_tier="queue", victim_pick=0.0, at=0.3)
-    outcome = run_plan(replace(calm, faults=(late,)))
+    outcome = run_plan(replace(without_faults, faults=(late,)))
     assert outcome.injected
     assert outcome.violations == ()

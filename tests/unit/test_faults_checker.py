@@ -33,16 +33,16 @@ from penstock.v1.inference_pb2 import Sampling
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
-ASK = PlannedRequest(starts_at=0.0, prompt=(1, 2, 3, 4), max_output_tokens=6, seed=7, ignore_eos=True)
-OWED = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=())
+PLANNED_REQUEST = PlannedRequest(starts_at=0.0, prompt=(1, 2, 3, 4), max_output_tokens=6, seed=7, ignore_eos=True)
+EXPECTED_ANSWER = oracle.expected_answer(PLANNED_REQUEST.prompt, 7, 6, ignore_eos=True, stops=())
 
 
-def whole(**changes):
+def transcript(**changes):
     given = {
-        "request": ASK,
-        "token_ids": list(OWED.token_ids),
+        "request": PLANNED_REQUEST,
+        "token_ids": list(EXPECTED_ANSWER.token_ids),
         "indexes": list(range(6)),
-        "text": OWED.text,
+        "text": EXPECTED_ANSWER.text,
         "seed": 7,
         "prompt_tokens": 4,
         "usage": (4, 6),
@@ -53,30 +53,26 @@ def whole(**changes):
     return ClientTranscript(**{**given, **changes})
 
 
-def row(**changes):
-    return replace_row(LedgerRow("r1", "t1", 4, 6, 4, 6, "length", ""), **changes)
+def ledger_row(**changes):
+    return LedgerRow("r1", "t1", 4, 6, 4, 6, "length", "")._replace(**changes)
 
 
-def replace_row(found, **changes):
-    return found._replace(**changes)
-
-
-def kinds(found):
-    return {each.kind for each in found}
+def kinds(violations):
+    return {each.kind for each in violations}
 
 
 def test_a_correct_answer_has_no_violation():
-    assert list(check_answers([whole()])) == []
-    assert list(check_charges([whole()], [row()], {4: 6})) == []
+    assert list(check_answers([transcript()])) == []
+    assert list(check_charges([transcript()], [ledger_row()], {4: 6})) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
         ({"has_ended": False}, "endless"),
-        ({"token_ids": OWED.token_ids[::-1]}, "changed"),
-        ({"token_ids": OWED.token_ids[:5], "indexes": list(range(5))}, "changed"),
-        ({"text": OWED.text + "x"}, "changed"),
+        ({"token_ids": EXPECTED_ANSWER.token_ids[::-1]}, "changed"),
+        ({"token_ids": EXPECTED_ANSWER.token_ids[:5], "indexes": list(range(5))}, "changed"),
+        ({"text": EXPECTED_ANSWER.text + "x"}, "changed"),
         ({"finish_reason": "stop"}, "changed"),
         ({"indexes": [0, 1, 1, 2, 3, 4]}, "order"),
         ({"indexes": [0, 2, 1, 3, 4, 5]}, "order"),
@@ -87,12 +83,17 @@ def test_a_correct_answer_has_no_violation():
     ],
 )
 def test_a_wrong_answer_is_found(changes, kind):
-    assert kind in kinds(check_answers([whole(**changes)]))
+    assert kind in kinds(check_answers([transcript(**changes)]))
 
 
 def test_a_cancelled_answer_must_be_a_prefix():
-    part = whole(
-        token_ids=OWED.token_ids[:2], indexes=[0, 1], text="", finish_reason="", usage=None, has_cancelled=True
+    part = transcript(
+        token_ids=EXPECTED_ANSWER.token_ids[:2],
+        indexes=[0, 1],
+        text="",
+        finish_reason="",
+        usage=None,
+        has_cancelled=True,
     )
     assert list(check_answers([part])) == []
     part.token_ids[1] += 1
@@ -101,7 +102,7 @@ def test_a_cancelled_answer_must_be_a_prefix():
 
 def test_a_failure_is_allowed_by_its_reason_within_its_intervals():
     lost = {"failure_text": "UNAVAILABLE AUTH_LOST: x", "failure_reason": "AUTH_LOST", "retry_after": 1.0}
-    failed = whole(finish_reason="", usage=None, ended_at=2.0, **lost)
+    failed = transcript(finish_reason="", usage=None, ended_at=2.0, **lost)
     assert list(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
     assert kinds(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 1.9), Interval(2.1, 3.0)]})) == {"failed"}
     assert kinds(check_answers([failed], {"OTHER": [Interval(0.0, 2.0)]})) == {"failed"}
@@ -109,29 +110,32 @@ def test_a_failure_is_allowed_by_its_reason_within_its_intervals():
 
 def test_a_failure_without_a_retry_delay_is_not_allowed():
     lost = {"finish_reason": "", "usage": None, "ended_at": 2.0, "failure_text": "UNAVAILABLE x"}
-    silent = whole(**lost, failure_reason="QUEUE_LOST")
-    own = whole(**lost, failure_reason="CONNECTION_LOST")  # a client's own word
-    excused = {reason: [Interval(0.0, 2.0)] for reason in ("QUEUE_LOST", "CONNECTION_LOST")}
-    assert kinds(check_answers([silent], excused)) == {"failed"}
-    assert list(check_answers([own], excused)) == []
+    without_retry_delay = transcript(**lost, failure_reason="QUEUE_LOST")
+    own = transcript(**lost, failure_reason="CONNECTION_LOST")  # the client's own reason
+    allowed = {reason: [Interval(0.0, 2.0)] for reason in ("QUEUE_LOST", "CONNECTION_LOST")}
+    assert kinds(check_answers([without_retry_delay], allowed)) == {"failed"}
+    assert list(check_answers([own], allowed)) == []
 
 
 @pytest.mark.parametrize(
     "rows",
     [
         [],
-        [row(output_tokens=5)],
-        [row(), row(reservation_id="r2")],
-        [row(), row(reservation_id="r2", ticket_id="t2", answer_id="t1", output_tokens=0)],
-        [row(outcome="cancelled")],
-        [row(prompt_tokens=3)],
-        [row(output_tokens=7)],
-        [row(), row(reservation_id="r3", ticket_id="t3", reserved_prompt=9, prompt_tokens=0, output_tokens=0)],
-        [row(outcome="lost")],
+        [ledger_row(output_tokens=5)],
+        [ledger_row(), ledger_row(reservation_id="r2")],
+        [ledger_row(), ledger_row(reservation_id="r2", ticket_id="t2", answer_id="t1", output_tokens=0)],
+        [ledger_row(outcome="cancelled")],
+        [ledger_row(prompt_tokens=3)],
+        [ledger_row(output_tokens=7)],
+        [
+            ledger_row(),
+            ledger_row(reservation_id="r3", ticket_id="t3", reserved_prompt=9, prompt_tokens=0, output_tokens=0),
+        ],
+        [ledger_row(outcome="lost")],
     ],
 )
 def test_wrong_charges_are_found(rows):
-    assert kinds(check_charges([whole()], rows, {4: 6})) == {"charge"}
+    assert kinds(check_charges([transcript()], rows, {4: 6})) == {"charge"}
 
 
 def counted(**changes):
@@ -161,14 +165,14 @@ def test_a_token_count_is_right_or_fails_for_an_allowed_reason(changes, kind):
 
 
 def poison(**changes):
-    told = {"failure_text": "INTERNAL ENGINE_CRASHED", "failure_reason": "ENGINE_CRASHED"}
-    nothing = {"token_ids": [], "indexes": [], "text": "", "usage": None, "finish_reason": ""}
-    return whole(**{"request": replace(ASK, crash_token_index=0), **nothing, **told, **changes})
+    failure = {"failure_text": "INTERNAL ENGINE_CRASHED", "failure_reason": "ENGINE_CRASHED"}
+    no_output = {"token_ids": [], "indexes": [], "text": "", "usage": None, "finish_reason": ""}
+    return transcript(**{"request": replace(PLANNED_REQUEST, crash_token_index=0), **no_output, **failure, **changes})
 
 
 def test_a_poison_request_may_end_after_two_crashes_on_one_worker():
     assert list(check_answers([poison()])) == []
-    assert kinds(check_answers([poison(request=ASK)])) == {"failed"}
+    assert kinds(check_answers([poison(request=PLANNED_REQUEST)])) == {"failed"}
     assert list(check_poison([poison()], {4: ["w0", "w0"]})) == []
 
 
@@ -186,9 +190,9 @@ def test_a_poison_request_with_more_crashes_or_another_error_is_found(changes, w
 
 
 def test_a_poison_request_may_fail_before_it_crashes_an_engine():
-    refused = poison(failure_reason="AUTH_LOST", ended_at=2.0, retry_after=1.0)
-    assert list(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
-    assert kinds(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 1.0)]})) == {"poison"}
+    rejected = poison(failure_reason="AUTH_LOST", ended_at=2.0, retry_after=1.0)
+    assert list(check_poison([rejected], {}, allowed={"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
+    assert kinds(check_poison([rejected], {}, allowed={"AUTH_LOST": [Interval(0.0, 1.0)]})) == {"poison"}
 
 
 def test_each_stop_of_a_worker_allows_further_crashes():
@@ -196,30 +200,35 @@ def test_each_stop_of_a_worker_allows_further_crashes():
     assert kinds(check_poison([poison()], {4: ["w0", "w1", "w2"]}, worker_stops=1)) == {"poison"}
 
 
-LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}
+LOST_CHARGE = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}
 
 
 def test_an_answer_whose_edge_died_before_the_settlement_is_charged_nothing():
-    whole_and_lost = [whole()], [row(**LOST)], {4: 6}
+    whole_and_lost = [transcript()], [ledger_row(**LOST_CHARGE)], {4: 6}
     assert list(check_charges(*whole_and_lost, last_tickets={4: "t1"})) == []
     assert kinds(check_charges(*whole_and_lost)) == {"charge"}
 
 
 def test_a_retried_request_whose_edge_died_is_charged_nothing():
-    assert list(check_charges([whole(attempts=2)], [row(**LOST)], {4: 6}, last_tickets={4: "t1"})) == []
+    assert (
+        list(check_charges([transcript(attempts=2)], [ledger_row(**LOST_CHARGE)], {4: 6}, last_tickets={4: "t1"})) == []
+    )
 
 
 def test_a_resumed_answer_is_charged_by_the_next_edge_unless_that_died_as_well():
-    resumed = whole(attempts=2)
-    went_on = row(reservation_id="r2", ticket_id="t2", answer_id="t1")
-    without = [row(**LOST)]
-    assert list(check_charges([resumed], [*without, went_on], {4: 6}, last_tickets={4: "t2"})) == []
+    resumed = transcript(attempts=2)
+    continuation = ledger_row(reservation_id="r2", ticket_id="t2", answer_id="t1")
+    without = [ledger_row(**LOST_CHARGE)]
+    assert list(check_charges([resumed], [*without, continuation], {4: 6}, last_tickets={4: "t2"})) == []
     assert kinds(check_charges([resumed], without, {4: 6}, last_tickets={4: "t2"})) == {"charge"}
-    assert list(check_charges([resumed], [*without, went_on._replace(**LOST)], {4: 6}, last_tickets={4: "t2"})) == []
+    assert (
+        list(check_charges([resumed], [*without, continuation._replace(**LOST_CHARGE)], {4: 6}, last_tickets={4: "t2"}))
+        == []
+    )
 
 
 def test_the_last_ticket_of_a_request_is_its_last_new_one():
-    monitor = FrameInvariants({4: ASK}, lambda: 0.0)
+    monitor = FrameInvariants({4: PLANNED_REQUEST}, lambda: 0.0)
     for ticket_id in ("t1", "t2", "t1"):
         monitor.on_frame("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
     assert monitor.last_tickets == {4: "t2"}
@@ -227,19 +236,19 @@ def test_the_last_ticket_of_a_request_is_its_last_new_one():
 
 
 def test_charged_tokens_that_no_engine_generated_are_found():
-    assert kinds(check_charges([whole()], [row()], {4: 5})) == {"charge"}
+    assert kinds(check_charges([transcript()], [ledger_row()], {4: 5})) == {"charge"}
 
 
 def test_balances_must_equal_the_sums_of_the_ledger():
-    assert list(check_totals([row(), row()], (8, 12, 2))) == []
+    assert list(check_totals([ledger_row(), ledger_row()], (8, 12, 2))) == []
     assert list(check_totals([], (None, None, None))) == []
-    assert kinds(check_totals([row(), row()], (8, 18, 2))) == {"charge"}
+    assert kinds(check_totals([ledger_row(), ledger_row()], (8, 18, 2))) == {"charge"}
 
 
 def test_work_after_a_cancel_is_waste_except_for_its_delay():
-    left = whole(has_cancelled=True, ended_at=1.0)
+    left = transcript(has_cancelled=True, ended_at=1.0)
     assert list(check_wasted_work([left], {4: 1.05}, 0.1)) == []
-    assert list(check_wasted_work([whole(ended_at=1.0)], {4: 9.0}, 0.1)) == []
+    assert list(check_wasted_work([transcript(ended_at=1.0)], {4: 9.0}, 0.1)) == []
     assert kinds(check_wasted_work([left], {4: 1.2}, 0.1)) == {"waste"}
 
 
@@ -254,26 +263,26 @@ def test_remaining_state_and_a_missing_figure_are_leaks():
 
 
 def start(**changes):
-    given = {"lease_id": "l1", "ticket_id": "t1", "token_ids": ASK.prompt, "max_output_tokens": 6}
+    given = {"lease_id": "l1", "ticket_id": "t1", "token_ids": PLANNED_REQUEST.prompt, "max_output_tokens": 6}
     return ExecuteRequest(start=Start(**{**given, "sampling": Sampling(seed=7), **changes}))
 
 
 def resumed(count, **changes):
-    ids = [*ASK.prompt, *OWED.token_ids[:count]]
+    ids = [*PLANNED_REQUEST.prompt, *EXPECTED_ANSWER.token_ids[:count]]
     return start(**{"lease_id": "l2", "token_ids": ids, "emitted": count, "max_output_tokens": 6 - count, **changes})
 
 
-def heard(kind, *frames, period_s=1.0):
+def violations_of(kind, *frames, period_s=1.0):
     """Return the violations of frames of which one is sent every `period_s`."""
     times = itertools.count(step=period_s)
-    monitor = FrameInvariants({4: ASK}, lambda: next(times))
+    monitor = FrameInvariants({4: PLANNED_REQUEST}, lambda: next(times))
     for frame in frames:
         monitor.on_frame(kind, frame)
     return monitor.violations
 
 
 def test_a_run_that_resumes_at_its_position_is_correct():
-    assert heard("start", start(), resumed(2)) == []
+    assert violations_of("start", start(), resumed(2)) == []
 
 
 @pytest.mark.parametrize(
@@ -282,12 +291,12 @@ def test_a_run_that_resumes_at_its_position_is_correct():
         resumed(2, sampling=Sampling(seed=8)),
         resumed(2, max_output_tokens=6),
         resumed(2, emitted=1),
-        resumed(2, token_ids=[*ASK.prompt, 0, 0]),
+        resumed(2, token_ids=[*PLANNED_REQUEST.prompt, 0, 0]),
         start(ticket_id="t2"),
     ],
 )
-def test_a_run_that_resumes_otherwise_is_found(second):
-    assert kinds(heard("start", start(), second)) == {"frame"}
+def test_a_run_that_resumes_with_other_fields_is_found(second):
+    assert kinds(violations_of("start", start(), second)) == {"frame"}
 
 
 def test_a_ticket_keeps_its_place_in_the_queue_over_attempts():
@@ -295,16 +304,16 @@ def test_a_ticket_keeps_its_place_in_the_queue_over_attempts():
         return SubmitRequest(enqueue=Enqueue(tickets=[Ticket(ticket_id="t1", **fields)]))
 
     first = enqueue(attempt=1)
-    assert heard("enqueue", first, enqueue(attempt=2, age_nanos=1_010_000_000)) == []
-    assert kinds(heard("enqueue", first, enqueue(attempt=2, age_nanos=10_000_000))) == {"frame"}, "enqueued anew"
-    assert kinds(heard("enqueue", first, enqueue(attempt=2, age_nanos=9_000_000_000))) == {"frame"}, "passes others"
-    assert kinds(heard("enqueue", enqueue(attempt=2, age_nanos=0), first, period_s=0.0)) == {"frame"}
+    assert violations_of("enqueue", first, enqueue(attempt=2, age_nanos=1_010_000_000)) == []
+    assert kinds(violations_of("enqueue", first, enqueue(attempt=2, age_nanos=10_000_000))) == {"frame"}, "anew"
+    assert kinds(violations_of("enqueue", first, enqueue(attempt=2, age_nanos=9_000_000_000))) == {"frame"}, "too old"
+    assert kinds(violations_of("enqueue", enqueue(attempt=2), first, period_s=0.0)) == {"frame"}
 
 
 def test_repeated_settlements_of_a_reservation_must_be_equal():
     one, other = (AdmitRequest(settle=Settle(reservation_id="r1", output_tokens=count)) for count in (3, 4))
-    assert heard("settle", one, one) == []
-    assert kinds(heard("settle", one, other)) == {"frame"}
+    assert violations_of("settle", one, one) == []
+    assert kinds(violations_of("settle", one, other)) == {"frame"}
 
 
 @given(st.lists(st.integers(0, 25), min_size=1, max_size=20), st.integers(0, 2**64 - 1), st.integers(1, 24))
@@ -316,10 +325,10 @@ def test_the_expected_answer_of_a_shorter_request_is_a_prefix(prompt, seed, toke
 
 
 def test_a_stop_string_ends_the_expected_answer_before_it():
-    stop = OWED.text[2:4]
-    found = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=(stop,))
-    assert found.finish_reason == "stop"
-    assert found.text == OWED.text[: OWED.text.find(stop)]
+    stop = EXPECTED_ANSWER.text[2:4]
+    answer = oracle.expected_answer(PLANNED_REQUEST.prompt, 7, 6, ignore_eos=True, stops=(stop,))
+    assert answer.finish_reason == "stop"
+    assert answer.text == EXPECTED_ANSWER.text[: EXPECTED_ANSWER.text.find(stop)]
 
 
 def test_a_seed_plans_the_same_world_each_time_and_another_seed_another():
@@ -327,9 +336,9 @@ def test_a_seed_plans_the_same_world_each_time_and_another_seed_another():
     assert len({plan_world(seed) for seed in range(50)}) == 50
 
 
-def test_requests_of_one_world_can_be_told_apart_by_their_prompts():
+def test_requests_of_one_world_have_prompts_of_different_lengths():
     for seed in range(200):
-        lengths = [len(ask.prompt) for ask in plan_world(seed).requests]
+        lengths = [len(request.prompt) for request in plan_world(seed).requests]
         assert len(set(lengths)) == len(lengths)
 
 
@@ -337,7 +346,7 @@ def test_there_are_more_than_forty_failpoints():
     assert len(set(FAILPOINTS)) == len(FAILPOINTS) > 40
 
 
-def test_a_request_that_is_read_to_its_end_is_told_from_a_cancelled_one():
-    assert ASK.is_read_to_end
+def test_a_request_that_is_read_to_its_end_is_distinguished_from_a_cancelled_one():
+    assert PLANNED_REQUEST.is_read_to_end
     for leaving in ({"cancel_after_tokens": 0}, {"cancel_after_s": 0.1}, {"timeout_s": 0.1}):
-        assert not replace(ASK, **leaving).is_read_to_end
+        assert not replace(PLANNED_REQUEST, **leaving).is_read_to_end

@@ -9,7 +9,7 @@ from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
-SIZE = 100  # bytes
+WINDOW_BYTES = 100
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def world():
 def writing(world, sizes):
     """A writer of messages of `sizes`; what it has got through, and its window."""
     loop, through = world.add_loop("a"), []
-    window = FlowControlWindow(SIZE, loop)
+    window = FlowControlWindow(WINDOW_BYTES, loop)
 
     async def write():
         for size in sizes:
@@ -59,5 +59,5 @@ def test_the_start_of_a_full_window_is_kept_while_it_stays_full(world):
 
 def test_a_reader_acknowledges_halves_of_the_window_without_losing_a_byte(world):
     window, _ = writing(world, [])
-    told = [window.on_read(20) for _ in range(6)]
-    assert told == [0, 0, 60, 0, 0, 60]
+    acknowledged = [window.on_read(20) for _ in range(6)]
+    assert acknowledged == [0, 0, 60, 0, 0, 60]

@@ -13,7 +13,7 @@ from penstock.faults.world.world import World
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 ADDRESS = "127.0.0.1:1"
-LIMIT = 20.0  # s
+TIME_LIMIT_S = 20.0
 
 
 class Mesh:
@@ -35,7 +35,7 @@ class Mesh:
     def connect(self, until=lambda mesh: mesh.state is Connectivity.READY):
         with self.world.running_as(self.client):
             self.channel.get_state(try_to_connect=True)
-        assert self.world.run(lambda: until(self), limit=LIMIT)
+        assert self.world.run(lambda: until(self), limit=TIME_LIMIT_S)
         return self.network.connections[0]
 
     def pass_by(self, seconds):
@@ -46,8 +46,8 @@ class Mesh:
         return self.channel.get_state()
 
     @property
-    def sides(self):
-        """Of the server, one for each connection that it knows of."""
+    def server_connections(self):
+        """Number of connections that the server knows."""
         return len(self.server._connection_sides)
 
     @property
@@ -63,20 +63,20 @@ def mesh():
 
 
 def test_a_reset_during_a_partition_is_reported_to_both_sides(mesh):
-    """Of such a connection, one side went on for ever with calls that never came to the other: seed 40082."""
+    """Seed 40082: one side continued for ever with calls that never reached the other side."""
     connection = mesh.connect()
     mesh.network.partition(mesh.names, 1.0)
     mesh.network.reset(connection)
     mesh.pass_by(0.9)
-    assert (mesh.state, mesh.sides) == (Connectivity.READY, 1)
+    assert (mesh.state, mesh.server_connections) == (Connectivity.READY, 1)
     mesh.pass_by(0.2)
-    assert (mesh.state, mesh.sides) == (Connectivity.IDLE, 0)
+    assert (mesh.state, mesh.server_connections) == (Connectivity.IDLE, 0)
     assert mesh.network.connections == []
 
 
 def test_a_server_that_stops_before_its_client_is_connected_accepts_no_call(mesh):
-    """The news went to nobody's side of the connection: seed 40168."""
-    mesh.connect(until=lambda mesh: mesh.sides == 1)
+    """Seed 40168: the stop was reported to no side of the connection."""
+    mesh.connect(until=lambda mesh: mesh.server_connections == 1)
     assert mesh.state is Connectivity.CONNECTING
     with mesh.world.running_as(mesh.host):
         mesh.host.create_task(mesh.server.stop(None))
@@ -101,30 +101,30 @@ def test_a_partition_longer_than_the_ping_timeout_is_detected_before_it_heals(me
     mesh.network.partition(mesh.names, 4.0)
     mesh.pass_by(3.0)
     assert mesh.state is Connectivity.IDLE
-    assert mesh.sides == 1
+    assert mesh.server_connections == 1
     mesh.pass_by(2.0)
-    assert mesh.sides == 0
+    assert mesh.server_connections == 0
 
 
 def test_messages_that_a_partition_delayed_arrive_in_order(mesh):
-    connection, heard = mesh.connect(), []
-    line = MessageStream(connection)
+    connection, received = mesh.connect(), []
+    stream = MessageStream(connection)
     for number in range(3):
-        mesh.network.deliver(line, TO_SERVER, heard.append, number)
+        mesh.network.deliver(stream, TO_SERVER, received.append, number)
     mesh.network.partition(mesh.names, 1.0)
     mesh.pass_by(0.5)
     for number in range(3, 6):
-        mesh.network.deliver(line, TO_SERVER, heard.append, number)
+        mesh.network.deliver(stream, TO_SERVER, received.append, number)
     mesh.pass_by(0.4)
-    assert heard == []
+    assert received == []
     mesh.pass_by(1.0)
-    assert heard == list(range(6))
+    assert received == list(range(6))
 
 
 def test_nothing_arrives_on_a_connection_that_was_reset(mesh):
-    connection, heard = mesh.connect(), []
-    mesh.network.deliver(MessageStream(connection), TO_CLIENT, heard.append, 1)
+    connection, received = mesh.connect(), []
+    mesh.network.deliver(MessageStream(connection), TO_CLIENT, received.append, 1)
     mesh.network.reset(connection)
     mesh.pass_by(1.0)
-    assert heard == []
+    assert received == []
     assert mesh.state is Connectivity.IDLE

@@ -21,23 +21,25 @@ from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
-SERVICES = Path(penstock.cli.__file__).parents[1]
-DRAWS = re.compile(r"\brandom\.(random|uniform|choice|choices|sample|shuffle|randint|randrange|getrandbits|gauss)\(")
-SEEDS = 2_000  # each time, a minute or two on two cores; `penstock faults --seeds 10000` runs more
+SERVICES_FOLDER = Path(penstock.cli.__file__).parents[1]
+RANDOM_CALL = re.compile(
+    r"\brandom\.(random|uniform|choice|choices|sample|shuffle|randint|randrange|getrandbits|gauss)\("
+)
+SEED_COUNT = 2_000  # each time, a minute or two on two cores; `penstock faults --seeds 10000` runs more
 LONG_SEEDS = 60  # likewise, with `--longest-freeze 40`; they take four times as long
-PROVEN = 100  # seeds within which each planted bug is found; most take one or two
+MUTANT_SEED_COUNT = 100  # seeds within which each planted bug is found; most take one or two
 
 
 @pytest.mark.timeout(900)
 def test_no_seed_violates_a_guarantee():
     tally = SweepSummary()
-    for outcome in run_seeds(range(SEEDS)):
+    for outcome in run_seeds(range(SEED_COUNT)):
         tally.add(outcome)
     found = {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds}
     assert found == {}
-    assert tally.worlds == SEEDS
-    assert tally.worlds_with_faults > 0.7 * SEEDS  # the faults were real
-    assert tally.requests > 5 * SEEDS
+    assert tally.worlds == SEED_COUNT
+    assert tally.worlds_with_faults > 0.7 * SEED_COUNT  # the faults were real
+    assert tally.requests > 5 * SEED_COUNT
     assert tally.failpoints_hit > 70  # of 74; a few are rare
     assert len(tally.faults_by_kind) == 7
 
@@ -61,7 +63,7 @@ def test_a_seed_replays_exactly_alone_and_in_a_sweep():
 
 
 def test_a_seed_replays_exactly_beside_threads_that_use_random():
-    calm, is_over = run_seed(2), threading.Event()
+    alone, is_over = run_seed(2), threading.Event()
 
     def draw():
         while not is_over.wait(0.001):
@@ -71,7 +73,7 @@ def test_a_seed_replays_exactly_beside_threads_that_use_random():
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        assert run_seed(2).frame_digest == calm.frame_digest
+        assert run_seed(2).frame_digest == alone.frame_digest
     finally:
         is_over.set()
         thread.join()
@@ -89,10 +91,10 @@ def test_a_seed_replays_exactly_for_any_state_of_the_random_module():
 
 def test_all_modules_that_use_random_are_patched():
     found = {
-        "penstock." + ".".join(path.relative_to(SERVICES).with_suffix("").parts)
+        "penstock." + ".".join(path.relative_to(SERVICES_FOLDER).with_suffix("").parts)
         for package in ("auth", "chassis", "client", "edge", "queue", "scheduler", "worker")
-        for path in (SERVICES / package).rglob("*.py")
-        if DRAWS.search(path.read_text())
+        for path in (SERVICES_FOLDER / package).rglob("*.py")
+        if RANDOM_CALL.search(path.read_text())
     }
     assert found == set(environment.MODULES_WITH_RANDOM)
 
@@ -113,8 +115,8 @@ def test_frame_digests_differ_between_seeds():
 def test_a_mutant_is_found_and_replays_exactly(name):
     mutant = MUTANTS[name]
     with mutant.applied():
-        seed = next((seed for seed in range(PROVEN) if run_plan(mutant.plan(seed)).violations), None)
-        assert seed is not None, f"{name} went unnoticed"
+        seed = next((seed for seed in range(MUTANT_SEED_COUNT) if run_plan(mutant.plan(seed)).violations), None)
+        assert seed is not None, f"{name} was not found"
         again = [run_plan(mutant.plan(seed)) for _ in range(2)]
     assert again[0].violations == again[1].violations != ()
     assert run_plan(mutant.plan(seed)).violations == ()

@@ -8,7 +8,7 @@ from penstock.faults.world.world import MAX_CALLBACKS, Livelock, World
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
-LIMIT = 10.0  # s
+TIME_LIMIT_S = 10.0
 
 
 def running(world, main, name="a"):
@@ -30,74 +30,74 @@ def test_the_clock_jumps_to_the_next_timer(world):
         return asyncio.get_running_loop().time()
 
     _, task = running(world, main)
-    assert world.run(task.done, limit=LIMIT)
+    assert world.run(task.done, limit=TIME_LIMIT_S)
     assert 3.0 <= task.result() < 3.001
     assert world.callbacks < 10
 
 
 def test_a_world_without_events_ends_at_its_limit(world):
     _, task = running(world, lambda: asyncio.Event().wait())
-    assert not world.run(task.done, limit=LIMIT)
-    assert world.now == LIMIT
+    assert not world.run(task.done, limit=TIME_LIMIT_S)
+    assert world.now == TIME_LIMIT_S
 
 
-def test_a_process_that_runs_without_end_stops_its_world(world):
+def test_a_process_that_never_waits_stops_its_world(world):
     def again(loop):
         loop.call_soon(again, loop)
 
     loop = world.add_loop("spinner")
     again(loop)
     with pytest.raises(Livelock, match="spinner has more"):
-        world.run(lambda: False, limit=LIMIT)
+        world.run(lambda: False, limit=TIME_LIMIT_S)
     assert world.callbacks == MAX_CALLBACKS
 
 
 def test_callbacks_of_one_loop_keep_their_order_and_those_of_several_are_shuffled_by_the_seed():
     def order(seed):
-        world, heard = World(seed), []
+        world, calls = World(seed), []
         loops = [world.add_loop(name) for name in "ab"]
         for number in range(8):
             for loop in loops:
-                loop.call_soon(heard.append, (loop.name, number))
+                loop.call_soon(calls.append, (loop.name, number))
         world.settle()
         for name in "ab":
-            assert [each for each in heard if each[0] == name] == [(name, number) for number in range(8)]
-        return heard
+            assert [each for each in calls if each[0] == name] == [(name, number) for number in range(8)]
+        return calls
 
     assert order(1) == order(1)
     assert len({tuple(order(seed)) for seed in range(8)}) > 1
 
 
 def test_a_halted_loop_runs_nothing_and_its_timers_fire_after_the_resume(world):
-    heard = []
+    times = []
 
     async def main():
         await asyncio.sleep(1.0)
-        heard.append(asyncio.get_running_loop().time())
+        times.append(asyncio.get_running_loop().time())
 
     loop, task = running(world, main)
     world.settle()
     world.halt(loop)
     world.run(lambda: False, limit=5.0)
-    assert heard == []
+    assert times == []
     world.resume(loop)
-    assert world.run(task.done, limit=LIMIT)
-    assert heard[0] >= 5.0
+    assert world.run(task.done, limit=TIME_LIMIT_S)
+    assert times[0] >= 5.0
 
 
 def test_callbacks_take_time_so_that_an_early_timer_does_not_fire_for_ever(world):
-    """As with Unix time, whose fractions are coarser than those of the loop's clock."""
-    heard = []
+    """Unix time has the same property: its fractions are coarser than those of the loop's clock."""
+    times = []
 
-    def look(loop):
+    def poll(loop):
         if loop.time() < 2.0:
-            loop.call_later(0.0, look, loop)
+            loop.call_later(0.0, poll, loop)
         else:
-            heard.append(loop.time())
+            times.append(loop.time())
 
     loop = world.add_loop("a")
-    loop.call_later(1.9999, look, loop)
-    assert world.run(lambda: bool(heard), limit=LIMIT)
+    loop.call_later(1.9999, poll, loop)
+    assert world.run(lambda: bool(times), limit=TIME_LIMIT_S)
 
 
 def test_tasks_are_cancelled_in_the_order_of_their_creation(world):
@@ -118,7 +118,7 @@ def test_tasks_are_cancelled_in_the_order_of_their_creation(world):
             raise ValueError
 
     _, task = running(world, main)
-    world.run(task.done, limit=LIMIT)
+    world.run(task.done, limit=TIME_LIMIT_S)
     assert isinstance(task.exception(), ExceptionGroup)
     assert cancelled == list(range(20))
 

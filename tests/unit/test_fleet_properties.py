@@ -12,8 +12,8 @@ from penstock.queue.policies.factory import PolicyConfig
 from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S
 
 TENANTS = [f"tenant-{number}" for number in range(6)]
-SIZES = [2, 16, 17, 64, 128]  # tokens; the last needs a whole worker
-ENDED = {"done", "left", "shed"}
+TICKET_SIZES = [2, 16, 17, 64, 128]  # tokens; the last needs a whole worker
+END_STATES = {"done", "left", "shed"}
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -47,8 +47,8 @@ class FleetMachine(RuleBasedStateMachine):
 
     # Events of clients and the edge.
 
-    @rule(tenant=st.sampled_from(TENANTS), priority=st.integers(1, 3), tokens=st.sampled_from(SIZES))
-    def ask(self, tenant, priority, tokens):
+    @rule(tenant=st.sampled_from(TENANTS), priority=st.integers(1, 3), tokens=st.sampled_from(TICKET_SIZES))
+    def add_request(self, tenant, priority, tokens):
         self.fleet.add_request(self.name("t"), tenant=tenant, priority=priority, tokens=tokens)
 
     @precondition(lambda self: self.at("waits") or self.at("holds") or self.at("runs"))
@@ -148,7 +148,7 @@ class FleetMachine(RuleBasedStateMachine):
     @invariant()
     def ended_requests_stay_ended(self):
         for request in self.fleet.requests.values():
-            if request.state in ENDED:
+            if request.state in END_STATES:
                 assert self.ends.setdefault(request.name, request.state) == request.state
 
     @invariant()
@@ -177,7 +177,7 @@ class FleetMachine(RuleBasedStateMachine):
             fleet.attach_worker(self.name("w"), scheduler)
             fleet.attach_worker(self.name("w"), scheduler)
         fleet.run_to_end()
-        assert {request.state for request in fleet.requests.values()} <= ENDED
+        assert {request.state for request in fleet.requests.values()} <= END_STATES
         self.ended_requests_stay_ended()
         for seconds in (
             ABSENT_QUEUE_TTL_S,
@@ -192,7 +192,7 @@ class FleetMachine(RuleBasedStateMachine):
         for book in fleet.shards.values():
             assert repr(book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
             assert (book.model_queues.waiting, book.model_queues.totals_by_tenant) == ((0, 0), {})
-            assert not any(seat.offered or +seat.void_offers for seat in book.schedulers.values())
+            assert not any(session.offered or +session.void_offers for session in book.schedulers.values())
         for scheduler in fleet.schedulers.values():
             assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.promised_blocks) == (0, 0, 0)
             assert len(scheduler.service_reports) == 0

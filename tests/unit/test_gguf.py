@@ -36,7 +36,7 @@ def write_values(path, *, array=None, kind=None):
     return path
 
 
-def test_metadata_reads_as_the_package_reads_it(tmp_path):
+def test_metadata_equals_that_read_by_the_gguf_package(tmp_path):
     path = write_values(tmp_path / "values.gguf")
     theirs = {key: each.contents() for key, each in GGUFReader(path).fields.items() if not key.startswith("GGUF.")}
     assert len(theirs) == 16
@@ -45,7 +45,7 @@ def test_metadata_reads_as_the_package_reads_it(tmp_path):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("rows", [1, 300])  # less and more than a slice
-def test_values_are_the_very_ones_that_the_package_makes_of_them(tmp_path, name, rows):
+def test_values_equal_those_of_the_gguf_package(tmp_path, name, rows):
     kind = GGMLQuantizationType[name]
     array = np.random.default_rng(rows).standard_normal((rows, 1024)).astype(np.float32)
     path = write_values(tmp_path / "values.gguf", array=array, kind=kind)

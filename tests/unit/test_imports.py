@@ -1,4 +1,4 @@
-"""Who may import whom, and that nothing we install takes over another's package."""
+"""Allowed imports between packages, and shared protos that no dependency overwrites."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ def test_imports_point_one_way():
     assert run.returncode == 0, run.stdout
 
 
-def test_no_import_leads_back_to_where_it_came_from():
-    """Those inside functions, and those for types alone, count like any other."""
+def test_imports_have_no_cycle():
+    """Imports inside functions and imports for types only count as well."""
     graph = grimp.build_graph("penstock", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert len(imports) > 400
@@ -37,7 +37,7 @@ def test_no_import_leads_back_to_where_it_came_from():
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-def test_every_folder_of_ours_is_a_package_that_says_what_it_is():
+def test_every_source_folder_is_a_package_with_a_docstring():
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [str(each) for each in sorted(folders) if not (each / "__init__.py").is_file()] == []
     silent = [each for each in sorted(folders) if not (each / "__init__.py").read_text().startswith('"""')]
@@ -46,6 +46,6 @@ def test_every_folder_of_ours_is_a_package_that_says_what_it_is():
 
 @pytest.mark.parametrize("path", OWNERS)
 def test_shared_protos_come_from_their_owner_alone(path):
-    """Some packages carry copies of these, and whichever is installed last would win."""
+    """Some packages contain copies of these protos, and the one installed last would take effect."""
     carriers = [each.name for each in distributions() if any(str(file) == path for file in each.files or ())]
     assert carriers == [OWNERS[path]]

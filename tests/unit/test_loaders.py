@@ -210,7 +210,7 @@ def test_rows_for_interleaved_rope_come_back_in_half_split_order():
     assert half_split_rows(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_a_llama2c_model_needs_its_tokenizer_beside_it(tmp_path):
+def test_a_llama2c_model_needs_its_tokenizer_in_its_folder(tmp_path):
     alone = shutil.copy(STORIES / "stories260K.bin", tmp_path / "stories260K.bin")
     with pytest.raises(ModelUnsupported, match=r"tok512\.bin or tokenizer\.bin"):
         load(alone, torch.float32, CPU)

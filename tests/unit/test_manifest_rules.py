@@ -16,34 +16,34 @@ def objects():
 
 
 def set_variable(name, value):
-    def spoil(deployment):
+    def apply(deployment):
         for each in container(deployment)["env"]:
             if each["name"] == name:
                 each["value"] = value
                 return
         raise AssertionError(f"no variable {name}")
 
-    return spoil
+    return apply
 
 
 def set_in(path, value):
-    def spoil(thing):
+    def apply(thing):
         *parents, last = path
         for key in parents:
             thing = thing[key]
         thing[last] = value
 
-    return spoil
+    return apply
 
 
-POD = ("spec", "template", "spec")
-MAIN = (*POD, "containers", 0)
-QUEUES = {"app.kubernetes.io/component": "queue"}
-NOBODY = {"app.kubernetes.io/component": "nobody"}
+POD_PATH = ("spec", "template", "spec")
+CONTAINER_PATH = (*POD_PATH, "containers", 0)
+QUEUE_PODS = {"app.kubernetes.io/component": "queue"}
+NO_PODS = {"app.kubernetes.io/component": "absent"}
 
-MISTAKES = {
-    "a Service that selects nobody": ("Service", "queue", set_in(("spec", "selector"), NOBODY), "selects []"),
-    "a Service that selects everybody": (
+MANIFEST_FAULTS = {
+    "a Service that selects no pod": ("Service", "queue", set_in(("spec", "selector"), NO_PODS), "selects []"),
+    "a Service that selects all pods": (
         "Service",
         "queue",
         set_in(("spec", "selector"), {"app.kubernetes.io/name": "penstock"}),
@@ -55,7 +55,7 @@ MISTAKES = {
         set_in(("spec", "ports", 0, "targetPort"), "rpc"),
         "sends to port rpc",
     ),
-    "a headless port nobody listens on": (
+    "a headless port without a listener": (
         "Service",
         "auth",
         set_in(("spec", "ports", 0, "port"), 80),
@@ -65,26 +65,26 @@ MISTAKES = {
     "pods its own selector misses": (
         "Deployment",
         "edge",
-        set_in(("spec", "selector", "matchLabels"), NOBODY),
+        set_in(("spec", "selector", "matchLabels"), NO_PODS),
         "does not match its own pods",
     ),
     "a readiness probe on another port": (
         "Deployment",
         "auth",
-        set_in((*MAIN, "readinessProbe", "grpc", "port"), 7003),
-        "asks port 7003",
+        set_in((*CONTAINER_PATH, "readinessProbe", "grpc", "port"), 7003),
+        "uses port 7003",
     ),
     "a liveness probe that fails in a drain": (
         "Deployment",
         "auth",
-        set_in((*MAIN, "livenessProbe", "grpc"), {"port": 7002}),
-        "its probes ask",
+        set_in((*CONTAINER_PATH, "livenessProbe", "grpc"), {"port": 7002}),
+        "its probes use",
     ),
     "a proxy probe by a wrong port name": (
         "Deployment",
         "envoy",
-        set_in((*MAIN, "readinessProbe", "httpGet", "port"), "admin"),
-        "asks port admin",
+        set_in((*CONTAINER_PATH, "readinessProbe", "httpGet", "port"), "admin"),
+        "uses port admin",
     ),
     "a listen port that is not opened": (
         "Deployment",
@@ -98,10 +98,10 @@ MISTAKES = {
         set_variable("PENSTOCK_QUEUE_LISTEN", "127.0.0.1:7003"),
         "listens on",
     ),
-    "a declared port nobody serves": (
+    "a declared port without a server": (
         "Deployment",
         "edge",
-        set_in((*MAIN, "ports", 1, "containerPort"), 7081),
+        set_in((*CONTAINER_PATH, "ports", 1, "containerPort"), 7081),
         "listens on",
     ),
     "an address of no Service": (
@@ -125,86 +125,86 @@ MISTAKES = {
     "a misspelt setting": (
         "Deployment",
         "queue",
-        set_in((*MAIN, "env", 0, "name"), "PENSTOCK_QUEUE_LISTENS"),
+        set_in((*CONTAINER_PATH, "env", 0, "name"), "PENSTOCK_QUEUE_LISTENS"),
         "is not a setting of queue",
     ),
     "a setting of another tier": (
         "Deployment",
         "queue",
-        set_in((*MAIN, "env", 0, "name"), "PENSTOCK_QUEU_LISTEN"),
+        set_in((*CONTAINER_PATH, "env", 0, "name"), "PENSTOCK_QUEU_LISTEN"),
         "settings of no tier",
     ),
-    "a value nobody can parse": (
+    "a value that cannot be parsed": (
         "Deployment",
         "routing",
         set_variable("PENSTOCK_ROUTING_EDGES", "edge"),
-        "its settings are refused",
+        "its settings are invalid",
     ),
-    "a worker edges cannot dial": (
+    "a worker that edges cannot reach": (
         "Deployment",
         "worker",
         set_variable("PENSTOCK_WORKER_ADVERTISE", "localhost:7005"),
-        "edges are told to dial",
+        "edges are given the address",
     ),
     "a kill before the drain ends": (
         "Deployment",
         "edge",
-        set_in((*POD, "terminationGracePeriodSeconds"), 20),
+        set_in((*POD_PATH, "terminationGracePeriodSeconds"), 20),
         "is killed after 20 s",
     ),
     "a proxy killed before it has drained": (
         "Deployment",
         "envoy",
-        set_in((*POD, "terminationGracePeriodSeconds"), 60),
+        set_in((*POD_PATH, "terminationGracePeriodSeconds"), 60),
         "is killed after 60 s",
     ),
     "a process that may be root": (
         "Deployment",
         "worker",
-        set_in((*POD, "securityContext", "runAsUser"), 0),
+        set_in((*POD_PATH, "securityContext", "runAsUser"), 0),
         "may run as root",
     ),
     "an image that can be written to": (
         "Deployment",
         "edge",
-        set_in((*MAIN, "securityContext", "readOnlyRootFilesystem"), False),
+        set_in((*CONTAINER_PATH, "securityContext", "readOnlyRootFilesystem"), False),
         "write to its image",
     ),
     "a capability kept": (
         "Deployment",
         "edge",
-        set_in((*MAIN, "securityContext", "capabilities"), {"drop": ["NET_RAW"]}),
+        set_in((*CONTAINER_PATH, "securityContext", "capabilities"), {"drop": ["NET_RAW"]}),
         "keeps capabilities",
     ),
     "no seccomp profile": (
         "Deployment",
         "edge",
-        set_in((*POD, "securityContext", "seccompProfile"), {"type": "Unconfined"}),
+        set_in((*POD_PATH, "securityContext", "seccompProfile"), {"type": "Unconfined"}),
         "no seccomp profile",
     ),
     "variables of other Services": (
         "Deployment",
         "edge",
-        set_in((*POD, "enableServiceLinks"), True),
+        set_in((*POD_PATH, "enableServiceLinks"), True),
         "look like unknown settings",
     ),
-    "an account nobody made": (
+    "an account that does not exist": (
         "Deployment",
         "edge",
-        set_in((*POD, "serviceAccountName"), "edges"),
+        set_in((*POD_PATH, "serviceAccountName"), "edges"),
         "no ServiceAccount edges",
     ),
     "two writers of one volume": ("Deployment", "auth", set_in(("spec", "replicas"), 2), "write to one volume"),
-    "a claim nobody made": (
+    "a claim that does not exist": (
         "Deployment",
         "auth",
-        set_in((*POD, "volumes", 1, "persistentVolumeClaim", "claimName"), "store"),
+        set_in((*POD_PATH, "volumes", 1, "persistentVolumeClaim", "claimName"), "store"),
         "no PersistentVolumeClaim store",
     ),
-    "a volume nobody mounts": (
+    "a volume that is not mounted": (
         "Deployment",
         "auth",
-        set_in((*MAIN, "volumeMounts", 1, "name"), "stores"),
+        set_in((*CONTAINER_PATH, "volumeMounts", 1, "name"), "stores"),
         "differ",
     ),
     "a roll that takes pods away first": (
@@ -213,12 +213,12 @@ MISTAKES = {
         set_in(("spec", "strategy", "rollingUpdate", "maxUnavailable"), 1),
         "takes pods away",
     ),
-    "an image by no tag": ("Deployment", "queue", set_in((*MAIN, "image"), "penstock-queue"), "not pinned"),
+    "an image by no tag": ("Deployment", "queue", set_in((*CONTAINER_PATH, "image"), "penstock-queue"), "not pinned"),
     "another namespace": ("Service", "queue", set_in(("metadata", "namespace"), "default"), "not the one namespace"),
-    "a budget for nobody": (
+    "a budget for no pod": (
         "PodDisruptionBudget",
         "edge",
-        set_in(("spec", "selector", "matchLabels"), NOBODY),
+        set_in(("spec", "selector", "matchLabels"), NO_PODS),
         "selects []",
     ),
     "a policy that cuts the request's path": (
@@ -238,15 +238,15 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_found(objects, mistake):
-    kind, name, spoil, told = mistake
-    spoil(get_object(objects, kind, name))
+@pytest.mark.parametrize("mistake", MANIFEST_FAULTS.values(), ids=MANIFEST_FAULTS)
+def test_a_manifest_fault_is_found(objects, mistake):
+    kind, name, apply, expected = mistake
+    apply(get_object(objects, kind, name))
     found = manifest_faults(objects, config_classes())
-    assert any(told in fault for fault in found), found
+    assert any(expected in fault for fault in found), found
 
 
-def test_the_bootstrap_may_name_no_stranger(objects):
+def test_the_bootstrap_may_name_no_unknown_address(objects):
     file = get_object(objects, "ConfigMap", "envoy")
     file["data"]["bootstrap.json"] = json.dumps(bootstrap("router:7006", "127.0.0.1:9901"))
     assert any("router:7006, which no Service has" in fault for fault in manifest_faults(objects, config_classes()))

@@ -51,7 +51,7 @@ def test_a_tier_listens_on_the_address_of_the_map(rendered, tier):
     assert ports(get_object(rendered, "Deployment", tier))["grpc"] == PORTS[tier]
 
 
-def test_the_front_is_one_port_for_all(rendered):
+def test_the_front_has_one_port_for_all_protocols(rendered):
     assert ports(get_object(rendered, "Deployment", "envoy"))["front"] == 8080
     assert [port["port"] for port in get_object(rendered, "Service", "envoy")["spec"]["ports"]] == [8080]
 
@@ -93,14 +93,14 @@ def test_only_a_worker_image_carries_torch():
 
 
 @pytest.mark.parametrize("overlay", [LOCAL_OVERLAY, GPU_OVERLAY], ids=["local", "gpu"])
-def test_every_image_of_ours_is_one_that_the_dockerfile_makes(overlay):
+def test_every_penstock_image_is_made_by_the_dockerfile(overlay):
     named = {container(each)["image"] for each in render_overlay(overlay) if each["kind"] == "Deployment"}
     ours = {each.removeprefix("penstock-").removesuffix(":dev") for each in named if each.startswith("penstock-")}
     assert len(ours) == len(TIERS)
     assert ours <= {each.name for each in dockerfile().images()}
 
 
-def test_every_image_made_is_named_by_an_overlay_but_the_one_for_operators():
+def test_every_image_except_that_for_operators_is_used_by_an_overlay():
     named = {
         container(each)["image"]
         for at in (LOCAL_OVERLAY, GPU_OVERLAY)

@@ -10,8 +10,8 @@ from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, Fini
 from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.sampler import sample
 
-END = 2
-WORDS = AllowedChoices(((10, 11), (10, 11, 12), (20,)))
+END_ID = 2
+CHOICES = AllowedChoices(((10, 11), (10, 11, 12), (20,)))
 
 
 def batch_with(form, **fields):
@@ -20,7 +20,7 @@ def batch_with(form, **fields):
         policy=ContinuousBatching(token_budget=16),
         slots=2,
         context_length=32,
-        eos_ids=frozenset({END}),
+        eos_ids=frozenset({END_ID}),
     )
     batch.add(SequenceSpec(seq_id=1, max_output_tokens=8, constraint=form, **({"token_ids": [1, 2, 3]} | fields)))
     return batch
@@ -28,30 +28,37 @@ def batch_with(form, **fields):
 
 @pytest.mark.parametrize(
     ("output", "following"),
-    [([], [10, 20]), ([10], [11]), ([10, 11], [END, 12]), ([10, 11, 12], [END]), ([20], [END]), ([99], [END])],
+    [
+        ([], [10, 20]),
+        ([10], [11]),
+        ([10, 11], [END_ID, 12]),
+        ([10, 11, 12], [END_ID]),
+        ([20], [END_ID]),
+        ([99], [END_ID]),
+    ],
 )
 def test_a_choice_is_followed_token_by_token_to_its_end(output, following):
-    assert build_mask(WORDS, frozenset({END})).allowed(output) == following
+    assert build_mask(CHOICES, frozenset({END_ID})).allowed(output) == following
 
 
 def test_allowed_tokens_stay_the_same_and_an_end_is_among_them():
-    mask = build_mask(AllowedTokens(frozenset({7, 5})), frozenset({END}))
-    assert mask.allowed([]) == mask.allowed([5, 5, 7]) == [END, 5, 7]
+    mask = build_mask(AllowedTokens(frozenset({7, 5})), frozenset({END_ID}))
+    assert mask.allowed([]) == mask.allowed([5, 5, 7]) == [END_ID, 5, 7]
 
 
 def test_a_run_keeps_its_constraint_until_an_end_id():
-    batch, seen = batch_with(WORDS), []
+    batch, seen = batch_with(CHOICES), []
     while batch.has_work:
         plan = batch.plan()
         seen.append(plan.sampled[0].allowed)
         result = batch.commit(plan, [seen[-1][-1]], [0.0])
-    assert seen == [[10, 20], [END]]
+    assert seen == [[10, 20], [END_ID]]
     assert result.finished[0].reason is FinishReason.STOP
 
 
 def test_a_resumed_run_continues_within_its_choice():
-    batch = batch_with(WORDS, token_ids=[1, 2, 3, 10, 11], emitted=2)
-    assert batch.plan().sampled[0].allowed == [END, 12]
+    batch = batch_with(CHOICES, token_ids=[1, 2, 3, 10, 11], emitted=2)
+    assert batch.plan().sampled[0].allowed == [END_ID, 12]
 
 
 def test_without_a_constraint_all_ids_are_allowed():
@@ -66,8 +73,8 @@ def test_a_constraint_that_no_output_satisfies_is_rejected(form):
 
 def test_a_choice_without_an_end_id_is_rejected():
     with pytest.raises(StartInvalid, match="end ids"):
-        batch_with(WORDS, ignore_eos=True)
-    assert batch_with(WORDS, ignore_eos=True, stop_ids=frozenset({4})).plan().sampled[0].allowed == [10, 20]
+        batch_with(CHOICES, ignore_eos=True)
+    assert batch_with(CHOICES, ignore_eos=True, stop_ids=frozenset({4})).plan().sampled[0].allowed == [10, 20]
 
 
 def drawn(logits, allowed, **params):

@@ -1,4 +1,4 @@
-"""The native forward pass: the logits of plain torch, and bits that do not depend on the rows beside a row."""
+"""The native forward pass: the logits of plain torch, and bits that do not depend on the other rows."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ SHAPES = {
 
 HAS_BFLOAT16 = "avx512_bf16" in compiler.host_target().required_flags
 DTYPES = [torch.float32, torch.bfloat16] if HAS_BFLOAT16 else [torch.float32]
-NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 
 
 def runners(shape, dtype, *, block_size=16, threads=2, **weights):
@@ -41,13 +41,13 @@ def runners(shape, dtype, *, block_size=16, threads=2, **weights):
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_float32_logits_are_plain_torchs(shape, extras):
+def test_float32_logits_equal_those_of_plain_torch(shape, extras):
     texts = [
         random_text(3),
         random_text(40, 2),
         random_text(600, 3),
         random_text(880, 4),
-    ]  # a layer takes so many in parts
+    ]  # a layer processes so many rows in parts
     plain, native = (logits_of(each, texts, budget=2_048) for each in runners(shape, torch.float32, extras=extras))
     assert plain.keys() == native.keys()
     for place, row in plain.items():
@@ -56,7 +56,7 @@ def test_float32_logits_are_plain_torchs(shape, extras):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_are_as_near_to_float32_as_plain_torchs(shape, dtype):
+def test_logits_are_as_close_to_float32_as_those_of_plain_torch(shape, dtype):
     texts = [random_text(300)]
     exact = logits_of(runners(shape, torch.float32)[0], texts)
     plain, native = (logits_of(each, texts) for each in runners(shape, dtype))
@@ -64,7 +64,7 @@ def test_logits_are_as_near_to_float32_as_plain_torchs(shape, dtype):
     def error(logits):
         return max(float((logits[place] - exact[place]).norm() / exact[place].norm()) for place in exact)
 
-    assert error(native) < max(1.5 * error(plain), NEAR[dtype])
+    assert error(native) < max(1.5 * error(plain), TOLERANCE[dtype])
 
 
 def test_a_tied_head_is_the_embedding():
@@ -78,22 +78,22 @@ def test_a_tied_head_is_the_embedding():
 @settings(max_examples=10, deadline=None)
 @given(
     mates=st.lists(st.integers(1, 400), max_size=7),
-    budget=st.integers(8, 512) | st.just(2_048),  # the large one for steps that pass through a layer in parts
+    budget=st.integers(8, 512) | st.just(2_048),  # the large budget makes steps that a layer processes in parts
     prompt_share=st.floats(0.0, 1.0),
     block_size=st.sampled_from([16, 32, 64]),
     threads=st.integers(1, 3),
 )
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(*, dtype, mates, budget, prompt_share, block_size, threads):
+def test_a_rows_bits_do_not_depend_on_the_other_rows(*, dtype, mates, budget, prompt_share, block_size, threads):
     text = random_text(330)
     alone = logits_of(runners(SHAPE, dtype)[1], [text], prompt_share=0.9)
     runner = runners(SHAPE, dtype, block_size=block_size, threads=threads)[1]
     texts = [*(random_text(length, seed) for seed, length in enumerate(mates, 10)), text]
     options = {"budget": budget, "block_size": block_size, "prompt_share": prompt_share}
-    crowd = logits_of(runner, texts, **options)
-    shared = [place for place in alone if (len(mates), place[1]) in crowd]
+    batched = logits_of(runner, texts, **options)
+    shared = [place for place in alone if (len(mates), place[1]) in batched]
     assert shared
     for place in shared:
-        assert torch.equal(alone[place], crowd[len(mates), place[1]])
+        assert torch.equal(alone[place], batched[len(mates), place[1]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -117,7 +117,7 @@ def test_unsupported_shapes_are_rejected():
             check_native(shape, block_size)
 
 
-# How it comes to be compiled.
+# Compilation.
 
 
 @pytest.fixture
@@ -167,13 +167,13 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_no_file(empty_cache, monkeyp
     assert list((empty_cache / "penstock" / "native").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_names_the_way_out(empty_cache, monkeypatch):
+def test_a_cache_that_cannot_be_written_names_the_remedy(empty_cache, monkeypatch):
     (empty_cache / "penstock").write_text("a file where a folder is to be")
     with pytest.raises(NativeUnavailable, match="set XDG_CACHE_HOME"):
         compiler.load_library()
 
 
-def test_every_target_asks_for_no_less_than_the_next():
+def test_every_target_requires_at_least_the_features_of_the_next():
     assert all(
         worse.required_flags < better.required_flags or not worse.required_flags
         for better, worse in pairwise(compiler.X86_TARGETS[:3])

@@ -29,25 +29,25 @@ DELTAS = [Delta(text="Wa", token_ids=[1]), Delta(text="", token_ids=[2]), Delta(
 TEXT = "".join(delta.text for delta in DELTAS)
 USAGE = Usage(prompt_tokens=3, output_tokens=4, cached_prompt_tokens=2)
 STOPPED = Finished(reason=FINISH_REASON_STOP, usage=USAGE)
-CUT = Finished(reason=FINISH_REASON_LENGTH, usage=USAGE)
-LOST = Unavailable("the worker is gone; retry", reason="NO_WORKER", retry_after=1.0)
+CUT_SHORT = Finished(reason=FINISH_REASON_LENGTH, usage=USAGE)
+WORKER_LOST = Unavailable("the worker is gone; retry", reason="NO_WORKER", retry_after=1.0)
 
-SHAPES = {
+SERIALIZERS = {
     "/v1/chat/completions": (parse_chat, ChatSerializer),
     "/v1/completions": (parse_completion, CompletionSerializer),
     "/v1/responses": (parse_response, ResponsesSerializer),
 }
-HI = [{"role": "user", "content": "hi"}]
+GREETING = [{"role": "user", "content": "hi"}]
 
 
 def client(finished=STOPPED, error=None):
     """The real client over a transport that serves the output of the pure functions."""
 
     def served(request):
-        parse, shape = SHAPES[request.url.path]
-        asked = parse(parse_body(request.content), "r1")
-        answer = shape(asked, created=1_700_000_000)
-        if not asked.stream:
+        parse, new_serializer = SERIALIZERS[request.url.path]
+        request = parse(parse_body(request.content), "r1")
+        answer = new_serializer(request, created=1_700_000_000)
+        if not request.stream:
             return httpx2.Response(200, content=answer.whole(ACCEPTED, TEXT, finished))
         stream = answer.begin(ACCEPTED) + b"".join(answer.delta(delta) for delta in DELTAS)
         stream += answer.finish(finished) if error is None else answer.fail(error)
@@ -83,8 +83,8 @@ def test_a_response_stream_has_every_event_in_order_and_numbered():
 
 
 def test_every_event_of_a_response_is_named_as_it_is_typed():
-    asked = parse_response(parse_body(b'{"input":"hi"}'), "r1")
-    answer = ResponsesSerializer(asked, created=1)
+    request = parse_response(parse_body(b'{"input":"hi"}'), "r1")
+    answer = ResponsesSerializer(request, created=1)
     stream = answer.begin(ACCEPTED) + answer.delta(DELTAS[0]) + answer.finish(STOPPED)
     frames = [frame.split(b"\n") for frame in stream.removesuffix(b"\n\n").split(b"\n\n")]
     assert len(frames) == 9
@@ -92,8 +92,8 @@ def test_every_event_of_a_response_is_named_as_it_is_typed():
         assert name.removeprefix(b"event: ").decode() == json.loads(data.removeprefix(b"data: "))["type"]
 
 
-def test_the_client_s_final_response_is_there_although_the_server_s_own_limit_cut_it():
-    with client(CUT) as api, api.responses.stream(model="m", input="hi") as stream:
+def test_a_response_cut_by_the_limit_of_the_server_is_complete_for_the_client():
+    with client(CUT_SHORT) as api, api.responses.stream(model="m", input="hi") as stream:
         final = stream.get_final_response()
     assert (final.status, final.output_text) == ("completed", TEXT)
     assert final.incomplete_details.reason == "max_output_tokens"
@@ -101,26 +101,26 @@ def test_the_client_s_final_response_is_there_although_the_server_s_own_limit_cu
 
 
 def test_a_response_cut_by_the_caller_s_own_limit_is_incomplete():
-    with client(CUT) as api:
+    with client(CUT_SHORT) as api:
         streamed = list(api.responses.create(model="m", input="hi", stream=True, max_output_tokens=4))[-1]
-        whole = api.responses.create(model="m", input="hi", max_output_tokens=4)
+        complete = api.responses.create(model="m", input="hi", max_output_tokens=4)
     assert streamed.type == "response.incomplete"
-    assert streamed.response == whole
-    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert streamed.response == complete
+    assert (complete.status, complete.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
 def test_a_whole_response_equals_the_last_event_of_a_streamed_one():
-    asked = {"model": "m", "input": "hi", "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5}
+    request = {"model": "m", "input": "hi", "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5}
     with client() as api:
-        whole = api.responses.create(**asked)
-        last = list(api.responses.create(**asked, stream=True))[-1]
-    assert whole == last.response
-    assert (whole.id, whole.model, whole.instructions) == ("resp_r1", "m", "Be brief.")
-    assert (whole.metadata, whole.temperature, whole.created_at) == ({"a": "b"}, 0.5, 1_700_000_000)
+        complete = api.responses.create(**request)
+        last = list(api.responses.create(**request, stream=True))[-1]
+    assert complete == last.response
+    assert (complete.id, complete.model, complete.instructions) == ("resp_r1", "m", "Be brief.")
+    assert (complete.metadata, complete.temperature, complete.created_at) == ({"a": "b"}, 0.5, 1_700_000_000)
 
 
-def test_a_response_that_fails_midway_keeps_its_text_and_says_why():
-    with client(error=LOST) as api:
+def test_a_response_that_fails_midway_has_its_text_and_the_reason():
+    with client(error=WORKER_LOST) as api:
         events = list(api.responses.create(model="m", input="hi", stream=True))
     assert events[-1].type == "response.failed"
     failed = events[-1].response
@@ -145,7 +145,7 @@ def test_a_failed_response_has_one_of_the_api_s_own_codes(error, code):
 
 def test_a_chat_stream_starts_with_the_role_and_ends_with_the_reason():
     with client() as api:
-        chunks = list(api.chat.completions.create(model="m", messages=HI, stream=True))
+        chunks = list(api.chat.completions.create(model="m", messages=GREETING, stream=True))
     assert [chunk.object for chunk in chunks] == ["chat.completion.chunk"] * 4
     assert {(chunk.id, chunk.model, chunk.created, chunk.usage) for chunk in chunks} == {
         ("chatcmpl-r1", "m", 1_700_000_000, None)
@@ -155,10 +155,12 @@ def test_a_chat_stream_starts_with_the_role_and_ends_with_the_reason():
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
 
 
-def test_usage_is_one_more_chunk_without_a_choice_when_it_is_asked_for():
-    with client(CUT) as api:
+def test_requested_usage_is_one_more_chunk_without_a_choice():
+    with client(CUT_SHORT) as api:
         chunks = list(
-            api.chat.completions.create(model="m", messages=HI, stream=True, stream_options={"include_usage": True})
+            api.chat.completions.create(
+                model="m", messages=GREETING, stream=True, stream_options={"include_usage": True}
+            )
         )
     assert [len(chunk.choices) for chunk in chunks] == [1, 1, 1, 1, 0]
     assert [chunk.usage is None for chunk in chunks] == [True, True, True, True, False]
@@ -170,9 +172,9 @@ def test_usage_is_one_more_chunk_without_a_choice_when_it_is_asked_for():
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_continuous_usage_counts_the_tokens_so_far_held_ones_included(path):
-    parse, shape = SHAPES[path]
-    options = {"messages": HI, "prompt": "hi", "stream_options": {"continuous_usage_stats": True}}
-    answer = shape(parse(parse_body(json.dumps(options).encode()), "r1"), created=1)
+    parse, new_serializer = SERIALIZERS[path]
+    options = {"messages": GREETING, "prompt": "hi", "stream_options": {"continuous_usage_stats": True}}
+    answer = new_serializer(parse(parse_body(json.dumps(options).encode()), "r1"), created=1)
     answer.begin(ACCEPTED)
     chunks = [json.loads(sent.removeprefix(b"data: ")) for delta in DELTAS if (sent := answer.delta(delta))]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 4]
@@ -180,51 +182,51 @@ def test_continuous_usage_counts_the_tokens_so_far_held_ones_included(path):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stream_of_chunks_ends_in_done_and_a_failed_one_does_not(path):
-    parse, shape = SHAPES[path]
-    asked = parse(parse_body(json.dumps({"messages": HI, "prompt": "hi"}).encode()), "r1")
-    good, bad = shape(asked, created=1), shape(asked, created=1)
+    parse, new_serializer = SERIALIZERS[path]
+    request = parse(parse_body(json.dumps({"messages": GREETING, "prompt": "hi"}).encode()), "r1")
+    good, bad = new_serializer(request, created=1), new_serializer(request, created=1)
     good.begin(ACCEPTED), bad.begin(ACCEPTED)
     assert good.finish(STOPPED).endswith(b"data: [DONE]\n\n")
-    assert b"[DONE]" not in bad.fail(LOST)
+    assert b"[DONE]" not in bad.fail(WORKER_LOST)
 
 
 def test_the_client_raises_when_a_chat_stream_fails_midway():
     got = []
-    with client(error=LOST) as api, pytest.raises(openai.APIError, match="the worker is gone; retry"):
-        chunks = api.chat.completions.create(model="m", messages=HI, stream=True)
+    with client(error=WORKER_LOST) as api, pytest.raises(openai.APIError, match="the worker is gone; retry"):
+        chunks = api.chat.completions.create(model="m", messages=GREETING, stream=True)
         got.extend(chunk.choices[0].delta.content for chunk in chunks)
     assert "".join(got) == TEXT
 
 
 def test_a_whole_chat_completion_has_the_same_text_and_usage_as_its_stream():
     with client() as api:
-        whole = api.chat.completions.create(model="m", messages=HI)
-    assert (whole.id, whole.object, whole.model) == ("chatcmpl-r1", "chat.completion", "m")
-    choice = whole.choices[0]
+        complete = api.chat.completions.create(model="m", messages=GREETING)
+    assert (complete.id, complete.object, complete.model) == ("chatcmpl-r1", "chat.completion", "m")
+    choice = complete.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (3, 4, 7)
+    assert (complete.usage.prompt_tokens, complete.usage.completion_tokens, complete.usage.total_tokens) == (3, 4, 7)
 
 
-def test_a_completion_streams_and_comes_whole_with_the_same_text():
-    with client(CUT) as api:
+def test_a_completion_has_the_same_text_streamed_and_complete():
+    with client(CUT_SHORT) as api:
         chunks = list(api.completions.create(model="m", prompt="hi", stream=True))
-        whole = api.completions.create(model="m", prompt="hi")
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text == TEXT
+        complete = api.completions.create(model="m", prompt="hi")
+    assert "".join(chunk.choices[0].text for chunk in chunks) == complete.choices[0].text == TEXT
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
-    assert (whole.id, whole.object, whole.usage.completion_tokens) == ("cmpl-r1", "text_completion", 4)
+    assert (complete.id, complete.object, complete.usage.completion_tokens) == ("cmpl-r1", "text_completion", 4)
 
 
-@pytest.mark.parametrize("path", SHAPES)
-def test_a_timeline_comes_with_the_end_of_the_answer_when_there_is_one(path):
+@pytest.mark.parametrize("path", SERIALIZERS)
+def test_the_end_of_an_answer_has_its_timeline_if_there_is_one(path):
     timeline = Timeline(trace_id="t", worker_id="w", attempts=1, stages=[Stage(tier="queue", name="wait")])
     timeline.total.FromMilliseconds(1500)
     timeline.stages[0].length.FromMilliseconds(250)
     finished = Finished(reason=FINISH_REASON_STOP, usage=USAGE, timeline=timeline)
-    parse, shape = SHAPES[path]
-    body = {"messages": HI, "prompt": None, "input": "hi"} if path != "/v1/completions" else {"prompt": "hi"}
-    answer = shape(parse(parse_body(json.dumps(body).encode()), "r1"), created=1)
-    told = json.loads(answer.whole(ACCEPTED, TEXT, finished))["timeline"]
-    assert told == {
+    parse, new_serializer = SERIALIZERS[path]
+    body = {"messages": GREETING, "prompt": None, "input": "hi"} if path != "/v1/completions" else {"prompt": "hi"}
+    answer = new_serializer(parse(parse_body(json.dumps(body).encode()), "r1"), created=1)
+    decoded = json.loads(answer.whole(ACCEPTED, TEXT, finished))["timeline"]
+    assert decoded == {
         "total_s": 1.5,
         "stages": [{"tier": "queue", "name": "wait", "start_s": 0.0, "length_s": 0.25}],
         "trace_id": "t",

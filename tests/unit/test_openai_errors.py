@@ -36,8 +36,8 @@ def test_every_error_has_its_status_and_the_api_s_body(error, status, kind, code
 
 
 def test_every_error_type_of_the_chassis_is_mapped():
-    told = {type(error) for error, *_ in CASES} | {BodyTooLarge}
-    assert set(errors.PenstockError.__subclasses__()) <= told
+    covered = {type(error) for error, *_ in CASES} | {BodyTooLarge}
+    assert set(errors.PenstockError.__subclasses__()) <= covered
 
 
 def test_the_wrong_field_is_the_param():
@@ -51,7 +51,7 @@ def test_an_overload_names_the_time_to_retry_in_both_units():
     assert http_error(errors.QuotaExceeded("m", retry_after=0.0)).headers["retry-after"] == "1"
 
 
-def test_an_error_that_a_retry_cannot_help_says_so():
+def test_an_error_that_a_retry_cannot_resolve_forbids_retries():
     headers = http_error(errors.Internal("m")).headers
     assert headers["x-should-retry"] == "false"
     assert not {"retry-after", "retry-after-ms"} & set(headers)

@@ -11,7 +11,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.v1.inference_pb2 import Priority
 
-HI = [{"role": "user", "content": "hi"}]
+GREETING = [{"role": "user", "content": "hi"}]
 
 
 def body(members):
@@ -19,7 +19,7 @@ def body(members):
 
 
 def chat(**members):
-    return parse_chat(body({"messages": HI} | members), "r1")
+    return parse_chat(body({"messages": GREETING} | members), "r1")
 
 
 def completion(**members):
@@ -33,10 +33,10 @@ def response(**members):
 ENDPOINTS = [chat, completion, response]
 
 
-def refused(call, **members):
-    with pytest.raises(InvalidArgument) as refusal:
+def rejection_of(call, **members):
+    with pytest.raises(InvalidArgument) as failure:
         call(**members)
-    return refusal.value.message, refusal.value.field_violations[0].field
+    return failure.value.message, failure.value.field_violations[0].field
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,17 @@ def test_a_chat_without_a_limit_has_none_and_a_completion_has_the_api_s_sixteen(
 def test_the_newer_name_of_the_limit_wins_over_the_older():
     assert chat(max_tokens=5).spec.max_output_tokens == 5
     assert chat(max_tokens=5, max_completion_tokens=6).spec.max_output_tokens == 6
-    assert refused(chat, max_tokens=0)[1] == "max_tokens"
-    assert refused(chat, max_tokens=5, max_completion_tokens=0)[1] == "max_completion_tokens"
+    assert rejection_of(chat, max_tokens=0)[1] == "max_tokens"
+    assert rejection_of(chat, max_tokens=5, max_completion_tokens=0)[1] == "max_completion_tokens"
 
 
 def test_contents_are_strings_or_lists_of_text_parts_in_any_of_their_names():
     parts = [{"type": kind, "text": kind} for kind in ("text", "input_text", "output_text")]
     parts.append({"type": "refusal", "refusal": "no"})
     messages = [{"role": "developer", "content": "short"}, {"role": "assistant", "content": parts}]
-    spoken = (Message("system", "short"), Message("assistant", "text\ninput_text\noutput_text\nno"))
-    assert chat(messages=messages).spec.input == ChatInput(spoken)
-    assert response(input=messages).spec.input == ChatInput(spoken)
+    expected = (Message("system", "short"), Message("assistant", "text\ninput_text\noutput_text\nno"))
+    assert chat(messages=messages).spec.input == ChatInput(expected)
+    assert response(input=messages).spec.input == ChatInput(expected)
 
 
 def test_instructions_come_first_and_earlier_answers_can_be_sent_back_as_they_came():
@@ -131,7 +131,7 @@ def test_instructions_come_first_and_earlier_answers_can_be_sent_back_as_they_ca
 
 
 @pytest.mark.parametrize(
-    ("prompt", "spoken"),
+    ("prompt", "expected"),
     [
         ("a", TextInput("a")),
         (["a"], TextInput("a")),
@@ -139,12 +139,12 @@ def test_instructions_come_first_and_earlier_answers_can_be_sent_back_as_they_ca
         ([[1, 2]], TokenInput((1, 2))),
     ],
 )
-def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, spoken):
-    assert completion(prompt=prompt).spec.input == spoken
+def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, expected):
+    assert completion(prompt=prompt).spec.input == expected
 
 
 @pytest.mark.parametrize(
-    ("call", "members", "field", "said"),
+    ("call", "members", "field", "expected"),
     [
         (completion, {"prompt": ["a", "b"]}, "prompt", "has 2 prompts; send one request for each"),
         (completion, {"prompt": [1, "b"]}, "prompt[1]", "must be a token id, not the string 'b'"),
@@ -171,15 +171,15 @@ def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, spok
         (response, {"input": [{"type": "function_call"}]}, "input[0].type", "accepts messages only"),
     ],
 )
-def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field, said):
-    message, named = refused(call, **members)
+def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field, expected):
+    message, named = rejection_of(call, **members)
     assert named == field
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize("call", ENDPOINTS)
 @pytest.mark.parametrize(
-    ("members", "field", "said"),
+    ("members", "field", "expected"),
     [
         ({"temperature": "hot"}, "temperature", "temperature must be a number, not the string 'hot'"),
         ({"temperature": True}, "temperature", "not true"),
@@ -198,10 +198,10 @@ def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field,
         ({"tools": [{"type": "function"}]}, "tools", "describe the tool in the prompt"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, said):
-    message, named = refused(call, **members)
+def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, expected):
+    message, named = rejection_of(call, **members)
     assert named == field
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, said)
     ],
 )
 def test_unsupported_fields_are_rejected_if_they_request_something(call, members, field):
-    message, named = refused(call, **members)
+    message, named = rejection_of(call, **members)
     assert named == field
     assert "not supported" in message
 
@@ -233,23 +233,23 @@ def test_unsupported_fields_that_request_nothing_are_accepted():
 
 def test_stream_options_select_where_usage_is_sent():
     assert not chat().include_usage
-    asked = chat(stream_options={"include_usage": True})
-    assert (asked.include_usage, asked.continuous_usage) == (True, False)
-    asked = completion(stream_options={"continuous_usage_stats": True})
-    assert (asked.include_usage, asked.continuous_usage) == (True, True)
+    parsed = chat(stream_options={"include_usage": True})
+    assert (parsed.include_usage, parsed.continuous_usage) == (True, False)
+    parsed = completion(stream_options={"continuous_usage_stats": True})
+    assert (parsed.include_usage, parsed.continuous_usage) == (True, True)
 
 
 def test_signed_seeds_of_the_api_become_unsigned():
     assert chat(seed=-1).spec.seed == 2**64 - 1
     assert chat(seed=2**64 - 1).spec.seed == 2**64 - 1
     assert chat(seed=-(2**63)).spec.seed == 2**63
-    assert refused(chat, seed=-(2**63) - 1)[1] == "seed"
-    assert refused(chat, seed=2**64)[1] == "seed"
+    assert rejection_of(chat, seed=-(2**63) - 1)[1] == "seed"
+    assert rejection_of(chat, seed=2**64)[1] == "seed"
 
 
 def test_a_top_k_of_minus_one_means_all_tokens():
     assert chat(top_k=-1).spec.top_k == 0
-    assert refused(chat, top_k=-2)[1] == "top_k"
+    assert rejection_of(chat, top_k=-2)[1] == "top_k"
 
 
 def test_metadata_is_accepted_up_to_the_limits_of_the_api():
@@ -263,29 +263,31 @@ def test_metadata_is_accepted_up_to_the_limits_of_the_api():
         {"k": "v" * (limits.METADATA_VALUE_CHARS + 1)},
         {"k": 1},
     ):
-        assert refused(response, metadata=beyond)[1] == "metadata"
+        assert rejection_of(response, metadata=beyond)[1] == "metadata"
 
 
-@pytest.mark.parametrize(("raw", "said"), [(b"{", "not JSON"), (b"[]", "not a list of 0"), (b'{"a":NaN}', "not JSON")])
-def test_a_body_that_is_no_json_object_is_refused(raw, said):
-    with pytest.raises(InvalidArgument, match=said):
+@pytest.mark.parametrize(
+    ("raw", "expected"), [(b"{", "not JSON"), (b"[]", "not a list of 0"), (b'{"a":NaN}', "not JSON")]
+)
+def test_a_body_that_is_no_json_object_is_rejected(raw, expected):
+    with pytest.raises(InvalidArgument, match=expected):
         parse_body(raw)
 
 
 def test_a_body_is_read_up_to_its_cap():
     frame = b'{"prompt":"%s"}'
-    room = limits.BODY_BYTES - len(frame % b"")
-    assert len(parse_body(frame % (b"x" * room)).get("prompt")) == room
+    free_bytes = limits.BODY_BYTES - len(frame % b"")
+    assert len(parse_body(frame % (b"x" * free_bytes)).get("prompt")) == free_bytes
     with pytest.raises(BodyTooLarge, match=str(limits.BODY_BYTES)):
-        parse_body(frame % (b"x" * (room + 1)))
+        parse_body(frame % (b"x" * (free_bytes + 1)))
 
 
 def test_a_message_never_quotes_a_long_value():
-    message, _ = refused(chat, temperature="x" * 10_000)
+    message, _ = rejection_of(chat, temperature="x" * 10_000)
     assert message == "temperature must be a number, not a string of 10000 characters"
 
 
-def test_deeply_nested_prompts_are_refused_and_not_followed():
+def test_deeply_nested_prompts_are_rejected_without_recursion():
     nested = b'{"prompt":' + b"[" * 900 + b"]" * 900 + b"}"
     with pytest.raises(InvalidArgument):
         parse_completion(parse_body(nested), "r1")

@@ -18,43 +18,43 @@ def handles(message):
     return [each.cancel.handle for each in message.more or (message,)]
 
 
-class Pauses:
+class FakeSleep:
     """A fake sleep that lasts until the test ends it."""
 
     def __init__(self):
-        self.asked = []
-        self.over = asyncio.Event()
+        self.durations_s = []
+        self.ended = asyncio.Event()
 
     async def sleep(self, seconds):
-        self.asked.append(seconds)
-        await self.over.wait()
+        self.durations_s.append(seconds)
+        await self.ended.wait()
 
 
 @asynccontextmanager
-async def writing(*, can_bundle=True):
-    box, messages = Outbox(capacity=1_000), []
-    box.put(frame(0))
+async def running_outbox(*, can_bundle=True):
+    outbox, messages = Outbox(capacity=1_000), []
+    outbox.put(frame(0))
 
     async def write(message):
         messages.append(handles(message))
 
-    task = asyncio.create_task(box.write_all(write, can_bundle=lambda: can_bundle))
-    await box.written.wait()
+    task = asyncio.create_task(outbox.write_all(write, can_bundle=lambda: can_bundle))
+    await outbox.written.wait()
     try:
-        yield box, messages
+        yield outbox, messages
     finally:
         task.cancel()
 
 
 @pytest.fixture
-def pauses(monkeypatch):
-    found = Pauses()
+def sleeps(monkeypatch):
+    sleeps = FakeSleep()
     monkeypatch.setattr(module, "BUNDLE_INTERVAL_S", 3_600.0)
-    monkeypatch.setattr(module.asyncio, "sleep", found.sleep)
-    return found
+    monkeypatch.setattr(module.asyncio, "sleep", sleeps.sleep)
+    return sleeps
 
 
-async def turns(count=5):
+async def run_loop_turns(count=5):
     loop = asyncio.get_running_loop()
     for _ in range(count):
         turned = loop.create_future()
@@ -62,36 +62,36 @@ async def turns(count=5):
         await turned
 
 
-async def test_a_frame_is_sent_at_once_and_those_that_follow_closely_are_bundled(pauses):
-    async with writing() as (box, messages):
-        box.put(frame(1))
-        await box.written.wait()
+async def test_a_frame_is_sent_at_once_and_those_that_follow_closely_are_bundled(sleeps):
+    async with running_outbox() as (outbox, messages):
+        outbox.put(frame(1))
+        await outbox.written.wait()
         assert messages == [[0], [1]]
         for number in (2, 3, 4):
-            box.put(frame(number))
-            await turns()
+            outbox.put(frame(number))
+            await run_loop_turns()
         assert messages == [[0], [1]]
-        assert 0 < pauses.asked[0] <= module.BUNDLE_INTERVAL_S
-        pauses.over.set()
-        await box.written.wait()
+        assert 0 < sleeps.durations_s[0] <= module.BUNDLE_INTERVAL_S
+        sleeps.ended.set()
+        await outbox.written.wait()
         assert messages == [[0], [1], [2, 3, 4]]
 
 
-async def test_a_message_that_is_full_waits_for_no_gap(pauses):
-    async with writing() as (box, messages):
-        box.put(frame(1))
-        await box.written.wait()
+async def test_a_full_message_is_sent_without_a_pause(sleeps):
+    async with running_outbox() as (outbox, messages):
+        outbox.put(frame(1))
+        await outbox.written.wait()
         for number in range(2, 2 + MAX_BUNDLE_FRAMES):
-            box.put(frame(number))
-        await box.written.wait()
+            outbox.put(frame(number))
+        await outbox.written.wait()
         assert messages[2:] == [list(range(2, 2 + MAX_BUNDLE_FRAMES))]
-        assert pauses.asked == []
+        assert sleeps.durations_s == []
 
 
-async def test_without_bundles_each_frame_is_sent_alone_and_at_once(pauses):
-    async with writing(can_bundle=False) as (box, messages):
+async def test_without_bundles_each_frame_is_sent_alone_and_at_once(sleeps):
+    async with running_outbox(can_bundle=False) as (outbox, messages):
         for number in (1, 2, 3):
-            box.put(frame(number))
-        await box.written.wait()
+            outbox.put(frame(number))
+        await outbox.written.wait()
         assert messages == [[0], [1], [2], [3]]
-        assert pauses.asked == []
+        assert sleeps.durations_s == []

@@ -1,4 +1,4 @@
-"""What an image installs is what runs from a checkout: no file that the code reads stays behind."""
+"""An installed package has every data file that the code reads in a checkout."""
 
 import subprocess
 import tomllib
@@ -7,18 +7,16 @@ from pathlib import PurePath
 
 from paths import REPO
 
-CODE, SHOWN = (
-    (".py", ".pyi"),
-    (".png",),
-)  # setuptools takes the first by itself; the second is for readers of the README
+CODE_SUFFIXES = (".py", ".pyi")  # setuptools adds these itself
+PICTURE_SUFFIXES = (".png",)  # only linked from the README
 
 
-def test_every_file_beside_the_code_is_packaged():
-    told = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
-    globs = told["tool"]["setuptools"]["package-data"]["*"]
+def test_every_data_file_in_the_packages_is_packaged():
+    pyproject = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    globs = pyproject["tool"]["setuptools"]["package-data"]["*"]
     command = ["git", "ls-files", "services/penstock"]
     tracked = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
-    files = [PurePath(each) for each in tracked if PurePath(each).suffix not in (*CODE, *SHOWN)]
+    files = [PurePath(each) for each in tracked if PurePath(each).suffix not in (*CODE_SUFFIXES, *PICTURE_SUFFIXES)]
     assert len(files) >= 10
     assert [str(each) for each in files if not any(fnmatch(within_package(each), glob) for glob in globs)] == []
 

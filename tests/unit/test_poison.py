@@ -68,8 +68,8 @@ def test_a_request_equal_to_a_confirmed_one_is_not_tested():
     book.on_engine_lost(errors.engine_died(), 1.0, crashed=True)
     book.on_engine_ready(LIMITS)
     ended = book.on_engine_lost(errors.engine_died(), 2.0, crashed=True)
-    told = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
-    assert told == {1: "ENGINE_CRASHED", 2: "ENGINE_CRASHED"}
+    reasons = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
+    assert reasons == {1: "ENGINE_CRASHED", 2: "ENGINE_CRASHED"}
     assert book.quarantine.isolation.pending == [runs[2]]
 
 
@@ -98,9 +98,9 @@ def test_a_suspected_request_is_tested_after_its_client_has_left():
     assert not book.is_idle
     [tried] = book.on_engine_ready(LIMITS)
     assert isinstance(tried, AddSequence)
-    [ghost] = book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
-    assert isinstance(ghost, RunEnded)
-    assert not ghost.is_reported
+    [orphan] = book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
+    assert isinstance(orphan, RunEnded)
+    assert not orphan.is_reported
     assert book.quarantine.poison_reports(3.0)[0].is_confirmed
     assert book.is_idle
 
@@ -115,30 +115,30 @@ def test_a_bounded_number_of_confirmed_requests_is_kept():
     assert found == set(range(3, MAX_CONFIRMED + 3))
 
 
-def said(fingerprint, *, is_guilty=False, lasts=10):
-    report = PoisonReport(fingerprint=fingerprint, is_confirmed=is_guilty)
-    report.ttl.seconds = lasts
+def report_of(fingerprint, *, is_confirmed=False, ttl_s=10):
+    report = PoisonReport(fingerprint=fingerprint, is_confirmed=is_confirmed)
+    report.ttl.seconds = ttl_s
     return report
 
 
-def named(book):
+def confirmed_by_fingerprint(book):
     return {each.fingerprint: each.is_confirmed for each in book.merged()}
 
 
-def test_the_reports_of_a_worker_hold_until_replaced_or_expired():
+def test_the_reports_of_a_worker_are_valid_until_replaced_or_expired():
     book = PoisonReports()
-    assert book.apply("w0", [said(1), said(2)], 0.0)
-    assert not book.apply("w0", [said(1), said(2)], 1.0)
-    assert book.apply("w1", [said(2, is_guilty=True, lasts=20)], 1.0)
-    assert named(book) == {1: False, 2: True}
+    assert book.apply("w0", [report_of(1), report_of(2)], 0.0)
+    assert not book.apply("w0", [report_of(1), report_of(2)], 1.0)
+    assert book.apply("w1", [report_of(2, is_confirmed=True, ttl_s=20)], 1.0)
+    assert confirmed_by_fingerprint(book) == {1: False, 2: True}
     assert not book.expire(10.9)
     assert book.expire(11.0)
-    assert named(book) == {2: True}
-    assert book.apply("w1", [said(3)], 12.0)
+    assert confirmed_by_fingerprint(book) == {2: True}
+    assert book.apply("w1", [report_of(3)], 12.0)
     assert book.apply("w1", [], 13.0)
-    assert named(book) == {2: True}, "a new process does not know the reports of the former one"
+    assert confirmed_by_fingerprint(book) == {2: True}, "a new process does not know the reports of the former one"
     assert book.expire(21.0)
-    assert named(book) == {}
+    assert confirmed_by_fingerprint(book) == {}
 
 
 def shard_requests():
@@ -151,18 +151,18 @@ def shard_requests():
 
 def test_a_shard_rejects_confirmed_requests_and_lets_suspected_ones_retry():
     reports = shard_requests()
-    assert reports.apply("a", [said(1)]) == {1: False}
-    assert reports.apply("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
-    assert reports.apply("a", [said(1, is_guilty=True)]) == {}, "unchanged reports are no change"
+    assert reports.apply("a", [report_of(1)]) == {1: False}
+    assert reports.apply("b", [report_of(1, is_confirmed=True), report_of(2)]) == {1: True, 2: False}
+    assert reports.apply("a", [report_of(1, is_confirmed=True)]) == {}, "unchanged reports are no change"
     assert reports.rejection(1, 0.0).reason == "ENGINE_CRASHED"
     assert reports.rejection(2, 0.0).reason == "SUSPECT"
     assert reports.rejection(2, 0.0).retry_after
     assert reports.rejection(3, 0.0) is None
 
 
-def test_the_reports_of_a_lost_scheduler_hold_for_a_while():
+def test_the_reports_of_a_lost_scheduler_remain_valid_until_their_ttl():
     reports = shard_requests()
-    reports.apply("a", [said(1, is_guilty=True), said(2)])
+    reports.apply("a", [report_of(1, is_confirmed=True), report_of(2)])
     reports.on_scheduler_disconnected("a", 5.0)
     assert [reports.rejection(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
     assert reports.rejection(1, 15.0) is None
@@ -182,7 +182,7 @@ def test_a_ticket_with_a_lost_run_waits_while_reports_may_be_missing(how, change
 def test_report_timeouts_of_a_shard_exclude_its_stalls():
     reports = PoisonRequests(StallFreeClock(0.5))
     reports.on_scheduler_connected("a", -60.0)
-    reports.apply("a", [said(1, is_guilty=True)])
+    reports.apply("a", [report_of(1, is_confirmed=True)])
     reports.on_scheduler_disconnected("a", 5.0)
     lost = ticket("l", avoid_workers=("w0",))
     assert reports.is_blocked(lost, 5.0 + REPORT_DELAY_S + 20.0)
@@ -203,7 +203,7 @@ def report_poison(shard, *reports, scheduler="s"):
 
 def test_a_suspected_waiting_ticket_is_passed_over_and_keeps_its_place():
     shard = shard_with_two_waiting()
-    report_poison(shard, said(5))
+    report_poison(shard, report_of(5))
     assert shard.credit(1) == ["y"]
     shard.enqueue("z")
     report_poison(shard)
@@ -213,43 +213,43 @@ def test_a_suspected_waiting_ticket_is_passed_over_and_keeps_its_place():
 
 def test_a_waiting_ticket_is_shed_once_confirmed():
     shard = shard_with_two_waiting()
-    assert sheds(report_poison(shard, said(5, is_guilty=True))) == {"x": "ENGINE_CRASHED"}
+    assert sheds(report_poison(shard, report_of(5, is_confirmed=True))) == {"x": "ENGINE_CRASHED"}
     assert shard.credit(2) == ["y"]
 
 
 def test_an_offered_ticket_is_withdrawn_once_confirmed():
     shard = shard_with_two_waiting()
     assert shard.credit(1) == ["x"]
-    assert withdrawn_offers(report_poison(shard, said(5, is_guilty=True))) == [("s", ("x",))]
+    assert withdrawn_offers(report_poison(shard, report_of(5, is_confirmed=True))) == [("s", ("x",))]
 
 
-@pytest.mark.parametrize("is_guilty", [False, True])
-def test_an_unstarted_lease_is_withdrawn_once_its_ticket_is_reported(is_guilty):
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_an_unstarted_lease_is_withdrawn_once_its_ticket_is_reported(is_confirmed):
     shard = shard_with_two_waiting()
     shard.credit(2)
     shard.place("x"), shard.place("y", lease_id="other")
-    assert withdrawn_offers(report_poison(shard, said(5, is_guilty=is_guilty))) == [("s", ("x",))]
-    assert withdrawn_offers(report_poison(shard, said(5, is_guilty=is_guilty))) == []
+    assert withdrawn_offers(report_poison(shard, report_of(5, is_confirmed=is_confirmed))) == [("s", ("x",))]
+    assert withdrawn_offers(report_poison(shard, report_of(5, is_confirmed=is_confirmed))) == []
 
 
-@pytest.mark.parametrize(("is_guilty", "reason"), [(False, "SUSPECT"), (True, "ENGINE_CRASHED")])
-def test_a_lease_of_a_lost_scheduler_is_shed_at_its_edge(is_guilty, reason):
+@pytest.mark.parametrize(("is_confirmed", "reason"), [(False, "SUSPECT"), (True, "ENGINE_CRASHED")])
+def test_a_lease_of_a_lost_scheduler_is_shed_at_its_edge(is_confirmed, reason):
     shard = shard_with_two_waiting()
     shard.connect("t")
     shard.credit(2)
     shard.place("x"), shard.place("y", lease_id="other")
     shard.disconnect("s")
-    effects = report_poison(shard, said(5, is_guilty=is_guilty), scheduler="t")
+    effects = report_poison(shard, report_of(5, is_confirmed=is_confirmed), scheduler="t")
     assert (sheds(effects), withdrawn_offers(effects)) == ({"x": reason}, [])
     shard.record(shard.book.withdraw("e", ["x"]))
     assert [each.ticket_id for each in shard.book.accounting] == ["y"], "a ticket without a lease has no report"
 
 
-def test_a_lease_for_a_ticket_reported_meanwhile_is_not_used():
+def test_a_lease_for_a_ticket_reported_since_its_offer_is_not_used():
     shard = shard_with_two_waiting()
     shard.connect("t")
     shard.credit(2)
-    report_poison(shard, said(5), scheduler="t")
+    report_poison(shard, report_of(5), scheduler="t")
     placed = shard.place("x")
     assert (withdrawn_offers(placed), leased(placed)) == ([("s", ("x",))], [])
     assert leased(shard.place("y")) == ["lease"]
@@ -259,16 +259,16 @@ def test_a_lease_for_a_ticket_reported_meanwhile_is_not_used():
     assert leased(shard.place("x")) == ["lease"]
 
 
-NEWS = st.tuples(st.just("report"), st.sampled_from("st"), st.dictionaries(st.integers(1, 4), st.booleans()))
-CREDIT = st.tuples(st.just("credit"), st.sampled_from("st"), st.integers(1, 2))
-ENQUEUE = st.tuples(st.just("enqueue"), st.integers(1, 4), st.booleans())
-WAIT = st.tuples(st.just("wait"), st.sampled_from([0.05, 0.2, 1.0]), st.none())
+REPORT_STEPS = st.tuples(st.just("report"), st.sampled_from("st"), st.dictionaries(st.integers(1, 4), st.booleans()))
+CREDIT_STEPS = st.tuples(st.just("credit"), st.sampled_from("st"), st.integers(1, 2))
+ENQUEUE_STEPS = st.tuples(st.just("enqueue"), st.integers(1, 4), st.booleans())
+WAIT_STEPS = st.tuples(st.just("wait"), st.sampled_from([0.05, 0.2, 1.0]), st.none())
 
 
 def step(shard, kind, first, second):
     match kind:
         case "report":
-            reports = [said(key, is_guilty=guilt) for key, guilt in second.items()]
+            reports = [report_of(key, is_confirmed=is_confirmed) for key, is_confirmed in second.items()]
             shard.record(shard.book.on_catalog(first, [entry()], shard.now, reports))
         case "credit":
             shard.credit(second, first)
@@ -279,18 +279,18 @@ def step(shard, kind, first, second):
             shard.pass_time(first)
 
 
-@given(steps=st.lists(NEWS | CREDIT | ENQUEUE | WAIT, max_size=40))
+@given(steps=st.lists(REPORT_STEPS | CREDIT_STEPS | ENQUEUE_STEPS | WAIT_STEPS, max_size=40))
 def test_reported_tickets_are_not_offered_and_delay_no_others(steps):
-    shard, blamed = ShardDriver(), {"s": {}, "t": {}}
+    shard, reported = ShardDriver(), {"s": {}, "t": {}}
     shard.connect("s")
     shard.connect("t")
     for kind, first, second in steps:
-        blamed |= {first: second} if kind == "report" else {}
+        reported |= {first: second} if kind == "report" else {}
         known = len(shard.effects)
         step(shard, kind, first, second)
         for each in shard.effects[known:]:
             if isinstance(each, out.Offer):
-                assert not any(each.ticket.fingerprint in found for found in blamed.values())
+                assert not any(each.ticket.fingerprint in found for found in reported.values())
                 assert not each.ticket.avoid_workers or shard.now >= START_UNIX_S + REPORT_DELAY_S
     for scheduler in "st":
         report_poison(shard, scheduler=scheduler)

@@ -11,7 +11,7 @@ from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.scheduler_session.prefix_cache_delta import DELTA_INTERVAL_S, PrefixCacheTracker
 
 SALT = b"s" * 16
-BLOCK = 4
+BLOCK_TOKENS = 4
 
 
 def name(number):
@@ -56,11 +56,11 @@ def test_a_lost_engine_has_no_cached_blocks():
 
 
 @given(
-    st.lists(st.one_of(st.dictionaries(st.integers(0, 5), st.booleans()), st.sampled_from(["tell", "begin", "die"])))
+    st.lists(st.one_of(st.dictionaries(st.integers(0, 5), st.booleans()), st.sampled_from(["report", "begin", "die"])))
 )
 def test_all_reports_of_a_stream_together_give_the_cached_blocks(events):
     cache, known, now = PrefixCacheTracker(), set(), 0.0
-    for event in [*events, "tell"]:
+    for event in [*events, "report"]:
         now += DELTA_INTERVAL_S
         if isinstance(event, dict):
             cache.apply({name(number): is_held for number, is_held in event.items()})
@@ -75,26 +75,26 @@ def test_all_reports_of_a_stream_together_give_the_cached_blocks(events):
 
 
 def test_edges_name_the_beginning_of_a_prompt_as_engines_name_its_blocks():
-    prompt = list(range(4 * BLOCK + 1))
+    prompt = list(range(4 * BLOCK_TOKENS + 1))
     cache, batch = PrefixCacheTracker(), batch_of(blocks=16)
     run(batch, cache, prompt, SALT)
-    hashes = block_hashes(prompt, BLOCK, SALT)
+    hashes = block_hashes(prompt, BLOCK_TOKENS, SALT)
     assert len(hashes) == 4
     assert set(hashes) <= cache.held
 
 
 def test_evicted_blocks_are_reported():
     cache, batch = PrefixCacheTracker(), batch_of(blocks=6)
-    first, second = list(range(4 * BLOCK)), list(range(100, 100 + 5 * BLOCK))
+    first, second = list(range(4 * BLOCK_TOKENS)), list(range(100, 100 + 5 * BLOCK_TOKENS))
     run(batch, cache, first, SALT)
     run(batch, cache, second, SALT)
-    assert set(block_hashes(second, BLOCK, SALT)) <= cache.held
-    assert set(block_hashes(first, BLOCK, SALT)) - cache.held
+    assert set(block_hashes(second, BLOCK_TOKENS, SALT)) <= cache.held
+    assert set(block_hashes(first, BLOCK_TOKENS, SALT)) - cache.held
     assert len(cache.held) == batch.pool.cached
 
 
 def batch_of(blocks):
-    pool = BlockPool(blocks, BLOCK)
+    pool = BlockPool(blocks, BLOCK_TOKENS)
     return Batch(pool=pool, policy=ContinuousBatching(token_budget=64), slots=2, context_length=64)
 
 

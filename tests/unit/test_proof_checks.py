@@ -79,11 +79,11 @@ def test_a_request_that_never_ended_is_a_failure():
     assert found(received(finish_reason="")).failures == 1
 
 
-COUNTS = ("missing", "duplicated", "reordered", "changed")
-RECEIVED = st.lists(st.tuples(st.integers(0, 11), st.sampled_from([0, 0, 0, 1])), max_size=25)
+FINDING_COUNTS = ("missing", "duplicated", "reordered", "changed")
+RECEIVED_TOKENS = st.lists(st.tuples(st.integers(0, 11), st.sampled_from([0, 0, 0, 1])), max_size=25)
 
 
-@given(chunks=RECEIVED, finish=st.sampled_from(["", "LENGTH"]), expected_tokens=st.integers(0, 10))
+@given(chunks=RECEIVED_TOKENS, finish=st.sampled_from(["", "LENGTH"]), expected_tokens=st.integers(0, 10))
 def test_each_error_is_counted_by_its_definition(chunks, finish, expected_tokens):
     tokens = [(index, 100 + index + wrong) for index, wrong in chunks]
     reference = received([(index, 100 + index) for index in range(expected_tokens)])
@@ -98,7 +98,7 @@ def test_each_error_is_counted_by_its_definition(chunks, finish, expected_tokens
         ),
         "changed": sum(wrong or index >= expected_tokens for index, wrong in chunks),
     }
-    assert {name: getattr(found, name) for name in COUNTS} == expected
+    assert {name: getattr(found, name) for name in FINDING_COUNTS} == expected
 
 
 def charges(*rows):
@@ -106,7 +106,7 @@ def charges(*rows):
     return check_charges([received()], [LedgerCharge(*row) for row in rows], named)
 
 
-def test_a_request_charged_for_what_was_seen_has_no_findings():
+def test_a_request_charged_for_its_received_tokens_has_no_findings():
     assert charges(("t1", 5, 8, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
 
 
@@ -123,7 +123,7 @@ def test_two_attempts_that_share_prompt_and_tokens_are_charged_once():
     assert charges(("t1", 5, 3, "cancelled"), ("t2", 0, 5, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
 
 
-def test_an_attempt_that_was_lost_is_charged_with_the_one_that_went_on():
+def test_a_lost_attempt_is_charged_with_its_continuation():
     assert charges(("t1", 0, 0, "lost"), ("t2", 5, 8, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
     assert charges(("t1", 0, 0, "lost"), ("t2", 5, 5, "length")).undercharged_tokens == 3
 
@@ -137,7 +137,7 @@ def test_charges_for_requests_that_no_client_sent_are_unattributed():
     assert charges(("t1", 5, 8, "length"), ("t9", 5, 4, "length"), ("t8", 5, 2, "length")).unattributed_tokens == 6
 
 
-FAULT = InjectedFault(
+INJECTED_FAULT = InjectedFault(
     name="worker-1",
     kind="SIGKILL",
     injected_at=12.0,
@@ -149,7 +149,7 @@ FAULT = InjectedFault(
 
 
 def test_a_run_whose_faults_happened_under_load_is_not_void():
-    assert void_reason([FAULT, FAULT], expected=2, streams=8) == ""
+    assert void_reason([INJECTED_FAULT, INJECTED_FAULT], expected=2, streams=8) == ""
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_run_whose_faults_happened_under_load_is_not_void():
     ],
 )
 def test_a_run_without_its_fault_or_its_load_is_void(change, why):
-    assert why in void_reason([FAULT, replace(FAULT, **change)], expected=2, streams=8)
+    assert why in void_reason([INJECTED_FAULT, replace(INJECTED_FAULT, **change)], expected=2, streams=8)
 
 
 def test_a_miss_takes_precedence_over_a_void_run_in_the_exit_code():
@@ -175,7 +175,7 @@ def test_gaps_are_those_that_a_fault_has_added():
     baseline = [received() for _ in range(10)]
     slow = received()
     slow.arrivals[5:] = [each + 3.0 for each in slow.arrivals[5:]]
-    lines = {line.figure: line.measured for line in pause_lines([received(), slow], baseline, [FAULT])}
+    lines = {line.figure: line.measured for line in pause_lines([received(), slow], baseline, [INJECTED_FAULT])}
     assert (lines["requests active during a fault"], lines["of them interrupted"]) == (2, 1)
     assert lines["P99 gap added to the interrupted"] == pytest.approx(3.0)
 

@@ -9,10 +9,10 @@ from penstock.proofs.simulated.scenarios import WORKER, chat_tenant, proof_scena
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
 
-TTFT = 1.0  # s
+TTFT_TARGET_S = 1.0
 
 
-def asked(rate, duration=8.0):
+def requests_at(rate, duration=8.0):
     return (
         Simulation(proof_scenario("oracle", chat_tenant(Poisson(rate)), policy="fair", duration=duration))
         .run()
@@ -21,22 +21,22 @@ def asked(rate, duration=8.0):
 
 
 def test_no_request_is_rejected_that_an_engine_can_serve():
-    assert clairvoyant_rejections(asked(8.0), WORKER, TTFT) == []
+    assert clairvoyant_rejections(requests_at(8.0), WORKER, TTFT_TARGET_S) == []
 
 
 def test_a_request_that_is_late_even_on_an_idle_engine_is_rejected():
     slow = replace(WORKER, step_time=replace(WORKER.step_time, base_s=2.0))
-    requests = asked(2.0)
-    assert clairvoyant_rejections(requests, slow, TTFT) == requests
+    requests = requests_at(2.0)
+    assert clairvoyant_rejections(requests, slow, TTFT_TARGET_S) == requests
 
 
 @pytest.mark.parametrize("rate", [32.0, 96.0])
 def test_admissions_match_the_engines_capacity_at_any_load(rate):
-    requests = asked(rate)
-    let_in = len(requests) - len(clairvoyant_rejections(requests, WORKER, TTFT))
-    assert 10 * 8 < let_in < 30 * 8
+    requests = requests_at(rate)
+    admitted = len(requests) - len(clairvoyant_rejections(requests, WORKER, TTFT_TARGET_S))
+    assert 10 * 8 < admitted < 30 * 8
 
 
 def test_a_longer_target_admits_more():
-    requests = asked(48.0)
+    requests = requests_at(48.0)
     assert len(clairvoyant_rejections(requests, WORKER, 3.0)) < len(clairvoyant_rejections(requests, WORKER, 0.2))

@@ -74,9 +74,9 @@ def test_the_goal_is_against_batches_that_pad():
 
 
 def test_a_disturbed_step_of_a_curve_counts_with_its_undisturbed_time():
-    calm = StepTiming(wall_s=0.010, cpu_s=0.020, forward_s=0.0, cpu_wait_s=0.0, work=NO_WORK)
+    undisturbed = StepTiming(wall_s=0.010, cpu_s=0.020, forward_s=0.0, cpu_wait_s=0.0, work=NO_WORK)
     disturbed = StepTiming(wall_s=0.030, cpu_s=0.022, forward_s=0.0, cpu_wait_s=0.02, work=NO_WORK)
-    curve = throughput_curve([(calm, 3), (disturbed, 4)], cores=2.0)
+    curve = throughput_curve([(undisturbed, 3), (disturbed, 4)], cores=2.0)
     assert curve.seconds == pytest.approx([0.010, 0.021])
     assert curve.tokens == [3, 7]
 
@@ -91,7 +91,7 @@ def test_a_tenth_of_a_step_of_eight_may_be_spent_outside_the_forward(outside, is
 @pytest.mark.parametrize(
     ("text", "wrong"), [([1, 2, 3], 0), ([1, 9, 3], 1), ([1, 2], 1), ([1, 2, 3, 4], 1), ([2, 3], 3)]
 )
-def test_tokens_that_are_other_missing_or_too_many_are_all_different(text, wrong):
+def test_changed_missing_and_additional_tokens_all_count_as_different(text, wrong):
     assert count_differences(text, [1, 2, 3]) == wrong
 
 
@@ -100,15 +100,15 @@ def test_a_prompt_of_fifty_thousand_tokens_gets_all_that_the_decodes_leave():
     assert run_long_prompt().steps * (512 - DECODING_SEQS) >= LONG_PROMPT_TOKENS
 
 
-def test_a_long_prompt_that_holds_others_up_misses_the_goals():
+def test_a_long_prompt_that_delays_others_misses_the_goals():
     verdicts = [
         line.is_met for line in long_prompt_lines(LongPromptResult(steps=102, missed_decodes=1, steps_over_budget=1))
     ]
     assert verdicts == [False, False, False]
 
 
-class Forgetful:
-    """An engine that drops the first token of every hundredth step, or changes it."""
+class FaultyEngine:
+    """An engine that drops or changes the first token of every hundredth step."""
 
     def __init__(self, inner, fault):
         self.inner, self.fault = inner, fault
@@ -136,7 +136,7 @@ def test_a_stressed_batch_loses_no_token_and_frees_every_block():
 
 @pytest.mark.parametrize("fault", ["swallow", "change"])
 def test_batch_stress_detects_tokens_that_an_engine_drops_or_changes(fault):
-    stress = BatchStress(Forgetful(simulated_engine(KV_BLOCKS, 32, 128), fault), 500, IDS)
+    stress = BatchStress(FaultyEngine(simulated_engine(KV_BLOCKS, 32, 128), fault), 500, IDS)
     stress.run()
     assert stress.errors > 0 if fault == "swallow" else stress.counts["changed"] > 0
 

@@ -1,4 +1,4 @@
-"""Gaps between tenants are set against plain VTC's as the card says."""
+"""The card lines that compare service gaps with those of plain VTC."""
 
 import math
 
@@ -10,7 +10,7 @@ from penstock.proofs.simulated.gaps import SHARD_COUNTS, WORKLOADS
 from penstock.proofs.simulated.process_pool import process_pool
 from penstock.simulator.mesh.worker import MODEL
 
-WIDEST = {
+WIDEST_GAPS = {
     "vtc": [2_000.0, 2_000.0, 16_000.0, 20_000.0],
     "fair": [4_000.0] * 4,
     "clairvoyant": [3_000.0] * 4,
@@ -18,17 +18,17 @@ WIDEST = {
 }
 
 
-class KnownGaps:
-    """Stands for a process pool that has run every scenario already."""
+class FakeProcessPool:
+    """Returns known gaps in place of running scenarios."""
 
     def map(self, _, runs, __):
-        return [WIDEST[run.policy][run.seed] for run in runs]
+        return [WIDEST_GAPS[run.policy][run.seed] for run in runs]
 
 
 @pytest.fixture
 def lines(monkeypatch):
     monkeypatch.setattr(gaps, "WORKLOADS", {"two tenants": ()})
-    return {line.figure: line for line in gaps.gap_lines(4, KnownGaps())}
+    return {line.figure: line for line in gaps.gap_lines(4, FakeProcessPool())}
 
 
 def test_a_gap_in_percent_of_plain_vtcs_is_that_of_the_means_over_seeds(lines):
@@ -43,9 +43,9 @@ def test_the_card_reports_the_gaps_of_plain_vtc_and_of_the_clairvoyant_order(lin
 
 def judged(monkeypatch, **widest):
     for policy, gap in widest.items():
-        monkeypatch.setitem(WIDEST, policy, [gap] * 4)
+        monkeypatch.setitem(WIDEST_GAPS, policy, [gap] * 4)
     monkeypatch.setattr(gaps, "WORKLOADS", {"two tenants": ()})
-    lines = {line.figure: line for line in gaps.gap_lines(4, KnownGaps())}
+    lines = {line.figure: line for line in gaps.gap_lines(4, FakeProcessPool())}
     return [lines[f"two tenants, {shards}: gap, in % of plain VTC's"] for shards in ("1 shard", "4 shards")]
 
 
@@ -72,13 +72,13 @@ def test_every_gap_is_compared_with_the_bound_of_vtcs_theorem(lines, shards):
 
 
 @pytest.mark.parametrize("workload", [each for each in WORKLOADS.values() if len(each) == 2])
-def test_of_four_shards_no_two_have_both_of_a_pair(workload):
+def test_two_tenants_are_on_different_shards_of_four(workload):
     shards = dict.fromkeys(f"queue-{number}" for number in range(4))
     assert len({shard_for(shards, MODEL, tenant.name) for tenant in workload}) == 2
 
 
-def test_what_is_done_on_all_cores_comes_in_order_and_says_how_far_it_is():
-    said = []
-    with process_pool(said.append) as cores:
+def test_parallel_results_come_in_order_with_a_progress_line_each():
+    printed = []
+    with process_pool(printed.append) as cores:
         assert cores.map(math.sqrt, [9.0, 4.0, 1.0], "roots") == [3.0, 2.0, 1.0]
-    assert said == ["1 of 3 roots", "2 of 3 roots", "3 of 3 roots"]
+    assert printed == ["1 of 3 roots", "2 of 3 roots", "3 of 3 roots"]

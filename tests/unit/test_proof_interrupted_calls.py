@@ -61,9 +61,9 @@ def test_a_plain_call_interrupted_by_its_envoy_is_not_judged():
 @pytest.mark.parametrize(
     ("call", "died"),
     [
-        (plain("envoy-2"), "envoy-1"),  # another Envoy's
-        (plain(started=1.0, ended=5.0), "envoy-1"),  # before
-        (plain(ended=15.5), "envoy-1"),  # under way at the death, and failed for another reason long after it
+        (plain("envoy-2"), "envoy-1"),  # through another Envoy
+        (plain(started=1.0, ended=5.0), "envoy-1"),  # ended before the death
+        (plain(ended=15.5), "envoy-1"),  # active at the death, and failed long after it for another reason
         (plain(lost=False), "envoy-1"),  # an answer of the mesh, not a lost connection
         (plain(), "routing-1"),
         (plain(), "worker-1"),

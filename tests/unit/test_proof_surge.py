@@ -31,8 +31,8 @@ from penstock.proofs.live.surge_lines import (
     surge_void_reason,
 )
 
-SECONDS = 10.0
-FLOOR = RejectionFloor(cpu_s=0.0002, latencies_s=[0.001, 0.002])
+DURATION_S = 10.0
+REJECTION_FLOOR = RejectionFloor(cpu_s=0.0002, latencies_s=[0.001, 0.002])
 
 
 def answered(number, started=1.0):
@@ -50,7 +50,7 @@ def rejected(number, after=0.004, *, is_accepted=False):
 
 def offered(transcripts, tokens=0, **cpu):
     return LoadResult(
-        figures=report_of(transcripts, SECONDS, {}, Slo()), transcripts=transcripts, good_tokens=tokens, cpu_s=cpu
+        figures=report_of(transcripts, DURATION_S, {}, Slo()), transcripts=transcripts, good_tokens=tokens, cpu_s=cpu
     )
 
 
@@ -75,7 +75,7 @@ def test_the_cost_of_a_rejection_is_that_of_additional_ones_without_requests_tha
     lines = by_figure(
         [
             *rejection_lines(real, flood),
-            *rejection_cost_lines(JUDGED_API, real, flood, FLOOR, cpu_s_per_admission={}),
+            *rejection_cost_lines(JUDGED_API, real, flood, REJECTION_FLOOR, cpu_s_per_admission={}),
         ]
     )
     assert (lines["rejected at 3x"].measured, lines["admitted at 3x and rejected later"].measured) == (10, 1)
@@ -94,11 +94,15 @@ def test_sessions_are_judged_and_other_apis_are_reported_with_their_floor():
     real = offered([rejected(number, after=0.5) for number in range(10)], edge=1.0)
     flood = offered([rejected(number, after=0.5) for number in range(110)], edge=2.0)
     missed = {
-        api: [line for line in rejection_cost_lines(api, real, flood, FLOOR, cpu_s_per_admission={}) if not line.is_met]
+        api: [
+            line
+            for line in rejection_cost_lines(api, real, flood, REJECTION_FLOOR, cpu_s_per_admission={})
+            if not line.is_met
+        ]
         for api in (JUDGED_API, "grpc")
     }
     assert (len(missed[JUDGED_API]), len(missed["grpc"])) == (2, 0)
-    lines = by_figure(rejection_cost_lines("grpc", real, flood, FLOOR, cpu_s_per_admission={}))
+    lines = by_figure(rejection_cost_lines("grpc", real, flood, REJECTION_FLOOR, cpu_s_per_admission={}))
     assert [
         lines[f"call: {floor}"].measured for floor in ("CPU of the rejection floor", "P99 of the rejection floor")
     ] == [200, 0.00199]
@@ -118,7 +122,7 @@ def test_clients_that_cannot_keep_up_make_the_run_void_and_only_their_lag_is_rep
     late = replace(offered([rejected(number) for number in range(12)], edge=9.0), client_lag_s=40.0)
     assert not surge_void_reason(real, real)
     assert "40.0 s too late" in surge_void_reason(real, late)
-    [line] = rejection_cost_lines("completions", real, late, FLOOR, cpu_s_per_admission={})
+    [line] = rejection_cost_lines("completions", real, late, REJECTION_FLOOR, cpu_s_per_admission={})
     assert (line.measured, line.goal) == (40.0, "")
 
 
@@ -131,7 +135,9 @@ def test_the_cost_of_additional_admitted_requests_is_subtracted():
         [answered(0) for _ in range(15)] + [rejected(number) for number in range(100)], edge=1.02, auth=0.11
     )
     admission_cpu_s = cpu_s_per_admitted(few.cost, many.cost)
-    lines = by_figure(rejection_cost_lines(JUDGED_API, real, flood, FLOOR, cpu_s_per_admission=admission_cpu_s))
+    lines = by_figure(
+        rejection_cost_lines(JUDGED_API, real, flood, REJECTION_FLOOR, cpu_s_per_admission=admission_cpu_s)
+    )
     costs = [lines[f"session: CPU of a rejection, {tier}"].measured for tier in ("edge", "auth")]
     assert costs == pytest.approx([100, 0])
     assert lines["session: CPU of a rejection with admitted requests"].measured == pytest.approx(300)
@@ -150,7 +156,9 @@ def test_a_machine_that_slows_down_is_compared_with_before_and_after():
     flood = offered([rejected(number) for number in range(110)], edge=1.11)
     again = offered([rejected(number) for number in range(10)], edge=1.2)
     assert drift_line(real, again).measured == pytest.approx(20)
-    lines = by_figure(rejection_cost_lines(JUDGED_API, real, flood, FLOOR, repeated=again, cpu_s_per_admission={}))
+    lines = by_figure(
+        rejection_cost_lines(JUDGED_API, real, flood, REJECTION_FLOOR, repeated=again, cpu_s_per_admission={})
+    )
     assert lines["session: CPU of a rejection, all tiers"].measured == pytest.approx(100)
 
 

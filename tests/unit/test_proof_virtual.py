@@ -42,11 +42,13 @@ def test_rejections_of_a_quiet_tenant_miss_the_goal_although_its_ttft_is_short()
 
 
 def test_the_recovery_time_ends_after_the_last_failure():
-    calm = [history(BURST_END_S + second / 2) for second in range(60)]
-    assert recovery_time(calm) == 0
-    relapse = [history(BURST_END_S + 7.2, "OVERLOADED")]
-    assert recovery_time([*calm, *relapse]) == 8, "one in eleven fails wherever it is among them"
-    assert recovery_time([history(each.started_at, "OVERLOADED") for each in calm]) == 25
+    history_without_failures = [history(BURST_END_S + second / 2) for second in range(60)]
+    assert recovery_time(history_without_failures) == 0
+    late_failure = [history(BURST_END_S + 7.2, "OVERLOADED")]
+    assert recovery_time([*history_without_failures, *late_failure]) == 8, (
+        "one in eleven fails wherever it is among them"
+    )
+    assert recovery_time([history(each.started_at, "OVERLOADED") for each in history_without_failures]) == 25
 
 
 def test_noise_makes_no_declaration_smaller_than_the_answer():
@@ -58,16 +60,16 @@ def test_noise_makes_no_declaration_smaller_than_the_answer():
     assert min(multiples) < 1.5
 
 
-def test_short_prompts_of_a_burst_delay_no_first_token_that_was_promised_before(monkeypatch):
+def test_short_prompts_of_a_burst_break_no_earlier_ttft_commitment(monkeypatch):
     worlds = [replace(overload.overload_scenario(seed, 3.2), duration=17.0) for seed in (1, 3)]
 
-    def late():
-        firsts = [each.transcript.ttft for asked in worlds for each in Simulation(asked).run().ledger.requests]
-        return sum(first > worlds[0].targets.ttft for first in firsts if first is not None)
+    def count_late():
+        ttfts = [each.transcript.ttft for scenario in worlds for each in Simulation(scenario).run().ledger.requests]
+        return sum(ttft > worlds[0].targets.ttft for ttft in ttfts if ttft is not None)
 
-    held = late()
+    late_requests = count_late()
     monkeypatch.setattr(Admission, "_keeps_commitments", lambda *_: True)
-    assert 3 * held < late()
+    assert 3 * late_requests < count_late()
 
 
 @pytest.mark.parametrize(("workers", "load", "seconds"), [(1, 3.0, 400.0), (8, 6.0, 150.0)])
@@ -82,21 +84,23 @@ def test_admitted_long_prompts_of_a_burst_are_in_time(workers, load, seconds):
 
 def test_work_for_clients_that_left_is_counted_if_it_is_not_cancelled():
     leaving = chat_tenant(Poisson(40.0), client=ClientBehavior(leave_share=0.5, leave_within=2.0))
-    asked = proof_scenario("leaving", leaving, duration=10.0)
-    deaf = replace(asked, queues=replace(asked.queues, policy="fifo", policy_options={}))
-    assert Simulation(deaf).run().ledger.abandoned_tokens > 1_000
-    assert Simulation(asked).run().ledger.abandoned_tokens < 1_000
+    scenario = proof_scenario("leaving", leaving, duration=10.0)
+    without_cancels = replace(scenario, queues=replace(scenario.queues, policy="fifo", policy_options={}))
+    assert Simulation(without_cancels).run().ledger.abandoned_tokens > 1_000
+    assert Simulation(scenario).run().ledger.abandoned_tokens < 1_000
 
 
 def test_a_rejected_request_can_be_replayed_as_admitted():
-    asked = replace(overload.overload_scenario(0, 3.0), duration=15.0)
-    refused = next(each for each in Simulation(asked).run().ledger.requests if each.transcript.outcome == "OVERLOADED")
-    number = refused.transcript.number
-    exempt = replace(asked, queues=replace(asked.queues, exempt_tickets=frozenset({f"{number}.1"})))
+    scenario = replace(overload.overload_scenario(0, 3.0), duration=15.0)
+    rejected = next(
+        each for each in Simulation(scenario).run().ledger.requests if each.transcript.outcome == "OVERLOADED"
+    )
+    number = rejected.transcript.number
+    exempt = replace(scenario, queues=replace(scenario.queues, exempt_tickets=frozenset({f"{number}.1"})))
     assert Simulation(exempt).run().ledger.requests[number].transcript.outcome != "OVERLOADED"
 
 
-class ForgetfulMesh(work_conservation.ObservedMesh):
+class CreditLosingMesh(work_conservation.ObservedMesh):
     """Loses all credit for a while, so that workers are idle while tickets wait."""
 
     def send_to_shards(self, scheduler, effect):
@@ -111,8 +115,8 @@ class SlowMesh(work_conservation.ObservedMesh):
         self._events.schedule(self._events.now + 0.05, super().send_released, worker, served)
 
 
-@pytest.mark.parametrize(("mesh", "load"), [(ForgetfulMesh, 1.0), (SlowMesh, 3.0)])
-def test_an_engine_that_idles_beside_a_waiting_ticket_is_seen(mesh, load):
+@pytest.mark.parametrize(("mesh", "load"), [(CreditLosingMesh, 1.0), (SlowMesh, 3.0)])
+def test_an_engine_that_idles_while_a_ticket_waits_is_counted(mesh, load):
     found = []
 
     def new_mesh(scenario, events):
@@ -125,29 +129,29 @@ def test_an_engine_that_idles_beside_a_waiting_ticket_is_seen(mesh, load):
     assert found[0].idle_steps > 0
 
 
-def test_an_engine_whose_room_was_taken_in_the_step_that_made_other_room_is_not_idle():
+def test_an_engine_whose_free_slots_are_used_in_the_same_step_is_not_idle():
     """Seed 0 has such steps while other tickets wait."""
     found = work_conservation.simulate_observed(0)
     assert found.steps_with_waiting > 1_000
     assert found.idle_steps == 0
 
 
-def test_short_prompts_beside_long_ones_wait_no_longer_than_is_promised():
+def test_short_prompts_among_long_ones_wait_no_longer_than_their_target():
     run = neighbour.simulate(0, ("short", "long"))
-    firsts = [each.transcript.ttft for each in run.ledger.requests if each.tenant.name == "short"]
-    late = sum(first is None or first > neighbour.MAX_P99_TTFT_MS / 1e3 for first in firsts)
-    assert len(firsts) > 300
-    assert late <= len(firsts) / 100
+    ttfts = [each.transcript.ttft for each in run.ledger.requests if each.tenant.name == "short"]
+    count_late = sum(ttft is None or ttft > neighbour.MAX_P99_TTFT_MS / 1e3 for ttft in ttfts)
+    assert len(ttfts) > 300
+    assert count_late <= len(ttfts) / 100
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 64, 65])
-def test_a_plan_finds_the_fewest_workers_that_are_enough(needed):
+def test_a_plan_finds_the_fewest_workers_that_suffice(needed):
     found = fewest_workers(0.99, lambda count: CapacityTrial(1.0 if count >= needed else 0.5))
     assert found.workers == needed
     assert len(found.trials) <= 2 * needed.bit_length() + 1
 
 
-def test_a_plan_gives_up_where_no_number_of_workers_is_enough():
+def test_a_plan_ends_without_a_solution_if_no_number_of_workers_suffices():
     found = fewest_workers(0.99, lambda _: CapacityTrial(0.5))
     assert found.workers is None
     assert max(found.trials) == MAX_WORKERS

@@ -11,7 +11,7 @@ from queue_tickets import STANDARD, ShardDriver, leased, ticket
 
 @pytest.fixture
 def shard():
-    """A shard with one leased ticket that was served a part of its answer."""
+    """A shard with one leased ticket that has part of its answer."""
     shard = connected_shard()
     shard.enqueue("a", tokens=200)
     shard.credit(1)
@@ -154,5 +154,5 @@ def test_the_end_of_an_older_attempt_does_not_end_a_newer_one():
 
 def test_service_of_unknown_tickets_is_ignored():
     shard = connected_shard()
-    served(shard, "nobody's", prompt=5, output=5, ended=True)
+    served(shard, "unknown", prompt=5, output=5, ended=True)
     assert counter(shard) == 0

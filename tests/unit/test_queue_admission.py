@@ -11,21 +11,23 @@ from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, only, sheds
 
-RATE = 1_000.0  # tokens/s; ten tickets
-TTFT = 2.0  # s
+TOKENS_PER_S = 1_000.0  # ten tickets
+TTFT_TARGET_S = 2.0
 
 
 def shard_at_full_speed(**fields):
     """A shard with a measured service rate of full batches."""
-    shard = ShardDriver(ttft_targets=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), **fields)
+    shard = ShardDriver(
+        ttft_targets=TtftTargets({STANDARD: TTFT_TARGET_S, INTERACTIVE: TTFT_TARGET_S}, headroom=0.9), **fields
+    )
     shard.connect()
-    shard.book.model_queues["m"].forecast.service_rate.saturated = RATE
+    shard.book.model_queues["m"].forecast.service_rate.saturated = TOKENS_PER_S
     report(shard)
     return shard
 
 
 def report(shard, scheduler="s", **fields):
-    shard.book.on_pool_stats(scheduler, "m", PoolStats(shard.now, tokens_per_second=RATE, **fields))
+    shard.book.on_pool_stats(scheduler, "m", PoolStats(shard.now, tokens_per_second=TOKENS_PER_S, **fields))
 
 
 def enqueue_many(shard, count, **fields):
@@ -38,10 +40,10 @@ def error_of(effects):
 
 def test_a_ticket_that_would_miss_its_ttft_target_is_rejected_at_once():
     shard = shard_at_full_speed()
-    refused = sheds(enqueue_many(shard, 40))
-    assert set(refused.values()) == {"OVERLOADED"}
-    assert len(refused) == 40 - 18, "18 tickets of 0.1 s fit into 0.9 of 2 s"
-    assert refused == {f"t{number}": "OVERLOADED" for number in range(18, 40)}
+    rejected = sheds(enqueue_many(shard, 40))
+    assert set(rejected.values()) == {"OVERLOADED"}
+    assert len(rejected) == 40 - 18, "18 tickets of 0.1 s fit into 0.9 of 2 s"
+    assert rejected == {f"t{number}": "OVERLOADED" for number in range(18, 40)}
 
 
 def test_a_rejection_names_the_time_at_which_a_retry_would_be_in_time():
@@ -56,11 +58,11 @@ def test_a_rejection_names_the_time_at_which_a_retry_would_be_in_time():
 def test_a_rejection_has_windows_for_similar_tickets():
     shard = shard_at_full_speed()
     enqueue_many(shard, 18)
-    [by_promise] = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.rejection_windows
+    [by_target] = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.rejection_windows
     [by_deadline] = to_edge(only(out.Shed, shard.enqueue("hurried", deadline=shard.now + 1))).shed.rejection_windows
-    assert (seconds_of(by_promise.duration), by_promise.is_deadline_bound) == (pytest.approx(0.1, abs=1e-6), False)
+    assert (seconds_of(by_target.duration), by_target.is_deadline_bound) == (pytest.approx(0.1, abs=1e-6), False)
     assert (seconds_of(by_deadline.duration), by_deadline.is_deadline_bound) == (pytest.approx(1.0, abs=1e-6), True)
-    assert (by_promise.min_prompt_tokens, by_promise.min_output_tokens) == (1, 1), (
+    assert (by_target.min_prompt_tokens, by_target.min_output_tokens) == (1, 1), (
         "the window holds for any size, because of the work ahead"
     )
 
@@ -69,23 +71,23 @@ def test_the_last_ticket_that_fits_has_the_rejection_window_of_tickets_behind_it
     shard = shard_at_full_speed()
     queued = [to_edge(only(out.Queued, shard.enqueue(f"t{number}"))).queued for number in range(18)]
     assert not any(each.rejection_windows for each in queued[:-1])
-    [closed] = queued[-1].rejection_windows
-    assert to_edge(only(out.Shed, shard.enqueue("late"))).shed.rejection_windows == [closed]
+    [window] = queued[-1].rejection_windows
+    assert to_edge(only(out.Shed, shard.enqueue("late"))).shed.rejection_windows == [window]
 
 
 def test_rejection_windows_last_as_long_as_similar_tickets_would_be_late():
     shard = shard_at_full_speed()
     report(shard, prefill_tokens_per_second=100)
-    closed = error_of(shard.enqueue("long", tokens=310)).rejection_windows()
-    assert {each.min_prompt_tokens for each in closed} == {300, 600, 1_200}
+    windows = error_of(shard.enqueue("long", tokens=310)).rejection_windows()
+    assert {each.min_prompt_tokens for each in windows} == {300, 600, 1_200}
     assert not sheds(shard.enqueue("shorter", tokens=160))
     enqueue_many(shard, 14)
-    closed = list(error_of(shard.enqueue("long again", tokens=310)).rejection_windows())
-    for each in closed:
-        refused = error_of(shard.enqueue(f"of {each.min_prompt_tokens}", tokens=each.min_prompt_tokens + 10))
-        assert list(refused.rejection_windows())[-1].duration >= each.duration > 0
-    assert {each.min_prompt_tokens for each in closed} == {150, 300, 600, 1_200}
-    assert closed == sorted(closed), "windows of smaller sizes are shorter"
+    windows = list(error_of(shard.enqueue("long again", tokens=310)).rejection_windows())
+    for each in windows:
+        rejected = error_of(shard.enqueue(f"of {each.min_prompt_tokens}", tokens=each.min_prompt_tokens + 10))
+        assert list(rejected.rejection_windows())[-1].duration >= each.duration > 0
+    assert {each.min_prompt_tokens for each in windows} == {150, 300, 600, 1_200}
+    assert windows == sorted(windows), "windows of smaller sizes are shorter"
 
 
 def test_rejection_windows_are_shorter_if_predictions_are_corrected_upwards():
@@ -94,15 +96,15 @@ def test_rejection_windows_are_shorter_if_predictions_are_corrected_upwards():
     for _ in range(500):
         forecast.record_ratio(1.0, 2.0)
     enqueue_many(shard, 10)
-    [closed] = error_of(shard.enqueue("late")).rejection_windows()
-    assert closed.duration == pytest.approx((forecast.correction - 1.8) / forecast.correction)
+    [window] = error_of(shard.enqueue("late")).rejection_windows()
+    assert window.duration == pytest.approx((forecast.correction - 1.8) / forecast.correction)
 
 
 def test_the_rejection_window_of_a_full_shard_ends_when_a_place_is_free():
     shard = shard_at_full_speed(max_depth=3)
     enqueue_many(shard, 3, priority=BATCH)
-    [closed] = error_of(shard.enqueue("late", priority=BATCH)).rejection_windows()
-    assert 0 < closed.duration <= 0.1
+    [window] = error_of(shard.enqueue("late", priority=BATCH)).rejection_windows()
+    assert 0 < window.duration <= 0.1
 
 
 def test_an_expired_ticket_has_no_rejection_window():
@@ -144,13 +146,13 @@ def test_resumed_and_readmitted_tickets_are_not_rejected_as_late():
 def test_without_recent_statistics_only_queue_limits_reject():
     shard = shard_at_full_speed(max_depth=50)
     shard.pass_time(MAX_POOL_STATS_AGE_S + 0.1)
-    refused = sheds(enqueue_many(shard, 60, enqueued=shard.now))
-    assert set(refused.values()) == {"QUEUE_FULL"}
-    assert len(refused) == 10
+    rejected = sheds(enqueue_many(shard, 60, enqueued=shard.now))
+    assert set(rejected.values()) == {"QUEUE_FULL"}
+    assert len(rejected) == 10
 
 
 def test_without_measured_rates_only_queue_limits_reject():
-    shard = ShardDriver(max_depth=50, ttft_targets=TtftTargets({STANDARD: TTFT}))
+    shard = ShardDriver(max_depth=50, ttft_targets=TtftTargets({STANDARD: TTFT_TARGET_S}))
     shard.connect()
     assert set(sheds(enqueue_many(shard, 60)).values()) == {"QUEUE_FULL"}
 
@@ -165,7 +167,7 @@ def test_frozen_reports_do_not_stop_offers():
 def test_a_ticket_past_its_ttft_target_is_not_offered():
     shard = shard_at_full_speed()
     enqueue_many(shard, 3)
-    shard.now += TTFT
+    shard.now += TTFT_TARGET_S
     assert shard.credit(3) == []
     assert sheds(shard.effects) == {f"t{number}": "OVERLOADED" for number in range(3)}
 
@@ -183,7 +185,7 @@ def test_a_ticket_whose_prefill_would_pass_its_deadline_is_not_offered():
 def test_the_expiration_of_late_tickets_does_not_affect_tickets_in_time():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5, tenant_id="late")
-    shard.now += TTFT
+    shard.now += TTFT_TARGET_S
     shard.enqueue("a", tenant_id="late", enqueued=shard.now)
     shard.enqueue("b", tenant_id="other", enqueued=shard.now)
     assert shard.credit(2) == ["a", "b"]
@@ -201,27 +203,27 @@ def test_predictions_are_corrected_by_observed_waits():
     assert shard.book.model_queues["m"].forecast.correction > 1.5
 
 
-def law(shard, leases=10, every=0.1):
+def report_worker(shard, leases=10, every=0.1):
     """Report a worker of ten slots, one of which is released every `gap` s."""
     releases = tuple(SlotRelease(number * every, number) for number in range(1, leases + 1))
     fields = {"decode_step_time": 0.1, "seconds_per_prefill_token": 1e-6, "max_step_tokens": 10_000, "workers": 1}
     report(shard, slots=10, leases=leases, releases=releases, **fields)
 
 
-def let_in(**fields):
+def admitted(**fields):
     shard = shard_at_full_speed()
-    law(shard, **fields)
+    report_worker(shard, **fields)
     return 60 - len(sheds(enqueue_many(shard, 60)))
 
 
 def test_admission_follows_the_slot_release_curve():
-    assert 10 < let_in(leases=10) < 40
-    assert let_in(leases=10, every=0.5) < let_in(leases=10) < let_in(leases=5), "free slots are available at once"
+    assert 10 < admitted(leases=10) < 40
+    assert admitted(leases=10, every=0.5) < admitted(leases=10) < admitted(leases=5), "free slots are available at once"
 
 
 def test_late_first_tokens_reduce_admission():
     shard = shard_at_full_speed()
-    law(shard)
+    report_worker(shard)
     before = 60 - len(sheds(enqueue_many(shard, 60)))
     for name in shard.credit(10):
         shard.place(name)
@@ -229,7 +231,7 @@ def test_late_first_tokens_reduce_admission():
     assert shard.book.model_queues["m"].forecast.correction > 1.5
     for name in list(shard.book.tickets):
         shard.withdraw(name)
-    law(shard)
+    report_worker(shard)
     assert 60 - len(sheds(enqueue_many(shard, 60, enqueued=shard.now))) < before
 
 

@@ -8,7 +8,7 @@ from penstock.queue.poison import REPORT_DELAY_S
 from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
 from queue_tickets import (
     LEASE_MEMORY_S,
-    PATIENCE_S,
+    MODEL_TIMEOUT_S,
     START_UNIX_S,
     leased,
     offered,
@@ -195,7 +195,7 @@ def test_a_ticket_that_failed_on_every_worker_is_shed_with_a_retry_time(shard):
     shard.enqueue("a", avoid_workers=("w1", "w2"), attempt=3), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error
     assert "2 workers" in error.message
-    assert error.retry_after == PATIENCE_S
+    assert error.retry_after == MODEL_TIMEOUT_S
 
 
 # Withdrawal.

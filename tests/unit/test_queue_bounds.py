@@ -41,7 +41,7 @@ def test_offered_tickets_do_not_count_against_the_limits():
     shard.credit(1)
     shard.enqueue("offered")
     assert sheds(shard.enqueue("waits")) == {}
-    assert sheds(shard.enqueue("refused")) == {"refused": "QUEUE_FULL"}
+    assert sheds(shard.enqueue("rejected")) == {"rejected": "QUEUE_FULL"}
 
 
 def test_resumed_tickets_are_admitted_above_the_limits():

@@ -10,7 +10,7 @@ from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
-BLOCK = 16  # tokens
+BLOCK_TOKENS = 16  # tokens
 
 
 def tenant(name, rate, *, prompt=256, output=256, **fields):
@@ -37,7 +37,7 @@ def figures(policy, tenants, *, kv_blocks=625, slots=19, shards=1, **fields):
         ([tenant("steady", 12.0, over_declare=4.0), tenant("rushed", 24.0, over_declare=4.0)], 2_500),
         ([tenant(f"tenant-{number}", 4.0 + 2 * number) for number in range(8)], 625),
     ],
-    ids=["two tenants", "two that ask for four times what they need", "eight tenants"],
+    ids=["two tenants", "two that declare four times their output", "eight tenants"],
 )
 def test_the_service_of_tenants_differs_by_half_as_much_as_with_plain_counters(tenants, kv_blocks):
     plain, ours = (
@@ -76,4 +76,4 @@ def test_backlogged_tenants_stay_within_the_bound_of_the_theorem(sizes, over_dec
     kv_blocks = 250
     found = figures("fair", tenants, kv_blocks=kv_blocks, slots=slots, duration=6.0, engine="exact", seed=seed)
     longest = max(prompt for prompt, _ in sizes)
-    assert found["max_service_gap"] <= 2 * max(longest, 2 * kv_blocks * BLOCK) + PolicyConfig().burst_tokens
+    assert found["max_service_gap"] <= 2 * max(longest, 2 * kv_blocks * BLOCK_TOKENS) + PolicyConfig().burst_tokens

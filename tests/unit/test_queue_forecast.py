@@ -10,7 +10,7 @@ from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRel
 from penstock.queue.prediction.ttft_model import WorkAhead
 from queue_tickets import START_UNIX_S, ticket
 
-FULL = PoolStats(
+FULL_POOL = PoolStats(
     START_UNIX_S, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, next_worker_backlog=100, step_time=0.01
 )
 
@@ -22,7 +22,7 @@ def measured():
 
 
 def test_ttft_is_wait_plus_backlog_plus_own_prompt_plus_a_step():
-    found = measured().predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL], 0, START_UNIX_S)
+    found = measured().predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL_POOL], 0, START_UNIX_S)
     assert found.wait == pytest.approx(1.0), "nine tickets ahead and its own"
     assert found.after_lease == pytest.approx(100 / 500 + 50 / 500 + 0.01)
     assert found.ttft == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
@@ -34,7 +34,7 @@ def test_free_slots_take_a_burst_at_once():
     assert found.wait == 0
 
 
-def test_free_slots_are_ignored_while_tickets_wait_beside_them():
+def test_free_slots_are_ignored_while_tickets_wait():
     forecast = measured()
     forecast.record_unserved(3, START_UNIX_S)
     roomy = PoolStats(START_UNIX_S, free_slots=64)
@@ -51,7 +51,7 @@ def test_free_slots_are_ignored_while_tickets_wait_beside_them():
 
 def test_nothing_is_predicted_without_measurements():
     assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [], 0, START_UNIX_S).ttft is None
-    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [FULL], 0, START_UNIX_S).ttft is None
+    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [FULL_POOL], 0, START_UNIX_S).ttft is None
 
 
 def test_the_rate_of_a_small_batch_does_not_change_that_of_a_full_one():
@@ -74,13 +74,13 @@ def test_the_rate_of_a_small_batch_does_not_change_that_of_a_full_one():
 def test_predictions_that_are_wrong_by_a_factor_are_corrected(truth):
     forecast = measured()
     for _ in range(300):
-        found = forecast.predict(ticket("t"), WorkAhead(9, 900), [FULL], 0, START_UNIX_S)
+        found = forecast.predict(ticket("t"), WorkAhead(9, 900), [FULL_POOL], 0, START_UNIX_S)
         forecast.record_wait(found.wait, found.raw_wait, truth * found.raw_wait)
     assert forecast.correction == pytest.approx(truth, rel=0.01)
     assert abs(forecast.recent_waits[-1].lateness) < 0.02 * forecast.recent_waits[-1].realised
 
 
-LAW = PoolStats(
+POOL_WITH_STEP_COSTS = PoolStats(
     START_UNIX_S,
     step_time=0.03,
     slots=4,
@@ -94,14 +94,18 @@ LAW = PoolStats(
 
 
 def test_with_a_release_curve_a_ticket_waits_for_the_slots_before_it():
-    found = Forecast().predict(ticket("t", tokens=60), WorkAhead(1, 5_050, 50, 5_050), [LAW], 0, START_UNIX_S)
-    assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slot releases, and the prompts computed meanwhile"
+    found = Forecast().predict(
+        ticket("t", tokens=60), WorkAhead(1, 5_050, 50, 5_050), [POOL_WITH_STEP_COSTS], 0, START_UNIX_S
+    )
+    assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slot releases, and the prompts computed in that time"
     assert found.ttft == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "plus a step with its own prompt"
 
 
 def test_released_slots_are_used_by_tickets_ahead_before_they_are_released_again():
     long, short = (
-        Forecast().predict(ticket("t"), WorkAhead(40, 40 * (90 + answer), 40 * 90), [LAW], 0, START_UNIX_S).wait
+        Forecast()
+        .predict(ticket("t"), WorkAhead(40, 40 * (90 + answer), 40 * 90), [POOL_WITH_STEP_COSTS], 0, START_UNIX_S)
+        .wait
         for answer in (300, 1)
     )
     assert long > 20
@@ -111,17 +115,19 @@ def test_released_slots_are_used_by_tickets_ahead_before_they_are_released_again
 def test_late_first_tokens_raise_later_predictions():
     forecast = Forecast()
     for _ in range(300):
-        found = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START_UNIX_S)
+        found = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [POOL_WITH_STEP_COSTS], 0, START_UNIX_S)
         forecast.record_ratio(found.raw_ttft, 1.5 * found.raw_ttft)
     assert forecast.correction == pytest.approx(1.5, rel=0.01)
-    again = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START_UNIX_S)
+    again = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [POOL_WITH_STEP_COSTS], 0, START_UNIX_S)
     assert again.ttft == pytest.approx(1.5 * again.raw_ttft, rel=0.01)
     assert again.wait + again.after_lease == pytest.approx(again.ttft)
 
 
 def test_one_scheduler_without_step_costs_makes_all_predictions_use_rates():
     forecast = measured()
-    found = forecast.predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL, LAW], 0, START_UNIX_S)
+    found = forecast.predict(
+        ticket("t", tokens=60), WorkAhead(9, 900), [FULL_POOL, POOL_WITH_STEP_COSTS], 0, START_UNIX_S
+    )
     assert found.wait == pytest.approx(1.0)
 
 
@@ -160,8 +166,8 @@ def test_an_unknown_model_has_the_default_answer_length():
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1)), max_size=40), st.integers(1, 10_000))
 def test_predicted_lengths_are_from_one_to_the_limit(answers, most):
     lengths = OutputLengthPredictor()
-    for asked, share in answers:
-        lengths.record("m", "t", asked, max(1, round(asked * share)))
+    for limit, share in answers:
+        lengths.record("m", "t", limit, max(1, round(limit * share)))
     assert 1 <= lengths.predict("m", "t", most) <= most
 
 

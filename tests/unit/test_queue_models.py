@@ -6,7 +6,7 @@ from penstock.queue.policies.policy import SortKey
 from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
 from queue_tickets import (
     INTERACTIVE,
-    PATIENCE_S,
+    MODEL_TIMEOUT_S,
     START_UNIX_S,
     WARM_UP_S,
     ShardDriver,
@@ -36,7 +36,7 @@ def test_tickets_wait_for_a_scheduler_that_reconnects(shard):
     shard.pass_time(60)
     shard.disconnect("s")
     assert sheds(shard.enqueue("after", enqueued=START_UNIX_S + 60)) == {}
-    shard.pass_time(PATIENCE_S - 1)
+    shard.pass_time(MODEL_TIMEOUT_S - 1)
     shard.connect("t")
     assert sheds(shard.pass_time(60)) == {}
     assert shard.credit(5, "t") == ["before", "after"]
@@ -53,9 +53,9 @@ def test_a_model_that_moves_between_schedulers_stays_available(shard):
 
 def test_tickets_for_an_unavailable_model_are_shed_after_a_timeout(shard):
     shard.enqueue("a"), shard.disconnect("s")
-    assert sheds(shard.pass_time(PATIENCE_S - 0.1)) == {}
+    assert sheds(shard.pass_time(MODEL_TIMEOUT_S - 0.1)) == {}
     assert sheds(shard.pass_time(0.1)) == {"a": "NO_WORKER"}
-    assert only(out.Shed, shard.effects).error.retry_after == PATIENCE_S
+    assert only(out.Shed, shard.effects).error.retry_after == MODEL_TIMEOUT_S
 
 
 def test_sheds_of_a_timed_out_model_are_spread_over_ticks_and_stop_when_it_is_served():
@@ -64,22 +64,22 @@ def test_sheds_of_a_timed_out_model_are_spread_over_ticks_and_stop_when_it_is_se
     for number in range(MAX_DROPS_PER_TICK + 2):
         shard.enqueue(f"t{number}")
     shard.disconnect("s")
-    assert len(sheds(shard.pass_time(PATIENCE_S))) == MAX_DROPS_PER_TICK
+    assert len(sheds(shard.pass_time(MODEL_TIMEOUT_S))) == MAX_DROPS_PER_TICK
     shard.connect("t")
     assert sheds(shard.pass_time(0.05)) == {}
     assert shard.credit(5, "t") == [f"t{MAX_DROPS_PER_TICK}", f"t{MAX_DROPS_PER_TICK + 1}"]
 
 
 def test_tickets_for_a_timed_out_model_are_rejected_at_once(shard):
-    shard.disconnect("s"), shard.pass_time(PATIENCE_S)
+    shard.disconnect("s"), shard.pass_time(MODEL_TIMEOUT_S)
     assert sheds(shard.enqueue("b")) == {"b": "NO_WORKER"}
 
 
 def test_a_returned_offer_for_a_lost_model_waits_for_the_timeout(shard):
     shard.enqueue("a"), shard.credit(1)
-    shard.serve("s", ()), shard.pass_time(PATIENCE_S)
+    shard.serve("s", ()), shard.pass_time(MODEL_TIMEOUT_S)
     shard.decline("a")
-    assert sheds(shard.pass_time(PATIENCE_S - 0.1)) == {}
+    assert sheds(shard.pass_time(MODEL_TIMEOUT_S - 0.1)) == {}
     assert sheds(shard.pass_time(0.1)) == {"a": "NO_WORKER"}
 
 

@@ -13,7 +13,7 @@ from penstock.queue.prediction.throughput import Throughput
 from penstock.queue.ticket import from_frame, to_frame
 from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
-from queue_tickets import PATIENCE_S, START_UNIX_S, WARM_UP_S, ticket
+from queue_tickets import MODEL_TIMEOUT_S, START_UNIX_S, WARM_UP_S, ticket
 
 
 def a_frame(**fields):
@@ -79,68 +79,68 @@ def test_a_ticket_beyond_the_limits_of_the_protocol_is_invalid(fields):
 
 
 def test_a_constant_throughput_is_measured_from_the_start():
-    pace, now = Throughput(), START_UNIX_S
+    throughput, now = Throughput(), START_UNIX_S
     for _ in range(600):
-        pace.record(50, now)
+        throughput.record(50, now)
         now += 0.1
         if now - START_UNIX_S > 2:
-            assert pace.tokens_per_second(now) == pytest.approx(500, rel=0.06)
+            assert throughput.tokens_per_second(now) == pytest.approx(500, rel=0.06)
 
 
 def test_throughput_is_unknown_during_the_warm_up():
-    pace = Throughput()
-    assert pace.tokens_per_second(START_UNIX_S) == 0
-    pace.record(50, START_UNIX_S)
-    assert pace.tokens_per_second(START_UNIX_S + 0.5) == 0
+    throughput = Throughput()
+    assert throughput.tokens_per_second(START_UNIX_S) == 0
+    throughput.record(50, START_UNIX_S)
+    assert throughput.tokens_per_second(START_UNIX_S + 0.5) == 0
 
 
 def test_throughput_decays_without_tickets():
-    pace = Throughput()
+    throughput = Throughput()
     for number in range(100):
-        pace.record(50, START_UNIX_S + number / 10)
-    assert pace.tokens_per_second(START_UNIX_S + 70) < 5
+        throughput.record(50, START_UNIX_S + number / 10)
+    assert throughput.tokens_per_second(START_UNIX_S + 70) < 5
 
 
 def test_availability_distinguishes_lost_from_unknown_models():
-    presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
-    presence.update({"m"}, START_UNIX_S + 1)
-    assert presence.availability_of("m", START_UNIX_S + 1) is Availability.SERVED
-    assert presence.availability_of("new", START_UNIX_S + 1) is Availability.AWAITED
-    assert presence.availability_of("x", START_UNIX_S + WARM_UP_S) is Availability.UNKNOWN
-    presence.update({"other"}, START_UNIX_S + 100)
-    assert presence.availability_of("m", START_UNIX_S + 101) is Availability.AWAITED
-    assert presence.pop_timed_out(START_UNIX_S + 100 + PATIENCE_S) == ["new", "m"]
-    assert presence.availability_of("m", START_UNIX_S + 100 + PATIENCE_S) is Availability.UNKNOWN
+    availability = ModelAvailability(timeout=MODEL_TIMEOUT_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
+    availability.update({"m"}, START_UNIX_S + 1)
+    assert availability.availability_of("m", START_UNIX_S + 1) is Availability.SERVED
+    assert availability.availability_of("new", START_UNIX_S + 1) is Availability.AWAITED
+    assert availability.availability_of("x", START_UNIX_S + WARM_UP_S) is Availability.UNKNOWN
+    availability.update({"other"}, START_UNIX_S + 100)
+    assert availability.availability_of("m", START_UNIX_S + 101) is Availability.AWAITED
+    assert availability.pop_timed_out(START_UNIX_S + 100 + MODEL_TIMEOUT_S) == ["new", "m"]
+    assert availability.availability_of("m", START_UNIX_S + 100 + MODEL_TIMEOUT_S) is Availability.UNKNOWN
 
 
 def test_no_model_is_awaited_after_the_timeout():
-    presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
-    assert presence.availability_of("m", START_UNIX_S + WARM_UP_S + 1) is Availability.AWAITED
-    assert presence.availability_of("n", START_UNIX_S + PATIENCE_S) is Availability.UNAVAILABLE
+    availability = ModelAvailability(timeout=MODEL_TIMEOUT_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
+    assert availability.availability_of("m", START_UNIX_S + WARM_UP_S + 1) is Availability.AWAITED
+    assert availability.availability_of("n", START_UNIX_S + MODEL_TIMEOUT_S) is Availability.UNAVAILABLE
 
 
 def test_availability_timeouts_exclude_stalls():
-    presence = ModelAvailability(
-        timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S, clock=StallFreeClock(0.5)
+    availability = ModelAvailability(
+        timeout=MODEL_TIMEOUT_S, warm_up=WARM_UP_S, started_at=START_UNIX_S, clock=StallFreeClock(0.5)
     )
-    presence.update({"m", "n"}, START_UNIX_S)
-    presence.update({"n"}, START_UNIX_S + 0.1)
-    woken = START_UNIX_S + 2 * PATIENCE_S
-    assert presence.pop_timed_out(woken) == []
-    assert presence.availability_of("m", woken) is Availability.AWAITED
-    assert presence.availability_of("new", woken) is Availability.AWAITED  # it may not be reported yet
-    looks = (woken + look / 4 for look in range(8 * int(PATIENCE_S)))
-    given_up = {model: now for now in looks for model in presence.pop_timed_out(now)}
-    assert given_up == {"m": woken + PATIENCE_S - 0.5, "new": woken + PATIENCE_S}
+    availability.update({"m", "n"}, START_UNIX_S)
+    availability.update({"n"}, START_UNIX_S + 0.1)
+    resumed_at = START_UNIX_S + 2 * MODEL_TIMEOUT_S
+    assert availability.pop_timed_out(resumed_at) == []
+    assert availability.availability_of("m", resumed_at) is Availability.AWAITED
+    assert availability.availability_of("new", resumed_at) is Availability.AWAITED  # it may not be reported yet
+    polls = (resumed_at + poll / 4 for poll in range(8 * int(MODEL_TIMEOUT_S)))
+    given_up = {model: now for now in polls for model in availability.pop_timed_out(now)}
+    assert given_up == {"m": resumed_at + MODEL_TIMEOUT_S - 0.5, "new": resumed_at + MODEL_TIMEOUT_S}
 
 
 def test_a_model_that_returns_is_served():
-    presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
-    presence.update({"m"}, START_UNIX_S)
-    presence.update(set(), START_UNIX_S + 50)
-    presence.update({"m"}, START_UNIX_S + 55)
-    assert presence.pop_timed_out(START_UNIX_S + 500) == []
-    assert presence.availability_of("m", START_UNIX_S + 500) is Availability.SERVED
+    availability = ModelAvailability(timeout=MODEL_TIMEOUT_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
+    availability.update({"m"}, START_UNIX_S)
+    availability.update(set(), START_UNIX_S + 50)
+    availability.update({"m"}, START_UNIX_S + 55)
+    assert availability.pop_timed_out(START_UNIX_S + 500) == []
+    assert availability.availability_of("m", START_UNIX_S + 500) is Availability.SERVED
 
 
 @pytest.mark.parametrize(

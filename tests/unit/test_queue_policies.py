@@ -19,7 +19,7 @@ from penstock.queue.policies.ranked_queue import MAX_TIMES_PASSED, RankedQueue
 from penstock.queue.policies.ticket_order import EarliestDeadline, TicketOrder, TokenAware
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START_UNIX_S, ticket
 
-LARGEST = 110  # tokens of any ticket here; 210 weighted
+MAX_TICKET_TOKENS = 110  # tokens of any ticket here; 210 weighted
 
 
 def anything(_):
@@ -125,7 +125,7 @@ def test_accounts_without_waiting_tickets_are_swept():
 
 
 def test_large_tickets_of_one_tenant_do_not_block_small_ones_of_others():
-    line = filled(WeightedVtc(), ["large"], 100, tokens=LARGEST)
+    line = filled(WeightedVtc(), ["large"], 100, tokens=MAX_TICKET_TOKENS)
     filled(line, ["small"], 1, tokens=50)
     assert line.pop_fitting(lambda each: Fit.LATER if each.tokens > 60 else Fit.NOW).ticket.tenant_id == "small"
 
@@ -152,8 +152,8 @@ def test_shortest_work_goes_first_within_the_ageing_bound():
     lane.push(ticket("long", tokens=10_000, enqueued=START_UNIX_S, arrival_number=1))
     for number in range(20):
         lane.push(ticket(f"short {number}", tokens=100, enqueued=START_UNIX_S + number, arrival_number=number + 2))
-    went = [lane.pop_fitting(anything).ticket.ticket_id for _ in range(21)]
-    assert went.index("long") == 4, "tickets up to 4 s later pass it, none 5 s later"
+    served_ids = [lane.pop_fitting(anything).ticket.ticket_id for _ in range(21)]
+    assert served_ids.index("long") == 4, "tickets up to 4 s later pass it, none 5 s later"
 
 
 def test_earliest_deadline_goes_first_with_a_default_deadline():
@@ -173,7 +173,7 @@ def test_work_ahead_of_the_own_tenant_follows_the_rank():
 @settings(max_examples=60, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=TENANT_SAMPLE_SIZE),
-    sizes=st.lists(st.integers(11, LARGEST), min_size=TENANT_SAMPLE_SIZE, max_size=TENANT_SAMPLE_SIZE),
+    sizes=st.lists(st.integers(11, MAX_TICKET_TOKENS), min_size=TENANT_SAMPLE_SIZE, max_size=TENANT_SAMPLE_SIZE),
     already=st.integers(0, 40),
     within=st.sampled_from([TicketOrder.FIFO, TicketOrder.DEADLINE]),
 )
@@ -192,7 +192,9 @@ def test_the_position_equals_the_work_that_is_served_first(counts, sizes, alread
     before = 0
     while (taken := take_whole(order)) is not new:
         before += taken.work
-    assert abs(before - expected.work) <= len(counts) * LARGEST, "the estimate is off by at most one ticket per tenant"
+    assert abs(before - expected.work) <= len(counts) * MAX_TICKET_TOKENS, (
+        "the estimate is off by at most one ticket per tenant"
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -205,20 +207,20 @@ def test_backlogged_tenants_differ_by_at_most_two_tickets(data):
     for tenant in "abc":
         filled(order, [tenant], 60)
     for _ in range(data.draw(st.integers(1, 50))):
-        match data.draw(st.sampled_from(["serve", "serve and give back", "come"])):
+        match data.draw(st.sampled_from(["serve", "serve and return", "arrive"])):
             case "serve":
                 taken = take_whole(order)
                 paid[taken.tenant_id] += taken.charged_cost
-            case "serve and give back":
+            case "serve and return":
                 order.push(order.pop_fitting(anything))
             case _:
                 number += 1
-                size = data.draw(st.integers(11, LARGEST))
+                size = data.draw(st.integers(11, MAX_TICKET_TOKENS))
                 order.push(
                     ticket(f"n{number}", tenant_id=data.draw(st.sampled_from("abc")), arrival_number=1_000 + number)
                 )
                 order.push(ticket(f"m{number}", tenant_id="other", tokens=size, arrival_number=2_000 + number))
-    assert max(paid["a"], paid["b"], paid["c"]) - min(paid["a"], paid["b"], paid["c"]) <= 2 * 2 * LARGEST
+    assert max(paid["a"], paid["b"], paid["c"]) - min(paid["a"], paid["b"], paid["c"]) <= 2 * 2 * MAX_TICKET_TOKENS
 
 
 class _Wrapped:
@@ -242,12 +244,12 @@ def test_a_ticket_that_does_not_fit_blocks_tenants_that_lead_by_a_share_of_its_c
     def small_fits(each):
         return Fit.NOW if each.tenant_id == "small" else Fit.LATER
 
-    went = 0
+    count = 0
     while (found := line.pop_fitting(small_fits)).ticket:
         line.charge(found.ticket, predicted_cost(found.ticket))
         found.record_passes()
-        went += 1
-    assert went == MAX_LEAD_COST_SHARE * 10_010 // LARGEST + 1, (
+        count += 1
+    assert count == MAX_LEAD_COST_SHARE * 10_010 // MAX_TICKET_TOKENS + 1, (
         "a share of the ticket's cost, and the ticket that exceeds it"
     )
 
@@ -260,10 +262,10 @@ def test_lower_classes_pass_a_ticket_that_does_not_fit_a_bounded_number_of_times
     def small_fits(each):
         return Fit.NOW if each.tenant_id == "small" else Fit.LATER
 
-    went = 0
+    count = 0
     while order.pop_fitting(small_fits):
-        went += 1
-    assert went == MAX_TIMES_PASSED
+        count += 1
+    assert count == MAX_TIMES_PASSED
     assert order.pop_fitting(anything).ticket_id == "large"
 
 

@@ -10,29 +10,29 @@ from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBack
 from penstock.queue.prediction.prefill_sharing import StepCosts, completions
 from penstock.worker.engine.batching.policy import ContinuousBatching
 
-BUDGET = 500
-STEPS = StepCosts(BUDGET, 0.01, 0.0001, 0.06, BUDGET / 0.06)
+BUDGET_TOKENS = 500
+STEP_COSTS = StepCosts(BUDGET_TOKENS, 0.01, 0.0001, 0.06, BUDGET_TOKENS / 0.06)
 
 
 def backlog_of(*prompts, workers=1, now=0.0):
     found = PrefillBacklog()
     for each in prompts:
-        found.on_offered(each, now, workers, STEPS)
+        found.on_offered(each, now, workers, STEP_COSTS)
     return found
 
 
 def join(found, prompt, *, now=0.0, workers=1, is_express=False):
-    return found.estimate_join(prompt, is_express=is_express, now=now, workers=workers, steps=STEPS)
+    return found.estimate_join(prompt, is_express=is_express, now=now, workers=workers, steps=STEP_COSTS)
 
 
 def seconds(tokens):
     """Return the s until a busy worker ends the step in which it completes so many tokens."""
-    return (tokens / BUDGET + 0.5) * STEPS.full_step_time
+    return (tokens / BUDGET_TOKENS + 0.5) * STEP_COSTS.full_step_time
 
 
 def by_steps(lefts, express):
     """Return the tokens that a worker has computed at the end of the step in which each prompt is done."""
-    batching, lefts, computed, found = ContinuousBatching(token_budget=BUDGET), list(lefts), 0, [0] * len(lefts)
+    batching, lefts, computed, found = ContinuousBatching(token_budget=BUDGET_TOKENS), list(lefts), 0, [0] * len(lefts)
     while any(lefts):
         places = [place for place, left in enumerate(lefts) if left]
         chunks = batching.split_prefill([lefts[each] for each in places], 0, [express[each] for each in places])
@@ -49,13 +49,13 @@ def differ(one, other, tokens):
 
 
 def is_near_tie(lefts, express):
-    """Tell whether a step more or less of one prompt decides which prompt is the shortest, and so goes first."""
+    """Return whether one step more or less of a prompt decides which prompt is the shortest."""
     exact = list(map(float, lefts))
     found = completions(list(exact), express)
     for place, left in enumerate(exact):
-        for change in (-2 * BUDGET, -BUDGET, BUDGET, 2 * BUDGET):
+        for change in (-2 * BUDGET_TOKENS, -BUDGET_TOKENS, BUDGET_TOKENS, 2 * BUDGET_TOKENS):
             other = [*exact[:place], max(1.0, left + change), *exact[place + 1 :]]
-            if differ(found, completions(other, express), (len(lefts) + 2) * BUDGET):
+            if differ(found, completions(other, express), (len(lefts) + 2) * BUDGET_TOKENS):
                 return True
     return False
 
@@ -66,7 +66,7 @@ def test_prompts_are_done_when_the_workers_own_policy_has_computed_them(lefts, a
     assume(not is_near_tie(lefts, express))
     found, exact = completions(list(map(float, lefts)), express), by_steps(lefts, express)
     assert max(found) == pytest.approx(sum(lefts))
-    assert not differ(found, exact, len(lefts) * BUDGET)
+    assert not differ(found, exact, len(lefts) * BUDGET_TOKENS)
 
 
 def test_express_prompts_are_done_before_all_others():
@@ -87,29 +87,32 @@ def test_computing_a_part_first_does_not_change_when_the_rest_is_complete(prompt
     assert after == pytest.approx(before, rel=1e-6, abs=1e-2)
 
 
-def test_a_prompt_that_joins_delays_what_has_more_left_and_waits_for_what_has_less():
+def test_a_new_prompt_delays_prompts_with_more_tokens_left_and_waits_for_those_with_fewer():
     short, long = PendingPrompt(1_000), PendingPrompt(6_000)
     found = backlog_of(short, long)
     assert long.expected_at == pytest.approx(seconds(7_000), rel=0.04)
     joined = join(found, 3_000)
     delays = {id(each.prompt): each.expected_at - each.prompt.expected_at for each in joined.delays}
-    assert delays == {id(short): pytest.approx(0.0), id(long): pytest.approx(3_000 / STEPS.tokens_per_second, rel=0.02)}
-    assert seconds(3_900) < joined.ttft < seconds(5_500), "the oldest, long as it is, has a share meanwhile"
+    assert delays == {
+        id(short): pytest.approx(0.0),
+        id(long): pytest.approx(3_000 / STEP_COSTS.tokens_per_second, rel=0.02),
+    }
+    assert seconds(3_900) < joined.ttft < seconds(5_500), "the oldest prompt has its share in the same steps"
 
 
-def test_a_breach_is_a_prompt_that_is_made_late_and_not_one_that_is_late_anyway_or_of_a_lower_class():
+def test_only_a_prompt_that_is_made_late_counts_as_a_breach():
     tight, late = PendingPrompt(6_000, rank=2, promised_by=1.0), PendingPrompt(6_000, rank=2, promised_by=0.1)
     for prompt, rank, is_breach in ((tight, 2, True), (tight, 1, False), (late, 2, False)):
         [delay] = join(backlog_of(prompt), 3_000).delays
         assert delay.is_breach(rank) == is_breach
 
 
-def test_a_commitment_blocks_a_prompt_until_fewer_tokens_are_left_of_it_and_never_the_shortest():
+def test_a_commitment_blocks_longer_prompts_until_it_has_fewer_tokens_left():
     tight = PendingPrompt(6_000, rank=2, promised_by=1.0)
     found = backlog_of(tight)
     [delay] = join(found, 3_000).delays
     lasts, least = delay.blocked_range(3_000)
-    assert lasts == pytest.approx(3_000 / STEPS.tokens_per_second, rel=0.05)
+    assert lasts == pytest.approx(3_000 / STEP_COSTS.tokens_per_second, rel=0.05)
     assert join(found, least + 10).delays[0].is_breach(2)
     assert not join(found, least // 2).delays[0].is_breach(2)
 
@@ -123,7 +126,7 @@ def test_time_that_has_passed_is_subtracted_from_the_backlog():
 def test_a_prompt_goes_to_an_idle_worker_or_to_the_one_with_least_left():
     found = backlog_of(PendingPrompt(6_000), PendingPrompt(2_000), workers=2)
     assert join(found, 1_000, workers=3).ttft == pytest.approx(
-        2 * STEPS.decode_step_time + 1_000 * STEPS.seconds_per_prefill_token
+        2 * STEP_COSTS.decode_step_time + 1_000 * STEP_COSTS.seconds_per_prefill_token
     )
     assert [each.prompt.left_tokens for each in join(found, 1_000, workers=2).delays] == [2_000]
 
@@ -131,40 +134,40 @@ def test_a_prompt_goes_to_an_idle_worker_or_to_the_one_with_least_left():
 def test_a_placement_at_another_worker_moves_the_prompt_there():
     first, second = PendingPrompt(4_000), PendingPrompt(5_000)
     found = backlog_of(first, second, workers=2)
-    found.on_placed(first, "w1", "s", 0.0, STEPS)
-    found.on_placed(second, "w1", "s", 0.0, STEPS)
+    found.on_placed(first, "w1", "s", 0.0, STEP_COSTS)
+    found.on_placed(second, "w1", "s", 0.0, STEP_COSTS)
     assert second.expected_at == pytest.approx(seconds(9_000), rel=0.04)
     assert not join(found, 100, workers=2).delays, "the other worker is idle"
-    found.remove(first, 0.0, STEPS)
+    found.remove(first, 0.0, STEP_COSTS)
     assert [each.prompt for each in join(found, 100, workers=1).delays] == [second]
 
 
 def test_a_report_corrects_the_backlog_and_reveals_prompts_of_other_shards():
     own = PendingPrompt(6_000)
     found = backlog_of(own)
-    found.on_placed(own, "w1", "s", 0.0, STEPS)
-    found.on_report("s", {"w1": 4_000}, 1_000.0, 0.0, STEPS)
+    found.on_placed(own, "w1", "s", 0.0, STEP_COSTS)
+    found.on_report("s", {"w1": 4_000}, 1_000.0, 0.0, STEP_COSTS)
     assert own.left_tokens == 4_000
-    found.on_report("s", {"w1": 4_000 + BUDGET - 1}, 1_000.0, 0.0, STEPS)
+    found.on_report("s", {"w1": 4_000 + BUDGET_TOKENS - 1}, 1_000.0, 0.0, STEP_COSTS)
     assert len(join(found, 100).delays) == 1, "less than a step may have been computed since"
-    found.on_report("s", {"w1": 7_500, "w2": 1_500}, 1_000.0, 0.0, STEPS)
+    found.on_report("s", {"w1": 7_500, "w2": 1_500}, 1_000.0, 0.0, STEP_COSTS)
     assert [each.prompt.left_tokens for each in join(found, 100, workers=2).delays] == [1_000], (
         "those of the other worker"
     )
-    found.on_report("another", {}, 1_000.0, 0.0, STEPS)
+    found.on_report("another", {}, 1_000.0, 0.0, STEP_COSTS)
     assert own.left_tokens == 4_000
-    found.on_report("s", {}, 1_000.0, 0.0, STEPS)
+    found.on_report("s", {}, 1_000.0, 0.0, STEP_COSTS)
     assert not join(found, 100).delays, "a worker that is not reported has no backlog"
 
 
 def test_workers_that_are_no_longer_reported_are_forgotten():
     found = PrefillBacklog()
     for number in range(100):
-        found.on_report("s", {f"w{number}": 5_000}, 1_000.0, 0.0, STEPS)
+        found.on_report("s", {f"w{number}": 5_000}, 1_000.0, 0.0, STEP_COSTS)
     assert len(found) == 1
 
 
-def test_of_a_report_the_shard_keeps_what_the_contract_allows():
+def test_the_shard_keeps_only_valid_fields_of_a_report():
     frame = pb.PoolStats(model="m", prefill_backlogs=[pb.PrefillBacklog(worker_id="w", tokens=2**32 - 1)])
     frame.prefill_backlogs.add(worker_id="", tokens=1)
     frame.prefill_backlogs.add(worker_id="x" * (MAX_WORKER_ID_CHARS + 1), tokens=1)
@@ -177,17 +180,17 @@ def test_of_a_report_the_shard_keeps_what_the_contract_allows():
 
 def test_a_prompt_is_expected_at_a_worker_that_accepts_leases():
     found = PrefillBacklog()
-    found.on_report("s", {"full": 100, "free": 9_000}, 1_000.0, 0.0, STEPS)
+    found.on_report("s", {"full": 100, "free": 9_000}, 1_000.0, 0.0, STEP_COSTS)
     found.on_available_leases("s", {"full": 0, "free": 1}, 0.0)
-    alone = found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEPS).ttft
+    alone = found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEP_COSTS).ttft
     found.on_available_leases("s", {"full": 1, "free": 1}, 0.0)
-    assert found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEPS).ttft < alone
+    assert found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEP_COSTS).ttft < alone
 
 
 def test_available_leases_of_a_lost_scheduler_expire():
     found = PrefillBacklog()
     found.on_available_leases("lost", {"w": 0}, 0.0)
-    found.on_report("s", {"w": 100_000, "busy": 200_000}, 1_000.0, 3.0, STEPS)
-    joined = found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEPS)
+    found.on_report("s", {"w": 100_000, "busy": 200_000}, 1_000.0, 3.0, STEP_COSTS)
+    joined = found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEP_COSTS)
     found.on_available_leases("s", {"w": 0, "busy": 1}, 3.0)
-    assert joined.ttft <= found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEPS).ttft
+    assert joined.ttft <= found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEP_COSTS).ttft

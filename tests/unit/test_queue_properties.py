@@ -15,7 +15,7 @@ from penstock.queue.models.model_queue import RETRY_AFTER_BOUNDS_S
 from penstock.queue.policies.cost import predicted_cost
 from penstock.queue.policies.policy import TicketTotals
 from penstock.queue.prediction.pool_stats import PoolStats
-from queue_tickets import PATIENCE_S, ShardDriver, entry
+from queue_tickets import MODEL_TIMEOUT_S, ShardDriver, entry
 
 MODELS = ("m", "n")
 EDGES = ("e", "f")
@@ -30,18 +30,18 @@ class Mesh(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.shard = ShardDriver(max_depth=8, max_tokens=2_000, ttft_targets=TtftTargets({1: 2.0, 2: 10.0}))
-        self.running = {}  # attempt by ticket, as schedulers know
-        self.held = {edge: {} for edge in EDGES}  # attempt by ticket, as each edge knows
+        self.running = {}  # attempt by ticket, as seen by schedulers
+        self.held = {edge: {} for edge in EDGES}  # attempt by ticket, as seen by each edge
         self.unanswered = {}  # offers in order, by scheduler
-        self.credit = {}  # tickets by scheduler and model, as the scheduler knows
-        self.express_credit = {}  # likewise
+        self.credit = {}  # tickets by scheduler and model, as seen by the scheduler
+        self.express_credit = {}  # the same for express credit
         self.lease_ids = 0
-        self.told = []
+        self.last_effects = []
 
     # Effects.
 
-    def hear(self, effects):
-        self.told = effects
+    def apply_effects(self, effects):
+        self.last_effects = effects
         for effect in effects:
             match effect:
                 case out.Offer():
@@ -97,25 +97,25 @@ class Mesh(RuleBasedStateMachine):
         deadline = self.shard.now + seconds_left if seconds_left else 0.0
         fields = {"attempt": attempt, "model": model, "priority": priority, "tokens": tokens, "deadline": deadline}
         fields |= {"tenant_id": tenant, "weight": weight}
-        effects = self.hear(self.shard.enqueue(ticket_id, edge=edge, enqueued=self.shard.now, **fields))
+        effects = self.apply_effects(self.shard.enqueue(ticket_id, edge=edge, enqueued=self.shard.now, **fields))
         if is_same:
             assert [type(each) for each in effects] == [out.Queued]
-        told = [each for each in effects if isinstance(each, out.Queued | out.Shed) and each.ticket_id == ticket_id]
-        assert len(told) == 1, "each ticket is answered once"
+        answers = [each for each in effects if isinstance(each, out.Queued | out.Shed) and each.ticket_id == ticket_id]
+        assert len(answers) == 1, "each ticket is answered once"
 
     @rule(ticket_ids=st.sets(st.sampled_from(TICKETS)), edge=st.sampled_from(EDGES))
     def withdraw(self, ticket_ids, edge):
         for each in EDGES:
             for ticket_id in ticket_ids:
                 self.held[each].pop(ticket_id, None)
-        effects = self.hear(self.shard.withdraw(*ticket_ids, edge=edge))
+        effects = self.apply_effects(self.shard.withdraw(*ticket_ids, edge=edge))
         assert isinstance(effects[-1], out.Withdrawn)
 
     @rule(edge=st.sampled_from(EDGES))
     def lose_edge(self, edge):
         self.held[edge].clear()
-        self.hear(self.shard.book.on_edge_disconnected(edge))
-        self.hear(self.shard.book.on_edge_connected(edge))
+        self.apply_effects(self.shard.book.on_edge_disconnected(edge))
+        self.apply_effects(self.shard.book.on_edge_connected(edge))
 
     @rule(scheduler=st.sampled_from(SCHEDULERS), models=st.sets(st.sampled_from(MODELS)))
     def serve(self, scheduler, models):
@@ -123,9 +123,9 @@ class Mesh(RuleBasedStateMachine):
             self.unanswered[scheduler] = []
             self.credit |= {(scheduler, model): 0 for model in MODELS}
             self.express_credit |= {(scheduler, model): 0 for model in MODELS}
-            self.hear(self.shard.book.on_scheduler_connected(scheduler, self.shard.now))
+            self.apply_effects(self.shard.book.on_scheduler_connected(scheduler, self.shard.now))
         entries = [entry(model) for model in models]
-        self.hear(self.shard.book.on_catalog(scheduler, entries, self.shard.now))
+        self.apply_effects(self.shard.book.on_catalog(scheduler, entries, self.shard.now))
 
     @precondition(lambda self: self.unanswered)
     @rule(
@@ -133,25 +133,25 @@ class Mesh(RuleBasedStateMachine):
         model=st.sampled_from(MODELS),
         tickets=st.integers(0, 4),
         max_tokens=st.just(0) | st.integers(11, 900),
-        room=st.none() | st.integers(1, 2_000),
+        free_tokens=st.none() | st.integers(1, 2_000),
         express=st.integers(0, 2),
         once=st.booleans(),
     )
-    def give_credit(self, *, data, model, tickets, max_tokens, room, express, once):
+    def give_credit(self, *, data, model, tickets, max_tokens, free_tokens, express, once):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         self.credit[scheduler, model] += tickets
         self.express_credit[scheduler, model] += express
         given = {
             "max_tokens": max_tokens,
             "rate": 100.0,
-            "total_tokens": room,
+            "total_tokens": free_tokens,
             "express": express,
             "return_unused": once,
             "model": model,
         }
         at = len(self.shard.effects)
         self.shard.credit(tickets, scheduler, **given)
-        self.hear(self.shard.effects[at:])
+        self.apply_effects(self.shard.effects[at:])
 
     @precondition(lambda self: any(self.unanswered.values()))
     @rule(data=st.data(), answer=st.sampled_from(["place", "place", "NO_CAPACITY", "NO_WORKER"]))
@@ -164,13 +164,13 @@ class Mesh(RuleBasedStateMachine):
             self.lease_ids += 1
             known = self.shard.book.tickets.get(ticket_id)
             attempt = known.attempt if known else 1
-            self.hear(self.shard.place(ticket_id, scheduler, f"lease {self.lease_ids}", attempt))
+            self.apply_effects(self.shard.place(ticket_id, scheduler, f"lease {self.lease_ids}", attempt))
             return
         if answer == "NO_CAPACITY" and ticket_id in self.shard.book.schedulers[scheduler].offered:
             model = self.shard.book.tickets[ticket_id].model
             if not self.shard.book.schedulers[scheduler].void_offers[ticket_id]:
                 self.credit[scheduler, model] = self.express_credit[scheduler, model] = 0
-        self.hear(self.shard.decline(ticket_id, answer, scheduler))
+        self.apply_effects(self.shard.decline(ticket_id, answer, scheduler))
 
     @precondition(lambda self: self.unanswered)
     @rule(
@@ -182,13 +182,13 @@ class Mesh(RuleBasedStateMachine):
     def report(self, data, model, rate, free):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         speed = PoolStats(self.shard.now, rate, rate, next_worker_backlog=100, step_time=0.05, free_slots=free)
-        self.hear(self.shard.book.on_pool_stats(scheduler, model, speed))
+        self.apply_effects(self.shard.book.on_pool_stats(scheduler, model, speed))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), prompt=st.integers(0, 900), output=st.integers(0, 40), ended=st.booleans())
-    def tell_served(self, data, prompt, output, ended):
+    def report_service(self, data, prompt, output, ended):
         ticket_id = data.draw(st.sampled_from(sorted(self.running)))
-        self.hear(
+        self.apply_effects(
             self.shard.book.on_service_report([ServedTicket(ticket_id, prompt, output, ended, self.running[ticket_id])])
         )
 
@@ -197,11 +197,11 @@ class Mesh(RuleBasedStateMachine):
     def lose_scheduler(self, data):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         del self.unanswered[scheduler]
-        self.hear(self.shard.disconnect(scheduler))
+        self.apply_effects(self.shard.disconnect(scheduler))
 
     @rule(seconds=st.sampled_from([0.05, 0.2, 3.0, 20.0]))
     def wait(self, seconds):
-        self.hear(self.shard.pass_time(seconds))
+        self.apply_effects(self.shard.pass_time(seconds))
 
     # Invariants.
 
@@ -215,14 +215,14 @@ class Mesh(RuleBasedStateMachine):
     @invariant()
     def every_ticket_is_listed_once(self):
         book = self.shard.book
-        stands = Counter()
+        occurrences = Counter()
         for model in MODELS:
             for each in book.model_queues[model].policy._classes.values():
-                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.express, *each.tenant_queue))
-        stands.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
+                occurrences.update(ticket.ticket_id for ticket in (*each.resumed, *each.express, *each.tenant_queue))
+        occurrences.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
         for session in book.schedulers.values():
-            stands.update(session.offered)
-        assert stands == Counter(book.tickets.keys())
+            occurrences.update(session.offered)
+        assert occurrences == Counter(book.tickets.keys())
 
     @invariant()
     def totals_match_the_tickets(self):
@@ -255,7 +255,8 @@ class Mesh(RuleBasedStateMachine):
     @invariant()
     def overdue_tickets_are_not_offered(self):
         assert not any(
-            isinstance(each, out.Offer) and 0 < each.ticket.lease_deadline <= self.shard.now for each in self.told
+            isinstance(each, out.Offer) and 0 < each.ticket.lease_deadline <= self.shard.now
+            for each in self.last_effects
         )
 
     @invariant()
@@ -277,18 +278,20 @@ class Mesh(RuleBasedStateMachine):
     def teardown(self):
         """Serve all waiting tickets, and check that no state is left."""
         for scheduler in list(self.unanswered):
-            self.hear(self.shard.disconnect(scheduler))
+            self.apply_effects(self.shard.disconnect(scheduler))
             del self.unanswered[scheduler]
         self.serve("last", set(MODELS))
         self.wait(0.2)  # ends the pauses
         for model in MODELS:
             self.credit["last", model] += 100
             for ticket_id in self.shard.credit(100, "last", model=model):
-                self.hear(self.shard.place(ticket_id, "last", attempt=self.shard.book.tickets[ticket_id].attempt))
+                self.apply_effects(
+                    self.shard.place(ticket_id, "last", attempt=self.shard.book.tickets[ticket_id].attempt)
+                )
         for ticket_id, attempt in self.running.items():
             self.shard.book.on_service_report([ServedTicket(ticket_id, 0, 0, has_ended=True, attempt=attempt)])
         assert len(self.shard.book.accounting) == 0, "all tickets have ended"
-        self.shard.pass_time(PATIENCE_S)
+        self.shard.pass_time(MODEL_TIMEOUT_S)
         assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
         assert self.shard.book.model_queues.waiting == TicketTotals(0, 0)
         assert not self.shard.book._transitions.refused_tickets

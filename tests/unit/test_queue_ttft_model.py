@@ -24,97 +24,99 @@ from penstock.queue.prediction.ttft_model import (
     step_costs_of,
 )
 
-STEP, TOKEN = 0.01, 0.0001  # s
-ENDS = tuple(SlotRelease(number / 10, number) for number in range(1, 9))
-FULL = PoolStats(
+STEP_S, PREFILL_TOKEN_S = 0.01, 0.0001
+RELEASES = tuple(SlotRelease(number / 10, number) for number in range(1, 9))
+FULL_POOL = PoolStats(
     0.0,
-    step_time=STEP,
+    step_time=STEP_S,
     slots=8,
     leases=8,
     workers=1,
-    decode_step_time=STEP,
-    seconds_per_prefill_token=TOKEN,
+    decode_step_time=STEP_S,
+    seconds_per_prefill_token=PREFILL_TOKEN_S,
     max_step_tokens=520,
-    releases=ENDS,
+    releases=RELEASES,
 )
-IDLE = FULL._replace(leases=0, releases=())
+IDLE_POOL = FULL_POOL._replace(leases=0, releases=())
 
 
-def model_of(stats, now=0.0, inflow=0.0, beside=()):
-    """`beside`: tokens of prompts that are at the workers, offered one after the other."""
+def model_of(stats, now=0.0, inflow=0.0, pending_prompts=()):
+    """`pending_prompts`: tokens of prompts at the workers, offered one after the other."""
     backlog = PrefillBacklog()
-    for each in beside:
+    for each in pending_prompts:
         backlog.on_offered(PendingPrompt(each), now, max(1, stats.workers), step_costs_of(stats))
     return TtftModel(stats, now, backlog, PlacementStats(inflow))
 
 
-def first_token(stats, ahead, prompt, now=0.0, *, beside=(), inflow=0.0, shorter=0.5, tokens=0):
+def ttft_of(stats, ahead, prompt, now=0.0, *, pending_prompts=(), inflow=0.0, shorter=0.5, tokens=0):
     demand = TokenDemand(prompt, tokens or prompt, shorter)
-    return model_of(stats, now, inflow, beside).estimate(ReleaseCurve(stats.releases, 0.0), ahead, demand).ttft
+    return model_of(stats, now, inflow, pending_prompts).estimate(ReleaseCurve(stats.releases, 0.0), ahead, demand).ttft
 
 
 def test_ttft_at_an_idle_worker_is_a_step_and_the_prompt():
-    assert first_token(IDLE, WorkAhead(), 100) == pytest.approx(STEP + 100 * TOKEN)
-    assert first_token(IDLE, WorkAhead(), 1_000) == pytest.approx(2 * STEP + 1_000 * TOKEN), "two budgets"
+    assert ttft_of(IDLE_POOL, WorkAhead(), 100) == pytest.approx(STEP_S + 100 * PREFILL_TOKEN_S)
+    assert ttft_of(IDLE_POOL, WorkAhead(), 1_000) == pytest.approx(2 * STEP_S + 1_000 * PREFILL_TOKEN_S), "two budgets"
 
 
 def test_the_age_of_the_report_is_subtracted():
-    assert first_token(FULL, WorkAhead(1), 100, 0.15) == pytest.approx(first_token(FULL, WorkAhead(1), 100) - 0.15)
-    assert first_token(FULL, WorkAhead(), 100, 60.0) == pytest.approx(STEP + 100 * TOKEN)
+    assert ttft_of(FULL_POOL, WorkAhead(1), 100, 0.15) == pytest.approx(ttft_of(FULL_POOL, WorkAhead(1), 100) - 0.15)
+    assert ttft_of(FULL_POOL, WorkAhead(), 100, 60.0) == pytest.approx(STEP_S + 100 * PREFILL_TOKEN_S)
 
 
-def test_prompts_ahead_count_as_far_as_they_are_computed_meanwhile():
-    alone = first_token(FULL, WorkAhead(3), 100)
-    assert first_token(FULL, WorkAhead(3, prompt_tokens=600), 100) == pytest.approx(alone + 600 * TOKEN)
-    assert first_token(FULL._replace(pending_prefill_tokens=600), WorkAhead(3), 100) == pytest.approx(
-        alone + 600 * TOKEN
+def test_prompts_ahead_count_as_far_as_they_are_computed_in_the_wait():
+    alone = ttft_of(FULL_POOL, WorkAhead(3), 100)
+    assert ttft_of(FULL_POOL, WorkAhead(3, prompt_tokens=600), 100) == pytest.approx(alone + 600 * PREFILL_TOKEN_S)
+    assert ttft_of(FULL_POOL._replace(pending_prefill_tokens=600), WorkAhead(3), 100) == pytest.approx(
+        alone + 600 * PREFILL_TOKEN_S
     )
-    assert first_token(FULL._replace(pending_prefill_tokens=600, workers=2), WorkAhead(3), 100) == pytest.approx(
-        alone + 300 * TOKEN
+    assert ttft_of(FULL_POOL._replace(pending_prefill_tokens=600, workers=2), WorkAhead(3), 100) == pytest.approx(
+        alone + 300 * PREFILL_TOKEN_S
     )
 
 
 def test_tickets_placed_since_the_report_use_its_slots():
-    assert first_token(FULL.with_ticket_placed(0), WorkAhead(2), 100) == pytest.approx(
-        first_token(FULL, WorkAhead(3), 100)
+    assert ttft_of(FULL_POOL.with_ticket_placed(0), WorkAhead(2), 100) == pytest.approx(
+        ttft_of(FULL_POOL, WorkAhead(3), 100)
     )
 
 
 def test_a_look_ahead_lease_is_granted_one_slot_earlier():
-    ahead = FULL._replace(leases=9, available_leases=0)
-    found = model_of(ahead).estimate(ReleaseCurve(ENDS, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))
+    ahead = FULL_POOL._replace(leases=9, available_leases=0)
+    found = model_of(ahead).estimate(ReleaseCurve(RELEASES, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))
     assert found.wait == pytest.approx(0.2)
-    assert found.ttft == pytest.approx(0.3 + STEP + 10 * TOKEN)
+    assert found.ttft == pytest.approx(0.3 + STEP_S + 10 * PREFILL_TOKEN_S)
 
 
 def test_a_free_slot_does_not_suffice_if_kv_is_scarce():
-    short = FULL._replace(leases=4, leased_tokens=4_000, free_tokens=500)
-    assert first_token(short, WorkAhead(), 100, tokens=400) < 0.1
-    assert first_token(short, WorkAhead(), 100, tokens=2_500) == pytest.approx(0.2 + STEP + 100 * TOKEN)
+    short = FULL_POOL._replace(leases=4, leased_tokens=4_000, free_tokens=500)
+    assert ttft_of(short, WorkAhead(), 100, tokens=400) < 0.1
+    assert ttft_of(short, WorkAhead(), 100, tokens=2_500) == pytest.approx(0.2 + STEP_S + 100 * PREFILL_TOKEN_S)
 
 
 def test_a_prompt_waits_for_shorter_ones_at_its_worker_and_for_the_share_of_the_oldest():
-    roomy = FULL._replace(leases=2)
-    steps = step_costs_of(roomy)
+    partly_idle = FULL_POOL._replace(leases=2)
+    steps = step_costs_of(partly_idle)
     seconds = {tokens: tokens / steps.tokens_per_second + steps.full_step_time / 2 for tokens in (800, 1_600, 2_800)}
-    assert first_token(roomy, WorkAhead(), 600, beside=(2_000,)) == pytest.approx(seconds[800])
-    assert first_token(roomy, WorkAhead(), 1_600, beside=(1_000, 9_000)) > seconds[1_600]
-    assert first_token(roomy, WorkAhead(), 1_600, beside=(1_200,)) == pytest.approx(seconds[2_800], rel=0.1)
-    assert first_token(roomy._replace(workers=2), WorkAhead(), 500, beside=(2_000,)) < 0.2, "the other worker is idle"
+    assert ttft_of(partly_idle, WorkAhead(), 600, pending_prompts=(2_000,)) == pytest.approx(seconds[800])
+    assert ttft_of(partly_idle, WorkAhead(), 1_600, pending_prompts=(1_000, 9_000)) > seconds[1_600]
+    assert ttft_of(partly_idle, WorkAhead(), 1_600, pending_prompts=(1_200,)) == pytest.approx(seconds[2_800], rel=0.1)
+    assert ttft_of(partly_idle._replace(workers=2), WorkAhead(), 500, pending_prompts=(2_000,)) < 0.2, (
+        "the other worker is idle"
+    )
 
 
 def test_later_prompts_overtake_a_long_prompt_and_not_a_short_one():
-    roomy = FULL._replace(leases=2)
-    burst = 2 * step_costs_of(roomy).tokens_per_second
-    calm = first_token(roomy, WorkAhead(), 900)
-    assert first_token(roomy, WorkAhead(), 900, inflow=burst, shorter=0.0) == calm
-    longest = first_token(roomy, WorkAhead(), 900, inflow=burst, shorter=1.0)
-    assert longest == pytest.approx((1 + INFLOW_PERSISTENCE_SHARE) * calm)
+    partly_idle = FULL_POOL._replace(leases=2)
+    burst = 2 * step_costs_of(partly_idle).tokens_per_second
+    without_inflow = ttft_of(partly_idle, WorkAhead(), 900)
+    assert ttft_of(partly_idle, WorkAhead(), 900, inflow=burst, shorter=0.0) == without_inflow
+    longest = ttft_of(partly_idle, WorkAhead(), 900, inflow=burst, shorter=1.0)
+    assert longest == pytest.approx((1 + INFLOW_PERSISTENCE_SHARE) * without_inflow)
 
 
-def test_one_long_prompt_ahead_is_not_taken_for_a_stream_of_long_prompts():
+def test_one_long_prompt_ahead_does_not_count_as_a_stream_of_long_prompts():
     def ttft(longest):
-        model = TtftModel(FULL, 0.0, PrefillBacklog(), PlacementStats(mean_prompt_tokens=400.0))
+        model = TtftModel(FULL_POOL, 0.0, PrefillBacklog(), PlacementStats(mean_prompt_tokens=400.0))
         ahead, demand = WorkAhead(1, prompt_tokens=longest), TokenDemand(600, 700, 0.5)
         found = model.estimate(
             ReleaseCurve([SlotRelease(0.1 + each / 100, each) for each in range(1, 33)], 0.0), ahead, demand
@@ -124,14 +126,14 @@ def test_one_long_prompt_ahead_is_not_taken_for_a_stream_of_long_prompts():
     assert 0 < ttft(2_000) == pytest.approx(ttft(100))
 
 
-def test_step_costs_are_known_from_the_first_step_on_and_unless_a_report_is_absurd():
-    assert FULL._replace(seconds_per_prefill_token=0.0).has_step_costs, "all steps were alike so far"
-    for absurd in (float("nan"), float("inf"), -1.0):
-        assert not FULL._replace(seconds_per_prefill_token=absurd).has_step_costs
-    assert not FULL._replace(max_step_tokens=0).has_step_costs
+def test_step_costs_are_known_from_the_first_step_on_unless_a_report_is_invalid():
+    assert FULL_POOL._replace(seconds_per_prefill_token=0.0).has_step_costs, "all steps so far took the same time"
+    for invalid in (float("nan"), float("inf"), -1.0):
+        assert not FULL_POOL._replace(seconds_per_prefill_token=invalid).has_step_costs
+    assert not FULL_POOL._replace(max_step_tokens=0).has_step_costs
 
 
-SPEEDS = st.builds(
+POOL_STATS = st.builds(
     PoolStats,
     received_at=st.just(0.0),
     step_time=st.floats(0.001, 1),
@@ -145,28 +147,34 @@ SPEEDS = st.builds(
     max_step_tokens=st.integers(0, 10_000),
     leased_tokens=st.integers(0, 10**6),
     free_tokens=st.integers(0, 10**6),
-    releases=st.sampled_from([(), ENDS]),
+    releases=st.sampled_from([(), RELEASES]),
     placed_since=st.integers(0, 50),
 )
-LINES = st.builds(WorkAhead, *[st.floats(0, 1e5)] * 4)
-ASKS = st.builds(TokenDemand, st.integers(1, 100_000), st.integers(2, 200_000), st.floats(0, 1))
-BESIDE = st.lists(st.integers(1, 50_000), max_size=6)
-INFLOWS = st.floats(0, 1e7)
+WORK_AHEAD = st.builds(WorkAhead, *[st.floats(0, 1e5)] * 4)
+TOKEN_DEMANDS = st.builds(TokenDemand, st.integers(1, 100_000), st.integers(2, 200_000), st.floats(0, 1))
+PENDING_PROMPTS = st.lists(st.integers(1, 50_000), max_size=6)
+INFLOW_TOKENS_PER_S = st.floats(0, 1e7)
 
 
-@given(SPEEDS, LINES, ASKS, st.tuples(st.floats(0, 5), INFLOWS, BESIDE))
+@given(POOL_STATS, WORK_AHEAD, TOKEN_DEMANDS, st.tuples(st.floats(0, 5), INFLOW_TOKENS_PER_S, PENDING_PROMPTS))
 def test_ttft_is_never_less_than_wait_and_half_a_step(stats, ahead, demand, moment):
     found = model_of(stats, *moment).estimate(ReleaseCurve(stats.releases, 1.0), ahead, demand)
     assert 0 <= found.wait <= found.ttft < float("inf")
     assert found.ttft >= stats.decode_step_time / 2
 
 
-@given(SPEEDS, st.lists(st.tuples(LINES, ASKS), max_size=6), LINES, INFLOWS, BESIDE)
-def test_cached_estimates_equal_separate_ones(stats, tickets, ahead, inflow, beside):
-    curve, together = ReleaseCurve(stats.releases, 1.0), model_of(stats, 0.0, inflow, beside)
+@given(
+    POOL_STATS,
+    st.lists(st.tuples(WORK_AHEAD, TOKEN_DEMANDS), max_size=6),
+    WORK_AHEAD,
+    INFLOW_TOKENS_PER_S,
+    PENDING_PROMPTS,
+)
+def test_cached_estimates_equal_separate_ones(stats, tickets, ahead, inflow, pending_prompts):
+    curve, together = ReleaseCurve(stats.releases, 1.0), model_of(stats, 0.0, inflow, pending_prompts)
     for before, demand in [*tickets, *((ahead, demand) for _, demand in tickets)]:
         found = together.estimate(curve, before, demand)
-        expected = model_of(stats, 0.0, inflow, beside).estimate(curve, before, demand)
+        expected = model_of(stats, 0.0, inflow, pending_prompts).estimate(curve, before, demand)
         assert found[:5] == expected[:5]
         assert [each.expected_at for each in found.delays or ()] == [each.expected_at for each in expected.delays or ()]
 
@@ -188,21 +196,21 @@ def test_release_times_grow_with_the_number_of_slots(gaps, mean):
 
 
 def test_a_used_slot_is_released_again():
-    once, again = ReleaseCurve(ENDS, 0.0), ReleaseCurve(ENDS, 0.5)
+    once, again = ReleaseCurve(RELEASES, 0.0), ReleaseCurve(RELEASES, 0.5)
     assert again.time_of(1) <= once.time_of(1)
     assert again.time_of(8) < once.time_of(8)
     assert again.time_of(20) == pytest.approx(0.5 * 20 / 8, abs=0.6)
 
 
 def test_two_schedulers_are_combined_to_one_of_twice_the_size():
-    half = FULL._replace(pending_prefill_tokens=300, leased_tokens=80, free_tokens=8)
+    half = FULL_POOL._replace(pending_prefill_tokens=300, leased_tokens=80, free_tokens=8)
     both = combined([half, half])
     assert both.slots == 16
     curve = merged_releases([half.releases, half.releases])
     assert ReleaseCurve(curve, 0.0).time_of(16) == pytest.approx(0.8)
     both = both._replace(releases=curve)
-    assert first_token(both, WorkAhead(7), 100, tokens=1) == pytest.approx(
-        first_token(half, WorkAhead(3), 100, tokens=1), rel=0.15
+    assert ttft_of(both, WorkAhead(7), 100, tokens=1) == pytest.approx(
+        ttft_of(half, WorkAhead(3), 100, tokens=1), rel=0.15
     )
 
 
@@ -218,7 +226,7 @@ def test_prompt_sizes_give_the_share_of_shorter_prompts():
 # Safety margin.
 
 
-def learnt(errors, predicted=0.8):
+def usable_share_after(errors, predicted=0.8):
     margin = SafetyMargin()
     for error in errors:
         margin.record(predicted * 2.0, predicted * 2.0 + error * 2.0, limit=2.0)
@@ -226,14 +234,14 @@ def learnt(errors, predicted=0.8):
 
 
 def test_the_margin_is_small_if_predictions_are_right():
-    assert learnt([0.0] * 200) == MAX_USABLE_SHARE
+    assert usable_share_after([0.0] * 200) == MAX_USABLE_SHARE
 
 
 def test_the_margin_is_large_if_some_first_tokens_are_late():
-    assert learnt([0.0] * 180 + [0.2] * 20) == pytest.approx(0.8)
-    assert learnt([5.0] * 200) == MIN_USABLE_SHARE
+    assert usable_share_after([0.0] * 180 + [0.2] * 20) == pytest.approx(0.8)
+    assert usable_share_after([5.0] * 200) == MIN_USABLE_SHARE
 
 
 def test_few_samples_and_samples_far_from_the_target_do_not_count():
-    assert learnt([5.0] * (MIN_MARGIN_SAMPLES - 1)) == INITIAL_USABLE_SHARE
-    assert learnt([5.0] * 500, predicted=0.1) == INITIAL_USABLE_SHARE
+    assert usable_share_after([5.0] * (MIN_MARGIN_SAMPLES - 1)) == INITIAL_USABLE_SHARE
+    assert usable_share_after([5.0] * 500, predicted=0.1) == INITIAL_USABLE_SHARE

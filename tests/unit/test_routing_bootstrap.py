@@ -8,16 +8,16 @@ from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edges.edge_spec import InvalidEdge
 
 
-def told(**what):
-    return bootstrap("127.0.0.1:7006", "127.0.0.1:9901", "front-1", **what)
+def edge_bootstrap(**options):
+    return bootstrap("127.0.0.1:7006", "127.0.0.1:9901", "front-1", **options)
 
 
 def clusters(document):
     return {cluster["name"]: cluster for cluster in document["static_resources"]["clusters"]}
 
 
-def test_everything_but_the_control_plane_is_asked_of_the_control_plane_by_delta():
-    document = told()
+def test_all_resources_except_the_control_plane_cluster_come_by_delta_xds():
+    document = edge_bootstrap()
     assert clusters(document).keys() == {"xds"}
     assert document["static_resources"]["listeners"] == []
     assert document["dynamic_resources"]["ads_config"]["api_type"] == "DELTA_GRPC"
@@ -26,12 +26,12 @@ def test_everything_but_the_control_plane_is_asked_of_the_control_plane_by_delta
 
 
 def test_a_control_plane_by_name_is_looked_up_and_one_by_address_is_not():
-    assert clusters(told())["xds"]["type"] == "STATIC"
+    assert clusters(edge_bootstrap())["xds"]["type"] == "STATIC"
     assert clusters(bootstrap("routing:7006", "127.0.0.1:9901"))["xds"]["type"] == "STRICT_DNS"
 
 
 def test_probes_reach_two_paths_and_not_the_admin_interface():
-    document = told(ready_address="0.0.0.0:9902")
+    document = edge_bootstrap(ready_address="0.0.0.0:9902")
     (listener,) = document["static_resources"]["listeners"]
     routes = listener["filter_chains"][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"][0]["routes"]
     assert [route["match"] for route in routes] == [{"path": "/ready"}, {"path": "/stats/prometheus"}]
@@ -39,7 +39,7 @@ def test_probes_reach_two_paths_and_not_the_admin_interface():
 
 
 def test_the_guard_against_early_cancels_is_raised():
-    (layer,) = told()["layered_runtime"]["layers"]
+    (layer,) = edge_bootstrap()["layered_runtime"]["layers"]
     assert layer["static_layer"]["overload.premature_reset_total_stream_count"] > 10_000
 
 
@@ -48,11 +48,11 @@ def test_an_invalid_address_is_rejected():
         bootstrap("routing", "127.0.0.1:9901")
 
 
-def test_it_is_printed_without_loading_the_envoy_api():
+def test_the_bootstrap_is_printed_without_loading_the_envoy_api():
     script = (
         "import sys; from penstock.routing.bootstrap import main; main(); assert 'envoy_data_plane' not in sys.modules"
     )
     printed = subprocess.run(
         [sys.executable, "-c", script, "--xds", "127.0.0.1:7006", "--node", "front-1"], capture_output=True, check=True
     )
-    assert json.loads(printed.stdout) == told()
+    assert json.loads(printed.stdout) == edge_bootstrap()

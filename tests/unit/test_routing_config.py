@@ -4,7 +4,7 @@ from penstock.chassis.config import ConfigError, load
 from penstock.routing.config import RoutingConfig
 
 
-def test_alone_it_serves_one_edge_on_this_host():
+def test_without_settings_routing_serves_one_edge_on_this_host():
     config = load(RoutingConfig, "routing", {})
     assert (config.listen, config.envoy_listen) == ("127.0.0.1:7006", "127.0.0.1:8080")
     assert config.edges == "127.0.0.1:7001/127.0.0.1:7080"

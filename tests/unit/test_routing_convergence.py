@@ -8,16 +8,16 @@ from penstock.routing.snapshot import Snapshot
 from penstock.routing.xds.delta import DeltaRequest, DeltaSubscription
 from penstock.routing.xds.sotw import SotwRequest, SotwSubscription
 
-KIND = ResourceType.ENDPOINT
-NAMES = ("a", "b", "c")
-names = st.sets(st.sampled_from(NAMES), min_size=1)
-bodies = st.dictionaries(st.sampled_from(NAMES), st.binary(max_size=1))
+RESOURCE_TYPE = ResourceType.ENDPOINT
+RESOURCE_NAMES = ("a", "b", "c")
+names = st.sets(st.sampled_from(RESOURCE_NAMES), min_size=1)
+bodies = st.dictionaries(st.sampled_from(RESOURCE_NAMES), st.binary(max_size=1))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), bodies),
-        st.tuples(st.just("want"), names),
-        st.tuples(st.just("answer"), st.none()),
-        st.tuples(st.just("take"), st.none()),
+        st.tuples(st.just("subscribe"), names),
+        st.tuples(st.just("send"), st.none()),
+        st.tuples(st.just("deliver"), st.none()),
         st.tuples(st.just("reconnect"), st.none()),
     ),
     min_size=8,
@@ -25,101 +25,101 @@ steps = st.lists(
 )
 
 
-def snapshot_of(named):
-    refers = frozenset((KIND, name) for name in named)
-    resources = [Resource(type=KIND, name=name, body=body) for name, body in named.items()]
+def snapshot_of(bodies_by_name):
+    refers = frozenset((RESOURCE_TYPE, name) for name in bodies_by_name)
+    resources = [Resource(type=RESOURCE_TYPE, name=name, body=body) for name, body in bodies_by_name.items()]
     return Snapshot.of([*resources, Resource(type=ResourceType.CLUSTER, name="all", body=b"", references=refers)])
 
 
 class DeltaProxy:
     """Keeps its resources across streams, as Envoy does."""
 
-    def __init__(self, wanted):
-        self.wanted = wanted
-        self.holds = {}
+    def __init__(self, names):
+        self.names = names
+        self.resources = {}
         self.connect()
 
     def connect(self):
-        self.server, self.way = DeltaSubscription(KIND), []
-        versions = {name: version for name, (version, _) in self.holds.items()}
-        self.server.receive(DeltaRequest(type=KIND, subscribe=tuple(self.wanted), initial_versions=versions))
+        self.server, self.in_flight = DeltaSubscription(RESOURCE_TYPE), []
+        versions = {name: version for name, (version, _) in self.resources.items()}
+        self.server.receive(DeltaRequest(type=RESOURCE_TYPE, subscribe=tuple(self.names), initial_versions=versions))
 
-    def want(self, wanted):
-        added, left = wanted - self.wanted, self.wanted - wanted
-        self.server.receive(DeltaRequest(type=KIND, subscribe=tuple(added), unsubscribe=tuple(left)))
-        self.holds = {name: held for name, held in self.holds.items() if name in wanted}
-        self.wanted = wanted
+    def subscribe_to(self, names):
+        added, left = names - self.names, self.names - names
+        self.server.receive(DeltaRequest(type=RESOURCE_TYPE, subscribe=tuple(added), unsubscribe=tuple(left)))
+        self.resources = {name: held for name, held in self.resources.items() if name in names}
+        self.names = names
 
-    def take(self, answer):
-        sent = {each.name: (each.version, each.body) for each in answer.resources if each.name in self.wanted}
-        self.holds = {name: held for name, held in self.holds.items() if name not in answer.removed} | sent
-        self.server.receive(DeltaRequest(type=KIND, nonce=answer.nonce))
+    def on_response(self, answer):
+        sent = {each.name: (each.version, each.body) for each in answer.resources if each.name in self.names}
+        self.resources = {name: held for name, held in self.resources.items() if name not in answer.removed} | sent
+        self.server.receive(DeltaRequest(type=RESOURCE_TYPE, nonce=answer.nonce))
 
 
 class SotwProxy:
-    def __init__(self, wanted):
-        self.wanted = wanted
-        self.holds = {}
+    def __init__(self, names):
+        self.names = names
+        self.resources = {}
         self.connect()
 
     def connect(self):
-        self.server, self.way, self.nonce = SotwSubscription(KIND), [], ""
-        self.tell()
+        self.server, self.in_flight, self.nonce = SotwSubscription(RESOURCE_TYPE), [], ""
+        self.send_request()
 
-    def tell(self):
-        self.server.receive(SotwRequest(type=KIND, names=tuple(self.wanted), nonce=self.nonce))
+    def send_request(self):
+        self.server.receive(SotwRequest(type=RESOURCE_TYPE, names=tuple(self.names), nonce=self.nonce))
 
-    def want(self, wanted):
-        self.wanted = wanted
-        self.holds = {name: held for name, held in self.holds.items() if name in wanted}
-        self.tell()
+    def subscribe_to(self, names):
+        self.names = names
+        self.resources = {name: held for name, held in self.resources.items() if name in names}
+        self.send_request()
 
-    def take(self, answer):
-        self.holds = {each.name: (each.version, each.body) for each in answer.resources if each.name in self.wanted}
+    def on_response(self, answer):
+        self.resources = {each.name: (each.version, each.body) for each in answer.resources if each.name in self.names}
         self.nonce = answer.nonce
-        self.tell()
+        self.send_request()
 
 
-def play(proxy, script):
+def run_script(proxy, script):
     """Run the script with delayed responses; then deliver all of them."""
     snapshot = snapshot_of({})
-    for step, what in script:
+    for step, value in script:
         if step == "publish":
-            snapshot = snapshot_of(what)
-        elif step == "want":
-            proxy.want(what)
-        elif step == "answer":
-            send(proxy, snapshot)
-        elif step == "take" and proxy.way:
-            proxy.take(proxy.way.pop())
+            snapshot = snapshot_of(value)
+        elif step == "subscribe":
+            proxy.subscribe_to(value)
+        elif step == "send":
+            send_due(proxy, snapshot)
+        elif step == "deliver" and proxy.in_flight:
+            proxy.on_response(proxy.in_flight.pop())
         elif step == "reconnect":
             proxy.connect()
-    owed = 0
-    while proxy.way or send(proxy, snapshot):
-        proxy.take(proxy.way.pop())
-        owed += 1
-    assert owed <= 3
-    there = snapshot.by_type[KIND]
-    assert {name: body for name, (_, body) in proxy.holds.items()} == {
-        name: there[name].body for name in proxy.wanted if name in there
+    responses = 0
+    while proxy.in_flight or send_due(proxy, snapshot):
+        proxy.on_response(proxy.in_flight.pop())
+        responses += 1
+    assert responses <= 3
+    published = snapshot.by_type[RESOURCE_TYPE]
+    assert {name: body for name, (_, body) in proxy.resources.items()} == {
+        name: published[name].body for name in proxy.names if name in published
     }
 
 
-def send(proxy, snapshot):
+def send_due(proxy, snapshot):
     """Send the response that is due; never two at once."""
     if answer := proxy.server.due(snapshot):
-        assert proxy.way == []
-        proxy.way.append(answer)
+        assert proxy.in_flight == []
+        proxy.in_flight.append(answer)
     return answer
 
 
-@settings(max_examples=300)  # enough to find each of the protocol's rules when it is taken out
-@given(wanted=names, script=steps)
-def test_an_incremental_proxy_converges(wanted, script):
-    play(DeltaProxy(wanted), script)
+@settings(max_examples=300)  # enough to detect the removal of any one rule of the protocol
+@given(names=names, script=steps)
+def test_an_incremental_proxy_converges(names, script):
+    run_script(DeltaProxy(names), script)
 
 
-@settings(max_examples=300)  # enough to find each of the protocol's rules when it is taken out
-@given(wanted=names, script=steps)
-def test_a_state_of_the_world_proxy_converges(wanted, script):
-    play(SotwProxy(wanted), script)
+@settings(max_examples=300)  # enough to detect the removal of any one rule of the protocol
+@given(names=names, script=steps)
+def test_a_state_of_the_world_proxy_converges(names, script):
+    run_script(SotwProxy(names), script)

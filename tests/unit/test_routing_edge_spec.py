@@ -21,7 +21,7 @@ def test_a_region_needs_no_zone():
     assert EdgeSpec.parse("a:1/b:2@eu").template.locality == Locality("eu", "")
 
 
-def test_a_dns_name_stands_for_many_edges_on_two_ports():
+def test_a_dns_name_resolves_to_many_edges_on_two_ports():
     spec = EdgeSpec.parse("dns:///edge.penstock:7001/7080@eu")
     assert spec.is_dns_set
     assert (spec.template.grpc, spec.template.http) == (Address("edge.penstock", 7001), Address("edge.penstock", 7080))
@@ -34,7 +34,7 @@ def test_ipv6_hosts_are_bracketed():
     assert spec.template.grpc.is_literal
 
 
-def test_many_edges_are_parted_by_commas_or_lines_with_comments():
+def test_many_edges_are_separated_by_commas_or_lines_with_comments():
     specs = parse_specs("a:1/a:2, b:1/b:2\n# the spare\nc:1/c:2;1  # far away\n\n")
     assert [spec.template.grpc.host for spec in specs] == ["a", "b", "c"]
 

@@ -21,12 +21,12 @@ def snapshot(edges="127.0.0.1:7001/127.0.0.1:7080", **front):
     )
 
 
-def read_back(kind, name, **what):
-    return MESSAGES[kind].parse(snapshot(**what).by_type[kind][name].body).to_dict()
+def read_back(kind, name, **fields):
+    return MESSAGES[kind].parse(snapshot(**fields).by_type[kind][name].body).to_dict()
 
 
-def connection_manager(**what):
-    return read_back(LISTENER, "front", **what)["filterChains"][0]["filters"][0]["typedConfig"]
+def connection_manager(**fields):
+    return read_back(LISTENER, "front", **fields)["filterChains"][0]["filters"][0]["typedConfig"]
 
 
 def test_grpc_is_routed_to_one_cluster_and_http_to_the_other():
@@ -58,11 +58,11 @@ def test_retries_end_where_an_edge_has_taken_the_call():
 
 @pytest.mark.parametrize("cluster", ["edge_grpc", "edge_http"])
 def test_a_cluster_follows_its_edges_at_once(cluster):
-    told = read_back(CLUSTER, cluster)
-    assert told["type"] == "EDS"
-    assert told["edsClusterConfig"] == {"edsConfig": {"ads": {}, "resourceApiVersion": "V3"}}
-    assert told["ignoreHealthOnHostRemoval"] is True
-    assert told["commonLbConfig"] == {
+    resource = read_back(CLUSTER, cluster)
+    assert resource["type"] == "EDS"
+    assert resource["edsClusterConfig"] == {"edsConfig": {"ads": {}, "resourceApiVersion": "V3"}}
+    assert resource["ignoreHealthOnHostRemoval"] is True
+    assert resource["commonLbConfig"] == {
         "healthyPanicThreshold": {},  # 0 %
         "updateMergeWindow": "0s",
         "ignoreNewHostsUntilFirstHc": True,
@@ -70,28 +70,30 @@ def test_a_cluster_follows_its_edges_at_once(cluster):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "kind", "check"),
+    ("cluster", "kind", "protocol_options"),
     [("edge_grpc", "grpcHealthCheck", {}), ("edge_http", "httpHealthCheck", {"path": "/health"})],
 )
-def test_an_idle_cluster_is_checked_every_second(cluster, kind, check):
-    (told,) = read_back(CLUSTER, cluster)["healthChecks"]
-    assert told[kind] == check
-    assert (told["interval"], told["noTrafficInterval"], told["noTrafficHealthyInterval"]) == ("1s", "1s", "1s")
+def test_an_idle_cluster_is_checked_every_second(cluster, kind, protocol_options):
+    (check,) = read_back(CLUSTER, cluster)["healthChecks"]
+    assert check[kind] == protocol_options
+    assert (check["interval"], check["noTrafficInterval"], check["noTrafficHealthyInterval"]) == ("1s", "1s", "1s")
 
 
 @pytest.mark.parametrize("cluster", ["edge_grpc", "edge_http"])
 def test_no_response_of_an_edge_ejects_it(cluster):
-    told = read_back(CLUSTER, cluster)["outlierDetection"]
-    assert told["splitExternalLocalOriginErrors"] is True
-    assert told["enforcingConsecutiveLocalOriginFailure"] == 100
-    enforcing = {name for name in told if name.startswith("enforcing")} - {"enforcingConsecutiveLocalOriginFailure"}
+    detection = read_back(CLUSTER, cluster)["outlierDetection"]
+    assert detection["splitExternalLocalOriginErrors"] is True
+    assert detection["enforcingConsecutiveLocalOriginFailure"] == 100
+    enforcing = {name for name in detection if name.startswith("enforcing")} - {
+        "enforcingConsecutiveLocalOriginFailure"
+    }
     assert enforcing == {
         "enforcingConsecutive5Xx",
         "enforcingConsecutiveGatewayFailure",
         "enforcingSuccessRate",
         "enforcingLocalOriginSuccessRate",
     }
-    assert {told[name] for name in enforcing} == {0}
+    assert {detection[name] for name in enforcing} == {0}
 
 
 @pytest.mark.parametrize("cluster", ["edge_grpc", "edge_http"])
@@ -110,11 +112,11 @@ def test_grpc_edges_are_dialled_over_pinged_http2_and_http_edges_over_http1():
 
 def test_edges_are_grouped_by_priority_and_place_in_an_order_of_their_own():
     edges = ["10.0.0.3:1/10.0.0.3:2@us/a;1", "10.0.0.2:1/10.0.0.2:2@eu/b", "10.0.0.1:1/10.0.0.1:2@eu/a;draining"]
-    told = read_back(ENDPOINT, "edge_http", edges=",".join(edges))
-    assert told == read_back(ENDPOINT, "edge_http", edges=",".join(reversed(edges)))
+    assignment = read_back(ENDPOINT, "edge_http", edges=",".join(edges))
+    assert assignment == read_back(ENDPOINT, "edge_http", edges=",".join(reversed(edges)))
     assert [
         (group.get("priority", 0), group["locality"], [host(endpoint) for endpoint in group["lbEndpoints"]])
-        for group in told["endpoints"]
+        for group in assignment["endpoints"]
     ] == [
         (0, {"region": "eu", "zone": "a"}, [("10.0.0.1", 2, "DRAINING")]),
         (0, {"region": "eu", "zone": "b"}, [("10.0.0.2", 2, "UNKNOWN")]),

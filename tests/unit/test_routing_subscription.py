@@ -65,8 +65,8 @@ def test_a_rejected_version_is_not_sent_again_and_the_next_one_is():
     subscription = SotwSubscription(ENDPOINT)
     subscription.receive(SotwRequest(type=ENDPOINT, names=("a",)))
     answer = subscription.due(snapshot_of(a=b"bad"))
-    refusal = SotwRequest(type=ENDPOINT, names=("a",), nonce=answer.nonce, error="no such port")
-    assert subscription.receive(refusal) is RequestKind.NACK
+    nack = SotwRequest(type=ENDPOINT, names=("a",), nonce=answer.nonce, error="no such port")
+    assert subscription.receive(nack) is RequestKind.NACK
     assert subscription.due(snapshot_of(a=b"bad")) is None
     assert names(subscription.due(snapshot_of(a=b"good"))) == ["a"]
 
@@ -103,27 +103,29 @@ def test_an_empty_list_after_names_subscribes_to_none():
     assert subscription.due(snapshot_of(a=b"2")) is None
 
 
-def test_a_star_beside_names_means_every_resource():
+def test_a_star_among_names_means_every_resource():
     _, answer = sotw(CLUSTER, snapshot_of(a=b"1", b=b"1"), "*", "a")
     assert names(answer) == ["a", "b"]
 
 
 def test_a_name_that_does_not_exist_is_answered_by_its_absence():
-    _, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "ghost")
+    _, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "absent")
     assert names(answer) == []
 
 
-@pytest.mark.parametrize(("subscription", "ask"), [(SotwSubscription, SotwRequest), (DeltaSubscription, DeltaRequest)])
-def test_one_response_is_in_flight_and_changes_meanwhile_become_one_more(subscription, ask):
-    mine = subscription(CLUSTER)
-    mine.receive(ask(type=CLUSTER))
-    first = mine.due(snapshot_of(a=b"1"))
-    assert mine.due(snapshot_of(a=b"1", b=b"1")) is None
-    assert mine.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
-    assert mine.receive(ask(type=CLUSTER, nonce=first.nonce)) is RequestKind.ACK
-    second = mine.due(snapshot_of(a=b"1", b=b"1", c=b"1"))
+@pytest.mark.parametrize(
+    ("subscription", "request_type"), [(SotwSubscription, SotwRequest), (DeltaSubscription, DeltaRequest)]
+)
+def test_one_response_is_in_flight_and_changes_until_its_ack_become_one_more(subscription, request_type):
+    subscription_under_test = subscription(CLUSTER)
+    subscription_under_test.receive(request_type(type=CLUSTER))
+    first = subscription_under_test.due(snapshot_of(a=b"1"))
+    assert subscription_under_test.due(snapshot_of(a=b"1", b=b"1")) is None
+    assert subscription_under_test.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
+    assert subscription_under_test.receive(request_type(type=CLUSTER, nonce=first.nonce)) is RequestKind.ACK
+    second = subscription_under_test.due(snapshot_of(a=b"1", b=b"1", c=b"1"))
     assert {"b", "c"} <= set(names(second))
-    assert mine.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
+    assert subscription_under_test.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
 
 
 # Incremental
@@ -163,17 +165,17 @@ def test_a_resource_that_is_restored_is_sent_again():
 
 
 def test_a_name_that_does_not_exist_is_reported_as_removed():
-    subscription, answer = delta(ENDPOINT, snapshot_of(a=b"1"), "ghost")
-    assert (names(answer), answer.removed) == ([], ("ghost",))
+    subscription, answer = delta(ENDPOINT, snapshot_of(a=b"1"), "absent")
+    assert (names(answer), answer.removed) == ([], ("absent",))
     assert subscription.due(snapshot_of(a=b"2")) is None
 
 
 def test_a_reconnecting_proxy_is_sent_only_missing_resources():
     held = snapshot_of(a=b"1", b=b"1").by_type[ENDPOINT]
-    versions = {"a": held["a"].version, "b": held["b"].version, "gone": "x"}
+    versions = {"a": held["a"].version, "b": held["b"].version, "removed": "x"}
     now = snapshot_of(a=b"1", b=b"2")
-    _, answer = delta(ENDPOINT, now, "a", "b", "gone", initial_versions=versions)
-    assert (names(answer), answer.removed) == (["b"], ("gone",))
+    _, answer = delta(ENDPOINT, now, "a", "b", "removed", initial_versions=versions)
+    assert (names(answer), answer.removed) == (["b"], ("removed",))
 
 
 def test_a_reconnecting_proxy_with_all_resources_is_sent_nothing():
@@ -202,7 +204,7 @@ def test_an_unsubscribed_resource_is_neither_sent_nor_removed():
     assert subscription.due(snapshot_of(b=b"1")) is None
 
 
-def test_leaving_the_wildcard_keeps_the_names_asked_for():
+def test_leaving_the_wildcard_keeps_the_requested_names():
     subscription, _ = delta(CLUSTER, snapshot_of(a=b"1", b=b"1"), "*", "a")
     subscription.receive(DeltaRequest(type=CLUSTER, unsubscribe=("*",)))
     assert subscription.due(snapshot_of(a=b"1", c=b"1")) is None

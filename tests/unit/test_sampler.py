@@ -13,11 +13,11 @@ from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.gumbel import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
 from penstock.worker.engine.sampling.sampler import sample
 
-VOCAB = 600
+VOCAB_SIZE = 600
 
 
 def logits_of(rows, seed=0):
-    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    return torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
 
 
 def draw_at(position, *, seed=7, prompt=None, **params):
@@ -38,7 +38,7 @@ def test_temperature_zero_is_greedy():
 
 
 def test_greedy_ties_go_to_the_lowest_id():
-    logits = torch.zeros(1, VOCAB)
+    logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, [9, 40]] = 1.0
     assert sample(logits, [draw_at(1)])[0] == [9]
 
@@ -54,7 +54,7 @@ def test_a_draw_is_the_same_alone_and_in_any_batch(seed, position, place):
 
 
 def test_draws_differ_by_seed_and_by_position():
-    logits = torch.zeros(1, VOCAB)
+    logits = torch.zeros(1, VOCAB_SIZE)
     tokens = {
         sample(logits, [draw_at(at, seed=seed, temperature=1.0)])[0][0] for at in range(1, 9) for seed in range(8)
     }
@@ -62,7 +62,7 @@ def test_draws_differ_by_seed_and_by_position():
 
 
 def test_tokens_are_drawn_with_their_probabilities():
-    logits = torch.full((1, VOCAB), -30.0)
+    logits = torch.full((1, VOCAB_SIZE), -30.0)
     logits[0, :3] = torch.tensor([0.5, 0.3, 0.2]).log()
     counts = draws_of_many_positions(logits, temperature=1.0)
     for token, probability in enumerate([0.5, 0.3, 0.2]):
@@ -70,7 +70,7 @@ def test_tokens_are_drawn_with_their_probabilities():
 
 
 def test_temperature_sharpens_and_flattens():
-    logits = torch.full((1, VOCAB), -30.0)
+    logits = torch.full((1, VOCAB_SIZE), -30.0)
     logits[0, :2] = torch.tensor([1.0, 0.0])
     shares = [draws_of_many_positions(logits, temperature=each)[0] / 4000 for each in (0.5, 1.0, 2.0)]
     for share, temperature in zip(shares, (0.5, 1.0, 2.0), strict=True):
@@ -78,7 +78,7 @@ def test_temperature_sharpens_and_flattens():
 
 
 def test_noise_is_gumbel_distributed():
-    ids = np.arange(VOCAB, dtype=np.uint32)
+    ids = np.arange(VOCAB_SIZE, dtype=np.uint32)
     noise = np.concatenate([gumbel_noise(noise_key(seed, 3), ids) for seed in range(200)])
     assert np.isfinite(noise).all()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
@@ -101,7 +101,7 @@ def test_top_k_keeps_the_likeliest():
 
 
 def test_top_p_keeps_the_least_number_of_tokens_that_reach_it():
-    logits = torch.full((1, VOCAB), -30.0)
+    logits = torch.full((1, VOCAB_SIZE), -30.0)
     logits[0, 10:14] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert set(draws_of_many_positions(logits, count=500, temperature=1.0, top_p=0.65)) == {10, 11}
     assert set(draws_of_many_positions(logits, count=500, temperature=1.0, top_p=0.75)) == {10, 11, 12}
@@ -109,26 +109,26 @@ def test_top_p_keeps_the_least_number_of_tokens_that_reach_it():
 
 
 def test_top_p_counts_the_mass_left_by_top_k():
-    logits = torch.full((1, VOCAB), -30.0)
+    logits = torch.full((1, VOCAB_SIZE), -30.0)
     logits[0, 10:14] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert set(draws_of_many_positions(logits, count=500, temperature=1.0, top_k=2, top_p=0.5)) == {10}
 
 
 def test_top_p_over_a_flat_distribution_keeps_many_tokens():
-    logits = torch.linspace(0.0, 1e-3, VOCAB)[None]
+    logits = torch.linspace(0.0, 1e-3, VOCAB_SIZE)[None]
     counts = draws_of_many_positions(logits, temperature=1.0, top_p=0.5)
-    assert min(counts) >= VOCAB // 2 - 5
+    assert min(counts) >= VOCAB_SIZE // 2 - 5
     assert len(counts) > 250
 
 
 def test_min_p_cuts_below_a_share_of_the_best():
-    logits = torch.full((1, VOCAB), -30.0)
+    logits = torch.full((1, VOCAB_SIZE), -30.0)
     logits[0, :3] = torch.tensor([0.6, 0.3, 0.1]).log()
     assert set(draws_of_many_positions(logits, count=500, temperature=1.0, min_p=0.2)) == {0, 1}
 
 
 def test_penalties_count_the_output_alone_and_repetition_counts_the_prompt_too():
-    logits = torch.zeros(1, VOCAB)
+    logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, :4] = torch.tensor([5.0, 4.8, 4.6, 4.4])
     ids = [0, 1, 1]  # prompt: 0; output: 1, 1
 
@@ -143,7 +143,7 @@ def test_penalties_count_the_output_alone_and_repetition_counts_the_prompt_too()
 
 
 def test_frequency_penalty_grows_with_each_occurrence():
-    logits = torch.zeros(1, VOCAB)
+    logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, :2] = torch.tensor([5.0, 4.0])
     tokens = [
         sample(logits, [RowDraw(SamplingParams(frequency_penalty=0.4), 0, [9, *[0] * times], 1)])[0][0]
@@ -153,7 +153,7 @@ def test_frequency_penalty_grows_with_each_occurrence():
 
 
 def test_a_bias_moves_one_token():
-    logits = torch.zeros(2, VOCAB)
+    logits = torch.zeros(2, VOCAB_SIZE)
     tokens, _ = sample(logits, [draw_at(1, logit_bias=((33, 1.0),)), draw_at(1)])
     assert tokens == [33, 0]
 
@@ -175,7 +175,7 @@ def test_no_noise_exceeds_the_samplers_bound():
 @given(st.integers(0, 2**64 - 1), st.integers(1, 30), st.sampled_from([0.05, 0.7, 1.0, 2.0]))
 def test_omitting_tokens_that_cannot_win_never_changes_the_winner(seed, position, temperature):
     scores = logits_of(1, seed=position) / np.float32(temperature)
-    noise = gumbel_noise(noise_key(seed, position), np.arange(VOCAB, dtype=np.uint32))
+    noise = gumbel_noise(noise_key(seed, position), np.arange(VOCAB_SIZE, dtype=np.uint32))
     token = sample(logits_of(1, seed=position), [draw_at(position, seed=seed, temperature=temperature)])[0]
     assert token == [int((scores[0].numpy() + noise).argmax())]
 
@@ -183,7 +183,7 @@ def test_omitting_tokens_that_cannot_win_never_changes_the_winner(seed, position
 params = st.builds(
     dict,
     temperature=st.sampled_from([0.0, 1e-30, 0.3, 1.0, 2.0]),
-    top_k=st.sampled_from([0, 1, 7, VOCAB, 1024]),
+    top_k=st.sampled_from([0, 1, 7, VOCAB_SIZE, 1024]),
     top_p=st.sampled_from([0.1, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
     frequency_penalty=st.sampled_from([0.0, 0.5]),
@@ -201,12 +201,12 @@ def test_a_batch_draws_the_same_tokens_as_single_rows(rows, seed):
 
 
 def test_equal_scores_at_the_border_of_top_k_go_to_the_lower_ids():
-    logits = torch.zeros(1, VOCAB)
+    logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, [40, 90, 300]] = 1.0
     assert set(draws_of_many_positions(logits, count=200, temperature=1.0, top_k=2)) == {40, 90}
 
 
 def test_logits_that_are_no_numbers_still_give_a_token():
-    logits = torch.full((3, VOCAB), torch.nan)
+    logits = torch.full((3, VOCAB_SIZE), torch.nan)
     tokens, _ = sample(logits, [draw_at(1), draw_at(1, temperature=1.0), draw_at(1, temperature=1.0, top_p=0.9)])
-    assert all(0 <= token < VOCAB for token in tokens)
+    assert all(0 <= token < VOCAB_SIZE for token in tokens)

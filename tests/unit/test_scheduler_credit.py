@@ -146,7 +146,7 @@ def test_unused_credit_is_renewed_when_larger_tickets_fit():
     assert grants(book, 2, LARGE_TOKENS) == []
 
 
-def test_a_head_beside_unused_credit_is_probed_once_without_a_size_limit():
+def test_a_head_with_unused_credit_is_probed_once_without_a_size_limit():
     book = CreditBook("a")
     book.on_head("a", head(1), NOW)
     grants(book, 1, LARGE_TOKENS)
@@ -198,16 +198,16 @@ def test_a_model_that_is_served_again_gets_new_credit():
 
 @given(
     heads=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.integers(0, 9)), min_size=1, max_size=4),
-    room=st.integers(0, 40),
+    free_slots=st.integers(0, 40),
 )
-def test_waiting_shards_never_hold_more_than_the_free_capacity(heads, room):
+def test_waiting_shards_never_hold_more_than_the_free_capacity(heads, free_slots):
     book = CreditBook([f"q{number}" for number in range(len(heads))])
     for number, (waiting, priority, at) in enumerate(heads):
         book.on_head(f"q{number}", head(waiting, priority=priority, at=at), NOW)
-    grants(book, room, LARGE_TOKENS)
+    grants(book, free_slots, LARGE_TOKENS)
     held = [shard.held_tickets for shard in book.shards.values() if shard.has_waiting]
-    assert sum(held) <= room
-    assert sum(held) > 0 or not held or room == 0
+    assert sum(held) <= free_slots
+    assert sum(held) > 0 or not held or free_slots == 0
 
 
 def test_granted_tokens_fit_together_and_are_used_by_offers():

@@ -48,8 +48,8 @@ def test_a_full_scheduler_sends_a_size_limit_that_no_ticket_meets(scheduler):
     attach(scheduler, slots=1)
     scheduler.on_queue_connected("q2")
     offer(scheduler)
-    recall = only(GrantCredit, scheduler.on_head("q", Head(model=MODEL, waiting=1, priority=2), NOW))
-    assert (recall.queue, recall.tickets, recall.return_unused, recall.max_ticket_tokens) == ("q2", 0, True, 1)
+    reclaim = only(GrantCredit, scheduler.on_head("q", Head(model=MODEL, waiting=1, priority=2), NOW))
+    assert (reclaim.queue, reclaim.tickets, reclaim.return_unused, reclaim.max_ticket_tokens) == ("q2", 0, True, 1)
 
 
 def test_a_decline_without_capacity_voids_credit_and_grants_the_present_one(scheduler):
@@ -81,20 +81,20 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
 
 def test_a_quarantined_worker_gets_no_tickets(scheduler):
     attach(scheduler), attach(scheduler, "w2")
-    [blamed, gone] = [
+    [with_report, without_report] = [
         each
         for each in scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S)
         if type(each) is CatalogUpdate
     ]
     assert (
-        [each.fingerprint for each in blamed.poison_reports]
-        == [each.fingerprint for each in gone.poison_reports]
+        [each.fingerprint for each in with_report.poison_reports]
+        == [each.fingerprint for each in without_report.poison_reports]
         == [5]
     )
     assert [each.worker_id for each in scheduler.fleet] == ["w2"]
 
 
-def test_tickets_of_a_model_without_workers_are_declined_and_not_refused(scheduler):
+def test_tickets_of_a_model_without_workers_are_declined_but_not_refused(scheduler):
     attach(scheduler)
     scheduler.on_worker_lost("w")
     assert only(Decline, offer(scheduler)).reason == "NO_CAPACITY"
@@ -136,9 +136,9 @@ def test_a_cached_prefix_does_not_override_capacity_or_avoidance(scheduler):
 
 
 def placed_at(scheduler, name, *, prefix, **ticket):
-    asked = ticket_of(name, tokens=80, **ticket)
-    asked.prefix_hashes.extend(prefix)
-    return only(Place, scheduler.on_offer("q", asked, START_UNIX_S)).lease.worker_id
+    offered = ticket_of(name, tokens=80, **ticket)
+    offered.prefix_hashes.extend(prefix)
+    return only(Place, scheduler.on_offer("q", offered, START_UNIX_S)).lease.worker_id
 
 
 def test_look_ahead_adds_one_lease_to_the_slots():

@@ -14,12 +14,12 @@ from penstock.scheduler.effects import Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
 from scheduler_calls import NOW
 
-SLOTS = 64
-SHARE = 1 / 16
-LARGE = 1_000  # tokens
+SLOT_COUNT = 64
+MAX_EXPRESS_SHARE = 1 / 16
+LARGE_TICKET_TOKENS = 1_000
 
 
-def reserve_of(pattern, times=100, share=SHARE):
+def express_slots_after(pattern, times=100, share=MAX_EXPRESS_SHARE):
     """Return express slots after tickets with this repeated pattern of express ones."""
     found = ExpressSlots(share)
     for number in range(times):
@@ -27,8 +27,8 @@ def reserve_of(pattern, times=100, share=SHARE):
     return found
 
 
-def space(room, largest=LARGE):
-    return FreeCapacity(room, 1_000_000, largest, slots=SLOTS)
+def space(room, largest=LARGE_TICKET_TOKENS):
+    return FreeCapacity(room, 1_000_000, largest, slots=SLOT_COUNT)
 
 
 def head(waiting=1, *, express=False, at=100):
@@ -45,8 +45,8 @@ def head(waiting=1, *, express=False, at=100):
 
 
 def book_that_keeps(kept, queues="a"):
-    book = CreditBook(queues, SHARE)
-    while book.express_slots.slots_to_keep(SLOTS) < kept:
+    book = CreditBook(queues, MAX_EXPRESS_SHARE)
+    while book.express_slots.slots_to_keep(SLOT_COUNT) < kept:
         book.on_offer("a", 10, is_express=True)
     return book
 
@@ -62,30 +62,30 @@ def tickets(grants):
 
 
 def test_no_slot_is_kept_without_express_tickets():
-    assert ExpressSlots(SHARE).slots_to_keep(SLOTS) == 0
-    assert reserve_of([False]).slots_to_keep(SLOTS) == 0
+    assert ExpressSlots(MAX_EXPRESS_SHARE).slots_to_keep(SLOT_COUNT) == 0
+    assert express_slots_after([False]).slots_to_keep(SLOT_COUNT) == 0
 
 
 def test_the_number_of_express_slots_grows_with_the_express_share():
-    kept = [reserve_of([True] + [False] * others).slots_to_keep(SLOTS) for others in (60, 9, 3, 1)]
+    kept = [express_slots_after([True] + [False] * others).slots_to_keep(SLOT_COUNT) for others in (60, 9, 3, 1)]
     assert kept == [1, 2, 4, 4]
-    found = reserve_of([True])
+    found = express_slots_after([True])
     for _ in range(MAX_TICKETS_SINCE_EXPRESS - 1):
         found.record(is_express=False)
-    assert found.slots_to_keep(SLOTS) == 1
+    assert found.slots_to_keep(SLOT_COUNT) == 1
     found.record(is_express=False)
-    assert found.slots_to_keep(SLOTS) == 0
+    assert found.slots_to_keep(SLOT_COUNT) == 0
 
 
 def test_express_slots_stay_within_their_largest_share():
-    found = reserve_of([True], times=300)
+    found = express_slots_after([True], times=300)
     assert [found.slots_to_keep(slots) for slots in (1, 15, 16, 64, 1_024)] == [0, 0, 1, 4, 64]
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(0, 10_000), st.floats(0.0, 0.5))
-def test_express_slots_leave_slots_to_other_tickets(came, slots, share):
+def test_express_slots_leave_slots_to_other_tickets(express_flags, slots, share):
     found = ExpressSlots(share)
-    for is_express in came:
+    for is_express in express_flags:
         found.record(is_express=is_express)
     assert 0 <= found.slots_to_keep(slots) <= slots / 2
 
@@ -132,13 +132,15 @@ def test_an_express_head_goes_first_and_sets_no_virtual_time():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1), NOW)
     book.on_head("b", head(5, express=True, at=9), NOW)
-    assert [grant.queue for grant in plan_grants(book, FreeCapacity(1, 1_000_000, LARGE))] == ["b"]
+    assert [grant.queue for grant in plan_grants(book, FreeCapacity(1, 1_000_000, LARGE_TICKET_TOKENS))] == ["b"]
     assert book.remote_virtual_time("a") == {}
 
 
 @pytest.fixture
 def scheduler():
-    found = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=0, express_slot_share=SHARE)
+    found = Dispatcher(
+        leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=0, express_slot_share=MAX_EXPRESS_SHARE
+    )
     found.on_queue_connected("q")
     found.on_worker_attached("w", "w", "w:1", profile_of(slots=16, kv_blocks=1_000))
     return found

@@ -44,7 +44,7 @@ def test_a_worker_cannot_start_or_end_the_lease_of_another(scheduler):
     offer(scheduler)
     attach(scheduler, "x")
     scheduler.on_lease_started("x", "s-1")
-    scheduler.on_leases_released("x", ["s-1", "unheard-of"])
+    scheduler.on_leases_released("x", ["s-1", "unknown"])
     assert (scheduler.leases.unstarted_count, scheduler.fleet["w"].promised_blocks) == (1, 2)
 
 
@@ -53,7 +53,7 @@ def test_a_withdrawn_ticket_frees_its_unstarted_lease(scheduler):
     offer(scheduler, "left")
     offer(scheduler, "runs")
     scheduler.on_lease_started("w", "s-2")
-    assert only(Revoke, scheduler.on_offer_withdrawn("q", ["left", "runs", "unheard-of"])).lease_id == "s-1"
+    assert only(Revoke, scheduler.on_offer_withdrawn("q", ["left", "runs", "unknown"])).lease_id == "s-1"
     assert list(scheduler.leases.leases) == ["s-2"]
 
 
@@ -96,7 +96,7 @@ def test_a_lost_worker_ends_started_leases_and_keeps_unstarted_ones(scheduler):
 
 def test_a_worker_that_attaches_again_keeps_its_promised_leases(scheduler):
     attach(scheduler, stream="w/1", slots=3)
-    for name in ("runs", "waits", "started-meanwhile"):
+    for name in ("runs", "waits", "started-later"):
         offer(scheduler, name, tokens=16)
     scheduler.on_lease_started("w/1", "s-1")
     scheduler.on_worker_lost("w/1")

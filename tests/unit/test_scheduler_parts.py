@@ -16,8 +16,8 @@ puts = st.tuples(st.sampled_from(NAMES), st.integers(0, 4), st.integers(0, 4))
 takes = st.sampled_from(NAMES)
 
 
-@given(changes=st.lists(st.one_of(puts, takes), max_size=40), room=st.integers(0, 4))
-def test_a_search_finds_all_workers_with_capacity_least_load_first(changes, room):
+@given(changes=st.lists(st.one_of(puts, takes), max_size=40), free_slots=st.integers(0, 4))
+def test_a_search_finds_all_workers_with_capacity_least_load_first(changes, free_slots):
     ranking, known = TournamentTree(), {}
     for change in changes:
         if isinstance(change, tuple):
@@ -26,8 +26,8 @@ def test_a_search_finds_all_workers_with_capacity_least_load_first(changes, room
             known[name] = (load, name, has)
         elif known.pop(change, None):
             ranking.remove(change)
-    wanted = [name for load, name, has in sorted(known.values()) if has >= room]
-    assert list(ranking.search(room)) == wanted
+    wanted = [name for load, name, has in sorted(known.values()) if has >= free_slots]
+    assert list(ranking.search(free_slots)) == wanted
     assert ranking.max_free_tokens == max((has for _, _, has in known.values()), default=0)
     assert len(ranking) == len(known)
 
@@ -144,7 +144,7 @@ def test_the_worker_that_the_queue_expects_is_preferred_unless_another_is_much_f
     assert pool.choose_worker(ticket_of("t", tokens=160)).worker_id == "a"
     assert pool.choose_worker(expecting).worker_id == "b"
     next(each for each in pool if each.worker_id == "b").add_unstarted_tokens(5_000)
-    assert pool.choose_worker(expecting).worker_id == "a", "its first token comes a second earlier there"
+    assert pool.choose_worker(expecting).worker_id == "a", "its first token is a second earlier there"
 
 
 def test_a_worker_that_prefills_twice_as_fast_gets_twice_as_many_tickets():

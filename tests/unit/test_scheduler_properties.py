@@ -62,7 +62,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert answers[0].lease.worker_id not in avoid
 
     @rule(queue=st.sampled_from(QUEUES), name=st.integers(0, 5))
-    def recall(self, queue, name):
+    def reclaim_credit(self, queue, name):
         self.perform(self.scheduler.on_offer_withdrawn(queue, [f"t{name}"]))
 
     @rule(queue=st.sampled_from(QUEUES), waiting=st.integers(0, 5), priority=st.integers(1, 3))
@@ -102,7 +102,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.issued and len(self.scheduler.fleet))
     @rule(choose=st.data(), does=st.sampled_from(["start", "progress", "release"]), tokens=st.integers(0, 9))
-    def speak(self, choose, does, tokens):
+    def send_lease_frame(self, choose, does, tokens):
         """Send a frame of a worker about any lease."""
         worker = self.one_of_the_workers(choose)
         lease_id = choose.draw(st.sampled_from(sorted(self.issued)))
@@ -115,11 +115,13 @@ class DispatcherMachine(RuleBasedStateMachine):
             self.perform(self.scheduler.on_leases_released(worker, [lease_id], served))
 
     @precondition(lambda self: len(self.scheduler.fleet))
-    @rule(choose=st.data(), news=st.tuples(*[st.lists(st.integers(1, 4))] * 2), anew=st.booleans())
-    def change_cache(self, choose, news, anew):
-        added, removed = news
+    @rule(choose=st.data(), changes=st.tuples(*[st.lists(st.integers(1, 4))] * 2), is_snapshot=st.booleans())
+    def change_cache(self, choose, changes, is_snapshot):
+        added, removed = changes
         worker = self.one_of_the_workers(choose)
-        self.scheduler.on_prefix_cache_update(worker, PrefixCacheUpdate(added=added, removed=removed, is_snapshot=anew))
+        self.scheduler.on_prefix_cache_update(
+            worker, PrefixCacheUpdate(added=added, removed=removed, is_snapshot=is_snapshot)
+        )
         self.scheduler.on_load_report(worker, LoadReport(prefill_backlog_tokens=sum(added), running=len(removed)))
 
     def one_of_the_workers(self, choose):

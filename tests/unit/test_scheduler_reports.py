@@ -23,7 +23,7 @@ def test_service_is_reported_to_the_shard_of_the_ticket(scheduler):
     offer(scheduler, "a", attempt=3)
     offer(scheduler, "b", queue="q2")
     scheduler.on_progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
-    scheduler.on_progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
+    scheduler.on_progress("w", [served("s-1", 31, 5), served("unknown", 9, 9)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
     assert service_reports(scheduler.tick(START_UNIX_S + 1)) == []
 
@@ -147,8 +147,8 @@ def test_the_time_of_the_first_token_is_reported(scheduler):
     first = served("s-1", 31, 1)
     first.first_token_after.FromMilliseconds(120)
     scheduler.on_progress("w", [first])
-    [told] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
-    assert told.first_token_after.ToMilliseconds() == 120
+    [reported] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
+    assert reported.first_token_after.ToMilliseconds() == 120
 
 
 def test_empty_pool_stats_are_sent_once_for_a_model_without_workers(scheduler):

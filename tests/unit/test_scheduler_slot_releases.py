@@ -15,14 +15,14 @@ from penstock.scheduler.reports.pool_stats import (
     steps_left,
 )
 
-STEP = 0.01  # s
+STEP_S = 0.01
 
 
 def entry_of(name="l", **fields):
     return LeaseEntry(name, "t", 1, "q", "w", "w", 2, is_started=True, **fields)
 
 
-def worker_of(leases, name="w", steps=0, step=STEP):
+def worker_of(leases, name="w", steps=0, step=STEP_S):
     worker = Worker(name, name, "", profile_of(slots=1_000, kv_blocks=10_000), look_ahead=1)
     report = LoadReport(steps=steps)
     report.decode_step_time.FromNanoseconds(round(step * 1e9))
@@ -70,7 +70,7 @@ def test_workers_without_measurements_have_no_curve():
 
 
 def test_an_unknown_lease_has_the_default_length():
-    assert ends_of(slot_releases_of([worker_of(["unknown"])], {})) == [((DEFAULT_OUTPUT_TOKENS + 1) * STEP, 1)]
+    assert ends_of(slot_releases_of([worker_of(["unknown"])], {})) == [((DEFAULT_OUTPUT_TOKENS + 1) * STEP_S, 1)]
 
 
 def test_the_curve_of_many_workers_is_sampled():
@@ -89,5 +89,5 @@ def test_a_curve_increases_and_ends_with_all_leases(lengths, turn):
     points = ends_of(slot_releases_of([worker_of(leases)], leases, turn))
     assert points == sorted(points)
     assert [each[1] for each in points] == sorted({each[1] for each in points})
-    assert points[-1] == (round((max(lengths) + 1) * STEP, 6), len(lengths))
+    assert points[-1] == (round((max(lengths) + 1) * STEP_S, 6), len(lengths))
     assert len(points) <= 25, "the frame is sent ten times a second and must be small"

@@ -32,7 +32,7 @@ def test_an_offset_holds_while_a_shard_waits():
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
-def begun(book, **virtual):
+def book_after_start(book, **virtual):
     """Let shards start to wait together, and advance them to these virtual tokens."""
     for queue in virtual:
         book.on_head(queue, head(5), NOW)
@@ -40,7 +40,7 @@ def begun(book, **virtual):
         book.on_head(queue, head(5, virtual=tokens), NOW)
 
 
-def standing(book):
+def virtual_times(book):
     return {queue: shard.virtual_tokens for queue, shard in book.shards.items()}
 
 
@@ -48,29 +48,29 @@ def test_shards_that_start_to_wait_together_have_equal_virtual_time():
     book = CreditBook("abc")
     for queue, tokens in ("a", 1_000.0), ("b", 7_000.0), ("c", 0.0):
         book.on_head(queue, head(5, virtual=tokens), NOW)
-    assert standing(book) == dict.fromkeys("abc", 7_000.0)
+    assert virtual_times(book) == dict.fromkeys("abc", 7_000.0)
     book.on_head("b", head(0), NOW)
     book.on_head("b", head(2, virtual=9_000.0), NOW)
-    assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited meanwhile"
+    assert virtual_times(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "other shards waited in that time"
     for queue in "abc":
         book.on_head(queue, head(0), NOW)
     book.on_head("a", head(1, virtual=1_200.0), NOW)
     book.on_head("c", head(1, virtual=8_000.0), NOW)
     book.on_head("a", head(1, virtual=1_300.0), NOW)
-    assert (standing(book)["a"], standing(book)["c"]) == (8_100.0, 8_000.0)
+    assert (virtual_times(book)["a"], virtual_times(book)["c"]) == (8_100.0, 8_000.0)
 
 
 def test_an_expedited_head_does_not_set_the_virtual_time():
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=1_000.0), NOW)
     book.on_head("b", head(5, virtual=7_000.0, resumes=True), NOW)
-    assert standing(book)["a"] == 1_000.0
+    assert virtual_times(book)["a"] == 1_000.0
     book.on_head("b", head(4, virtual=7_000.0), NOW)
-    assert standing(book)["a"] == 7_000.0
+    assert virtual_times(book)["a"] == 7_000.0
 
 
-def book_that_came_to(virtual):
-    """A book in which shard a was served up to `virtual`, and waits."""
+def book_with_served_shard(virtual):
+    """A book whose shard a was served up to `virtual` and waits."""
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=virtual), NOW)
     grants(book, 1, LARGE_TOKENS)
@@ -78,7 +78,7 @@ def book_that_came_to(virtual):
 
 
 def test_a_lift_by_the_shard_is_subtracted_from_the_offset():
-    book = book_that_came_to(1_000.0)
+    book = book_with_served_shard(1_000.0)
     book.on_head("b", head(2, virtual=100.0), NOW)
     assert book.shards["b"].virtual_tokens == 1_000.0
     book.on_head("b", head(2, virtual=700.0, lifted=600.0), NOW)
@@ -88,7 +88,7 @@ def test_a_lift_by_the_shard_is_subtracted_from_the_offset():
 
 
 def test_a_resumed_head_goes_first_and_sets_no_virtual_time():
-    book = book_that_came_to(1_000.0)
+    book = book_with_served_shard(1_000.0)
     book.on_head("b", head(2, virtual=0.0, resumes=True), NOW)
     assert book.shards["b"].sort_key < (2, -(10**9), 0)
     assert book.remote_virtual_time("a") == {}
@@ -97,10 +97,10 @@ def test_a_resumed_head_goes_first_and_sets_no_virtual_time():
 
 
 def test_a_class_that_waits_again_gets_a_new_offset():
-    book = book_that_came_to(1_000.0)
+    book = book_with_served_shard(1_000.0)
     book.on_head("b", head(2, virtual=900.0), NOW)
     book.on_head("b", head(1, priority=3), NOW)  # no ticket of the higher class waits
-    book.virtual_time[2] = 5_000.0  # other shards are served meanwhile
+    book.virtual_time[2] = 5_000.0  # other shards are served in that time
     book.on_head("b", head(2, virtual=900.0), NOW)
     assert book.shards["b"].virtual_tokens == 5_000.0
 
@@ -108,7 +108,7 @@ def test_a_class_that_waits_again_gets_a_new_offset():
 def test_remote_virtual_time_is_the_larger_of_served_and_waiting():
     book = CreditBook("abc")
     assert book.remote_virtual_time("a") == {}
-    begun(book, b=300.0, c=200.0)
+    book_after_start(book, b=300.0, c=200.0)
     assert (book.remote_virtual_time("a"), book.remote_virtual_time("b"), book.remote_virtual_time("c")) == (
         {2: 200.0},
         {2: 200.0},
@@ -132,18 +132,18 @@ def sized_head(*, tokens, **fields):
 
 def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
     book = CreditBook("ab")
-    begun(book, a=0.0, b=0.0)
+    book_after_start(book, a=0.0, b=0.0)
     book.on_head("a", sized_head(tokens=LARGE_TOKENS), NOW)
     book.on_head("b", head(5, virtual=LARGE_TOKENS / 2, tokens=SMALL_TOKENS), NOW)
-    room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["a"]
+    capacity = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["a"]
     book.on_credit_returned("a", 1)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["b"]
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["b"]
     offer_one(book, "b", head(4, virtual=LARGE_TOKENS / 2 + 1, tokens=SMALL_TOKENS))
     book.on_credit_returned("b", 0)
-    assert plan_grants(book, room) == []
+    assert plan_grants(book, capacity) == []
     book.on_capacity_changed()
-    assert [grant.queue for grant in plan_grants(book, room)] == ["a"], (
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["a"], (
         "more may fit by now, so its head is tried again"
     )
 
@@ -151,11 +151,11 @@ def test_a_head_that_does_not_fit_blocks_shards_that_lead_by_half_of_it():
 @pytest.mark.parametrize(
     "stuck", [{"tokens": LARGE_TOKENS + 1}, {"tokens": LARGE_TOKENS, "resumes": True}, {"tokens": 0}]
 )
-def test_a_head_that_may_never_run_here_blocks_no_shard(stuck):
+def test_a_head_that_no_worker_here_supports_blocks_no_shard(stuck):
     book = CreditBook("ab")
     book.on_head("a", sized_head(**stuck), NOW)
     book.on_head("b", head(5, virtual=2 * LARGE_TOKENS, tokens=SMALL_TOKENS), NOW)
-    room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["a"]
+    capacity = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["a"]
     book.on_credit_returned("a", 1)
-    assert [grant.queue for grant in plan_grants(book, room)] == ["b"]
+    assert [grant.queue for grant in plan_grants(book, capacity)] == ["b"]

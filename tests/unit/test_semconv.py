@@ -35,7 +35,7 @@ def test_each_name_is_given_once():
     assert len(set(names().values())) == len(names())
 
 
-def test_buckets_rise():
+def test_bucket_bounds_increase():
     buckets = [value for name, value in vars(semconv).items() if name.endswith("_BUCKETS")]
     assert len(buckets) == 5
     assert all(sorted(set(each)) == list(each) for each in buckets)

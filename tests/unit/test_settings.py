@@ -30,9 +30,9 @@ RENAMED = [(tier, former, name) for tier, config in TIERS.items() for former, na
 @pytest.mark.parametrize(("tier", "former", "name"), RENAMED, ids=lambda each: each)
 def test_a_former_name_is_rejected_with_the_present_one(tier, former, name):
     prefix = f"PENSTOCK_{tier.upper()}_"
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as failure:
         load(TIERS[tier], tier, {f"{prefix}{former.upper()}": "5"})
-    assert str(refusal.value) == f"{prefix}{former.upper()} was renamed: use {prefix}{name.upper()}"
+    assert str(failure.value) == f"{prefix}{former.upper()} was renamed: use {prefix}{name.upper()}"
 
 
 def test_every_renamed_setting_has_its_former_name():

@@ -13,9 +13,9 @@ from penstock.queue.policies.policy import Fit
 from penstock.queue.ticket import from_frame
 
 PROMPT, OUTPUT = 30, 10  # tokens
-COST = PROMPT + 2 * OUTPUT  # weighted
-SLOTS = 2
-BACKLOG = 400  # tickets
+TICKET_COST = PROMPT + 2 * OUTPUT  # weighted
+WORKER_SLOTS = 2
+BACKLOG_TICKETS = 400
 
 
 def fair():
@@ -25,7 +25,7 @@ def fair():
 class Fleet(CoreMesh):
     """A mesh with equal tickets that counts the served tickets by tenant."""
 
-    def backlog(self, shard, tenant, tickets=BACKLOG, **fields):
+    def backlog(self, shard, tenant, tickets=BACKLOG_TICKETS, **fields):
         for number in range(tickets):
             ticket = ticket_of(f"{tenant}/{number}", tokens=PROMPT + OUTPUT, tenant_id=tenant, **fields)
             ticket.prompt_tokens, ticket.max_output_tokens = PROMPT, OUTPUT
@@ -47,21 +47,21 @@ class Fleet(CoreMesh):
 def fleet_of(shards, schedulers=1):
     mesh = Fleet.of(shards, schedulers, new_order=fair, max_tokens=10**9)
     for number in range(schedulers):
-        mesh.attach(f"w{number}", f"s{number}", slots=SLOTS, kv_blocks=64)
+        mesh.attach(f"w{number}", f"s{number}", slots=WORKER_SLOTS, kv_blocks=64)
     mesh.settle()
     return mesh
 
 
-def restart_scheduler(mesh, name="s0", meanwhile=lambda: None):
+def restart_scheduler(mesh, name="s0", while_down=lambda: None):
     """Replace a scheduler by a new one, to which its workers attach without leases."""
     workers = [worker for worker, home in mesh.scheduler_by_worker.items() if home == name]
     for worker in workers:
         mesh.detach(worker)
     mesh.remove_scheduler(name)
-    meanwhile()
+    while_down()
     mesh.add_scheduler(name)
     for worker in workers:
-        mesh.attach(worker, name, slots=SLOTS, kv_blocks=64)
+        mesh.attach(worker, name, slots=WORKER_SLOTS, kv_blocks=64)
     mesh.settle()
 
 
@@ -111,7 +111,7 @@ def test_a_new_shard_does_not_delay_tenants_of_others(schedulers):
     mesh.settle()
     mesh.backlog("q1", "new")
     served = mesh.serve(60)
-    assert abs(served["old"] - served["new"]) <= 2 * SLOTS * schedulers
+    assert abs(served["old"] - served["new"]) <= 2 * WORKER_SLOTS * schedulers
 
 
 def test_an_idle_shard_does_not_claim_missed_service():
@@ -120,7 +120,7 @@ def test_an_idle_shard_does_not_claim_missed_service():
     mesh.serve(100)
     mesh.backlog("q1", "idle")
     served = mesh.serve(60)
-    assert abs(served["busy"] - served["idle"]) <= 2 * SLOTS
+    assert abs(served["busy"] - served["idle"]) <= 2 * WORKER_SLOTS
 
 
 @pytest.mark.parametrize("order", [("q0", "q1", "q2"), ("q2", "q1", "q0"), ("q1", "q0", "q2")])
@@ -133,7 +133,7 @@ def test_service_without_waiting_tickets_creates_no_debt(order):
     for shard in order:
         mesh.backlog(shard, f"of {shard}")
     served = mesh.serve(90)
-    assert max(served.values()) - min(served.values()) <= 2 * SLOTS, served
+    assert max(served.values()) - min(served.values()) <= 2 * WORKER_SLOTS, served
     assert len(served) == len(order)
 
 
@@ -147,7 +147,7 @@ def test_with_a_new_scheduler_no_shard_claims_missed_service():
     mesh.serve(4)
     restart_scheduler(mesh)
     served = mesh.serve(60)
-    assert abs(served["old"] - served["new"]) <= 2 * SLOTS
+    assert abs(served["old"] - served["new"]) <= 2 * WORKER_SLOTS
 
 
 def test_with_a_new_scheduler_and_shard_no_tenant_claims_missed_service():
@@ -159,9 +159,9 @@ def test_with_a_new_scheduler_and_shard_no_tenant_claims_missed_service():
         mesh.add_shard("q1", new_order=fair)
         mesh.backlog("q1", "new")
 
-    restart_scheduler(mesh, meanwhile=start_shard)
+    restart_scheduler(mesh, while_down=start_shard)
     served = mesh.serve(60)
-    assert abs(served["old"] - served["new"]) <= 2 * SLOTS
+    assert abs(served["old"] - served["new"]) <= 2 * WORKER_SLOTS
 
 
 def test_resumed_tickets_do_not_cost_their_shard_its_turns():
@@ -173,7 +173,7 @@ def test_resumed_tickets_do_not_cost_their_shard_its_turns():
     mesh.enqueue("q1", ticket_of("resumed", attempt=2, tenant_id="second"))
     mesh.backlog("q1", "second again")
     served = mesh.serve(60)
-    assert abs(served["first"] - served["second again"]) <= 2 * SLOTS
+    assert abs(served["first"] - served["second again"]) <= 2 * WORKER_SLOTS
 
 
 def test_a_class_that_was_idle_does_not_claim_missed_service():
@@ -186,7 +186,7 @@ def test_a_class_that_was_idle_does_not_claim_missed_service():
     mesh.serve(100)
     mesh.backlog("q1", "back", priority=1)
     served = mesh.serve(60)
-    assert abs(served["busy"] - served["back"]) <= 2 * SLOTS
+    assert abs(served["busy"] - served["back"]) <= 2 * WORKER_SLOTS
 
 
 @settings(max_examples=25, deadline=None)
@@ -214,8 +214,8 @@ def test_two_waiting_tenants_are_served_equally(events, pauses, schedulers):
         mesh.settle()
     mesh.backlog(max(mesh.shards), "last")
     served = mesh.serve(80)
-    lost = SLOTS * events.count("scheduler")
-    assert abs(served["first"] - served["last"]) <= 2 * SLOTS * schedulers + lost
+    lost = WORKER_SLOTS * events.count("scheduler")
+    assert abs(served["first"] - served["last"]) <= 2 * WORKER_SLOTS * schedulers + lost
     assert mesh.shards["q0"].model_queues[MODEL].policy.totals.tickets > 0, (
         f"{START_UNIX_S}: both have to wait all the time"
     )

@@ -1,4 +1,4 @@
-"""Which shard a tenant's tickets go to."""
+"""The choice of the shard of a tenant's tickets."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ TENANTS = [f"tenant-{number}" for number in range(2_000)]
 
 
 @given(st.permutations(SHARDS), st.text(), st.text())
-def test_every_edge_finds_the_same_shard_whatever_the_order_of_its_list(shuffled, model, tenant):
+def test_every_edge_finds_the_same_shard_in_any_order_of_its_list(shuffled, model, tenant):
     assert shard_for(shuffled, model, tenant) == shard_for(SHARDS, model, tenant)
 
 

@@ -14,7 +14,7 @@ from penstock.simulator.report.service_accounting import ServiceOverTime
 from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
-REFERENCE = {
+REFERENCE_TENANT = {
     "arrivals": {"rate": 16.0},
     "prompt": {"kind": "lognormal", "mean": 400.0, "sigma": 0.7, "high": 4096},
     "output": {"kind": "lognormal", "mean": 120.0, "sigma": 0.7, "high": 1024},
@@ -32,9 +32,9 @@ def finished(scenario):
 
 
 def overload(policy, load, **queues):
-    """The reference model: one worker whose engine serves in the order in which prompts come."""
+    """The reference model: one worker whose engine serves prompts in order of arrival."""
     scenario = world(
-        REFERENCE,
+        REFERENCE_TENANT,
         duration=150.0,
         warm_up=40.0,
         drain=20.0,
@@ -49,7 +49,7 @@ def test_two_requests_share_one_slot_in_turn():
     two = {"arrivals": {"kind": "regular", "rate": 1000.0}, "prompt": {"tokens": 100}, "output": {"tokens": 3}}
     run = finished(world(two, duration=0.0015, link_delay_ms=1.0, workers=[{"slots": 1}], sample_every=1.0))
     first, second = (each.transcript for each in run.ledger.requests)
-    # Attachment and credit take two links of 1 ms, in which the ticket has come; offer, place, lease and START take
+    # Attachment and credit take two links of 1 ms, within which the ticket arrives; offer, place, lease and START take
     # four more. The prompt's step takes 6 + 100 * 0.1 ms and gives a token, each other 6.05 ms.
     begun = 0.006
     ends = [begun + 0.016, begun + 0.016 + 0.00605, begun + 0.016 + 2 * 0.00605]
@@ -59,7 +59,7 @@ def test_two_requests_share_one_slot_in_turn():
     assert (first.outcome, second.outcome, second.tokens) == (OK, OK, 3)
 
 
-def test_a_client_that_loses_patience_costs_the_engine_no_step():
+def test_a_client_that_leaves_costs_the_engine_no_step():
     long = {"arrivals": {"kind": "regular", "rate": 10.0}, "prompt": {"tokens": 100}, "output": {"tokens": 200}}
     run = finished(
         world(
@@ -90,21 +90,21 @@ def test_a_rejected_client_retries_after_the_suggested_delay():
     once = finished(
         replace(scenario, tenants=[replace(scenario.tenants[0], client=replace(scenario.tenants[0].client, retries=0))])
     )
-    refused = {
+    rejected = {
         each.transcript.number: each.transcript.retry_after
         for each in once.ledger.requests
         if each.attempts == 1 and each.transcript.outcome == "QUEUE_FULL"
     }
     again = {each.transcript.number: each for each in run.ledger.requests if each.attempts == 2}
-    assert set(again) == set(refused)
+    assert set(again) == set(rejected)
     assert all(
-        request.submitted_at - request.transcript.started_at >= refused[number] for number, request in again.items()
+        request.submitted_at - request.transcript.started_at >= rejected[number] for number, request in again.items()
     )
 
 
 def test_a_worker_that_dies_loses_no_request_and_no_token():
     scenario = world(
-        {**REFERENCE, "client": {}},
+        {**REFERENCE_TENANT, "client": {}},
         duration=20.0,
         load=1.5,
         workers=[{"count": 2}],
@@ -137,8 +137,8 @@ def test_every_request_ends_once_and_every_engine_token_has_an_owner(policy, see
         "deadline": 6.0,
     }
     scenario = world(
-        {**REFERENCE, "class": "batch", "client": impatient, "over_declare": 1.5},
-        {**REFERENCE, "class": "interactive", "weight": 2.0, "client": impatient},
+        {**REFERENCE_TENANT, "class": "batch", "client": impatient, "over_declare": 1.5},
+        {**REFERENCE_TENANT, "class": "interactive", "weight": 2.0, "client": impatient},
         duration=3.0,
         drain=10.0,
         seed=seed,
@@ -167,8 +167,8 @@ def test_every_request_ends_once_and_every_engine_token_has_an_owner(policy, see
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_same_seed_gives_the_same_report(policy):
     scenario = world(
-        REFERENCE,
-        {**REFERENCE, "client": {"retries": 2, "patience": 1.0}},
+        REFERENCE_TENANT,
+        {**REFERENCE_TENANT, "client": {"retries": 2, "patience": 1.0}},
         duration=5.0,
         load=2.0,
         queues={"policy": policy, "max_depth": 30, "shards": 2},
@@ -181,13 +181,13 @@ def test_the_same_seed_gives_the_same_report(policy):
 
 
 def test_fast_and_exact_engines_give_the_same_report():
-    scenario = world(REFERENCE, duration=10.0, load=2.0)
+    scenario = world(REFERENCE_TENANT, duration=10.0, load=2.0)
     fast, exact = figures_of(finished(scenario)), figures_of(finished(replace(scenario, engine="exact")))
-    assert fast.pop("events") < exact.pop("events"), "steps that nobody hears of need none"
+    assert fast.pop("events") < exact.pop("events"), "steps without a report need no event"
     assert fast == exact
 
 
-def test_unbounded_fifo_collapses_above_its_knee_and_policies_that_shed_do_not():
+def test_unbounded_fifo_collapses_above_its_knee_and_load_shedding_policies_do_not():
     fifo, at_knee = overload("fifo", 1.5), overload("fifo", 0.9)
     peak = at_knee["goodput_weighted_tokens_per_s"]
     assert at_knee["goodput_share"] > 0.9
@@ -197,23 +197,23 @@ def test_unbounded_fifo_collapses_above_its_knee_and_policies_that_shed_do_not()
         assert overload(policy, 1.5, **queues)["goodput_weighted_tokens_per_s"] > 0.7 * peak, policy
 
 
-def test_plain_vtc_holds_the_bound_of_its_theorem_where_fifo_does_not():
+def test_plain_vtc_keeps_the_bound_of_its_theorem_and_fifo_does_not():
     """Bound: 2 * max(wp * Lin, wq * M), M being the tokens of KV: 2 * 2 * 10,000. Slots equal what KV has room for.
 
-    The lead counts from when both have a backlog, so it says how finely that moment is told as well: sampled every
-    second it comes to the same whatever the rates, sampled finer it moves with how the first batch was shared out.
+    The lead counts from the first sample with a backlog of both tenants, so it depends on the sampling interval: one
+    second gives the same lead at all rates, and a shorter interval shows how the first batch was divided.
     """
-    steady = {"arrivals": {"kind": "regular", "rate": 12.0}, "prompt": {"tokens": 256}, "output": {"tokens": 256}}
-    rushed = {**steady, "arrivals": {"kind": "regular", "rate": 24.0}}
+    slow_tenant = {"arrivals": {"kind": "regular", "rate": 12.0}, "prompt": {"tokens": 256}, "output": {"tokens": 256}}
+    fast_tenant = {**slow_tenant, "arrivals": {"kind": "regular", "rate": 24.0}}
 
     def run(policy):
         fields = {"workers": [{"kv_blocks": 625, "slots": 19}], "schedulers": {"look_ahead": 0}, "sample_every": 1.0}
         fields |= {"queues": {"policy": policy}}
-        return figures_of(finished(world(steady, rushed, duration=120.0, drain=0.0, **fields)))
+        return figures_of(finished(world(slow_tenant, fast_tenant, duration=120.0, drain=0.0, **fields)))
 
     vtc, fifo = run("vtc"), run("fifo")
     assert vtc["max_service_lead"] <= vtc["max_service_gap"] < 2 * 2 * 10_000
-    assert vtc["max_service_lead"] == pytest.approx(7_674, rel=0.05), "what the artifact's logs come to"
+    assert vtc["max_service_lead"] == pytest.approx(7_674, rel=0.05), "the figure of the artifact's logs"
     assert fifo["max_service_gap"] > 2 * 2 * 10_000
 
 
@@ -225,7 +225,7 @@ def test_a_gap_counts_only_while_both_tenants_have_a_backlog():
         if place == 2:
             served.count_waiting("b", -1), served.count_waiting("b", 1)
         served.close_slice()
-    # Slice 0 begins dry, slice 2 ran dry: 1 and 3 are left, of which 1 has the larger gap.
+    # Slices 0 and 2 have a time without waiting tickets. Of slices 1 and 3, slice 1 has the larger gap.
     assert served.gaps() == (10, 10)
     assert served.cumulative()["a"] == [50, 60, 70, 70]
 
@@ -249,12 +249,12 @@ def test_simultaneous_events_keep_their_order():
 
 def test_a_client_is_served_in_its_zone_unless_that_is_full():
     kinds = [{"slots": 4, "zone": zone} for zone in "ab"]
-    once = {**REFERENCE, "zone": "b", "arrivals": {"kind": "regular", "rate": 0.1}}
-    crowd = {**once, "arrivals": {"kind": "regular", "rate": 4.0}}
+    once = {**REFERENCE_TENANT, "zone": "b", "arrivals": {"kind": "regular", "rate": 0.1}}
+    crowded = {**once, "arrivals": {"kind": "regular", "rate": 4.0}}
 
     def near_share(tenant):
         return figures_of(finished(world(tenant, duration=9.0, workers=kinds)))["same_zone_share"]
 
-    assert near_share(once) == 1.0, "the first of idle workers is the other zone's"
-    assert near_share(crowd) < 1.0
-    assert "same_zone_share" not in figures_of(finished(world(REFERENCE, duration=1.0)))
+    assert near_share(once) == 1.0, "the first idle worker is in the other zone"
+    assert near_share(crowded) < 1.0
+    assert "same_zone_share" not in figures_of(finished(world(REFERENCE_TENANT, duration=1.0)))

@@ -8,7 +8,7 @@ from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
-ASKING = {
+TENANT = {
     "name": "tenant",
     "arrivals": {"rate": 16.0},
     "prompt": {"kind": "lognormal", "mean": 400.0, "sigma": 0.7, "high": 4096},
@@ -16,27 +16,27 @@ ASKING = {
 }
 
 
-def run(load, *, door=True):
-    scenario = scenario_of({"tenants": [ASKING], "seed": 1, "duration": 60.0, "warm_up": 20.0, "drain": 20.0})
+def run(load, *, has_admission_filter=True):
+    scenario = scenario_of({"tenants": [TENANT], "seed": 1, "duration": 60.0, "warm_up": 20.0, "drain": 20.0})
     simulation = Simulation(replace(scenario, load=load))
-    if not door:
+    if not has_admission_filter:
         simulation.mesh.edge.admission_filter = None
     return figures_of(simulation.run())
 
 
 @pytest.fixture(scope="module")
-def flooded():
+def overloaded():
     return run(8.0)
 
 
-def test_most_rejections_under_overload_never_reach_the_queue(flooded):
-    assert flooded["rejected_by_edges_share"] > 0.6
+def test_most_rejections_under_overload_never_reach_the_queue(overloaded):
+    assert overloaded["rejected_by_edges_share"] > 0.6
 
 
-def test_rejections_by_edges_do_not_reduce_goodput(flooded):
-    asked = run(8.0, door=False)
-    assert asked["rejected_by_edges_share"] == 0
-    assert flooded["goodput_weighted_tokens_per_s"] > 0.97 * asked["goodput_weighted_tokens_per_s"]
+def test_rejections_by_edges_do_not_reduce_goodput(overloaded):
+    without_filter = run(8.0, has_admission_filter=False)
+    assert without_filter["rejected_by_edges_share"] == 0
+    assert overloaded["goodput_weighted_tokens_per_s"] > 0.97 * without_filter["goodput_weighted_tokens_per_s"]
 
 
 def test_edges_reject_nothing_without_overload():

@@ -9,15 +9,15 @@ from penstock.simulator.scenario import QueueSettings
 from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Simulation
 
-EXAMPLE = REPO / "services/penstock/simulator/scenarios/azure.toml"
+AZURE_EXAMPLE = REPO / "services/penstock/simulator/scenarios/azure.toml"
 TRACE = TRACES / "AzureLLMInferenceTrace_conv.csv.gz"
-SECONDS = 120.0
+DURATION_S = 120.0
 
 
 @functools.cache
 def figures(folder, load, policy="penstock"):
-    scenario = read_scenario(folder / EXAMPLE.name)
-    scenario = replace(scenario, load=load, duration=SECONDS, queues=QueueSettings(policy=policy))
+    scenario = read_scenario(folder / AZURE_EXAMPLE.name)
+    scenario = replace(scenario, load=load, duration=DURATION_S, queues=QueueSettings(policy=policy))
     return figures_of(Simulation(scenario).run())
 
 
@@ -26,7 +26,7 @@ def goodput(folder, load, policy="penstock"):
 
 
 def test_a_recorded_service_at_three_and_nine_times_its_speed_keeps_goodput_and_ttft(tmp_path):
-    (tmp_path / EXAMPLE.name).symlink_to(EXAMPLE)
+    (tmp_path / AZURE_EXAMPLE.name).symlink_to(AZURE_EXAMPLE)
     (tmp_path / TRACE.name).symlink_to(TRACE)
     peak = max(goodput(tmp_path, load) for load in (2.0, 3.0, 9.0))
     assert goodput(tmp_path, 9.0) >= 0.95 * peak, "three times what two workers serve"

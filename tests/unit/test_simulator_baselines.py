@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-def anything(_):
+def always_fits(_):
     return Fit.NOW
 
 
@@ -32,8 +32,8 @@ def test_flows_take_turns_independently_of_their_number_of_tickets():
         order.push(new_ticket(f"a{number}", number))
     order.push(new_ticket("b0", 9, "b"))
     order.push(new_ticket("c0", 10, "c"))
-    assert [order.pop_fitting(anything).ticket_id for _ in range(6)] == ["a0", "b0", "c0", "a1", "a2", "a3"]
-    assert order.pop_fitting(anything) is None
+    assert [order.pop_fitting(always_fits).ticket_id for _ in range(6)] == ["a0", "b0", "c0", "a1", "a2", "a3"]
+    assert order.pop_fitting(always_fits) is None
     assert order.totals == (0, 0)
 
 
@@ -43,7 +43,7 @@ def test_a_ticket_older_than_its_time_to_live_is_evicted():
     order.push(new_ticket("old", 1))
     order.push(new_ticket("young", 2, "b", arrived=0.5))
     clock.now = 1.2
-    assert order.pop_fitting(anything).ticket_id == "young"
+    assert order.pop_fitting(always_fits).ticket_id == "young"
     assert [each.ticket_id for each in order.pop_dropped()] == ["old"]
     assert order.pop_dropped() == []
 
@@ -54,7 +54,7 @@ def test_a_limit_falls_while_waits_grow_and_rises_while_they_do_not():
     gradient.record(0.01, 0.3)
     assert gradient.limit == pytest.approx(100 * 1.25 + 10)
     gradient.record(1.0, 0.5)
-    assert gradient.limit == pytest.approx(135 / 2 + 135**0.5), "a gradient of one half at the least"
+    assert gradient.limit == pytest.approx(135 / 2 + 135**0.5), "the gradient is at least one half"
 
 
 def test_a_ticket_above_the_limit_is_dropped_unless_it_is_offered_at_once():
@@ -64,14 +64,14 @@ def test_a_ticket_above_the_limit_is_dropped_unless_it_is_offered_at_once():
     assert [each.ticket_id for each in order.pop_dropped()] == ["t2", "t3"]
     order.push(new_ticket("t4", 4))
     for _ in range(5):
-        order.pop_fitting(anything)
-    assert order.pop_dropped() == [], "it was taken before anybody asked"
+        order.pop_fitting(always_fits)
+    assert order.pop_dropped() == [], "it was offered before the check"
 
 
 def test_ttft_targets_apply_to_all_but_exempt_tickets():
-    promises = POLICIES["penstock"].ttft_targets(1.0, {}, frozenset({"let-in"}))
-    assert promises.ttft_limit(ticket("other", priority=STANDARD), 0.0) == 1.0
-    assert promises.ttft_limit(ticket("let-in", priority=STANDARD), 0.0) is None
+    targets = POLICIES["penstock"].ttft_targets(1.0, {}, frozenset({"exempt"}))
+    assert targets.ttft_limit(ticket("other", priority=STANDARD), 0.0) == 1.0
+    assert targets.ttft_limit(ticket("exempt", priority=STANDARD), 0.0) is None
     assert POLICIES["fair"].ttft_targets(1.0, {}, frozenset()).by_class == {}
 
 
@@ -83,7 +83,7 @@ def test_clairvoyant_policy_charges_each_token_in_its_step_and_the_next_ones_in_
     order = ClairvoyantPolicy(lookahead_tokens=4)
     for number, tenant in enumerate("aab"):
         order.push(new_ticket(f"{tenant}{number}", number, tenant))
-    first = order.pop_fitting(anything)
+    first = order.pop_fitting(always_fits)
     assert (first.ticket_id, first.charged_cost) == ("a0", 90 + 2 * 4)
     run = run_of(1, output=7)
     order.on_step([run], 0)
@@ -91,9 +91,9 @@ def test_clairvoyant_policy_charges_each_token_in_its_step_and_the_next_ones_in_
     order.on_step([run], 1)
     assert first.charged_cost == 90 + 2 * 5
     order.on_step([run], 5)
-    assert first.charged_cost == 90 + 2 * 7, "no more are to come, whatever was declared"
+    assert first.charged_cost == 90 + 2 * 7, "no more tokens follow, although more were declared"
     order.charge(first, 500.0)
-    assert first.charged_cost == 90 + 2 * 7, "a report is nothing to it"
+    assert first.charged_cost == 90 + 2 * 7, "a service report changes nothing"
     run.last_token_step = 3
     order.on_step([run], 4)
     assert first.charged_cost == 90 + 2 * 3, "its client left"
@@ -102,11 +102,11 @@ def test_clairvoyant_policy_charges_each_token_in_its_step_and_the_next_ones_in_
 def test_clairvoyant_policy_charges_nothing_for_a_ticket_without_a_token():
     order = ClairvoyantPolicy(lookahead_tokens=4)
     order.push(new_ticket("a0", 0))
-    taken = order.pop_fitting(anything)
-    order.charge(taken, 40.0)  # a part of its prompt was computed when its client left
+    taken = order.pop_fitting(always_fits)
+    order.charge(taken, 40.0)  # part of its prompt had been computed when its client left
     assert taken.charged_cost == 0
     order.push(new_ticket("a1", 1))
-    again = order.pop_fitting(anything)
+    again = order.pop_fitting(always_fits)
     order.on_step([run_of(2)], 0)
     assert (taken.charged_cost, again.charged_cost) == (0, 90 + 2 * 4)
 
@@ -115,10 +115,10 @@ def test_plain_vtc_charges_the_tokens_of_its_own_tenants_alone():
     order = POLICIES["vtc"].new_scheduling_policy(Clock(), {})
     order.push(new_ticket("a0", 0))
     order.push(new_ticket("a1", 1))
-    order.pop_fitting(anything)
-    run, stranger = run_of(1), run_of(2, "elsewhere")
-    run.first_token_step = stranger.first_token_step = 3
-    order.on_step([run, stranger], 3)
+    order.pop_fitting(always_fits)
+    run, other_tenants_run = run_of(1), run_of(2, "elsewhere")
+    run.first_token_step = other_tenants_run.first_token_step = 3
+    order.on_step([run, other_tenants_run], 3)
     assert order.head()[1].virtual_tokens == 90 + 2
 
 
@@ -127,11 +127,11 @@ def test_plain_vtc_in_a_mesh_charges_tokens_at_intervals():
     order = POLICIES["vtc_in_a_mesh"].new_scheduling_policy(clock, {})
     for each in (new_ticket("a0", 0), new_ticket("a1", 1)):
         order.push(each)
-    order.pop_fitting(anything)
+    order.pop_fitting(always_fits)
     run = run_of(1)
     run.first_token_step = 3
-    heard = []
+    charged = []
     for clock.now in (0.3, 0.4, 0.5, 0.6):
         order.on_step([run], 3)
-        heard.append(order.head()[1].virtual_tokens - 90)
-    assert heard == [2, 2, 2, 8]
+        charged.append(order.head()[1].virtual_tokens - 90)
+    assert charged == [2, 2, 2, 8]

@@ -13,7 +13,7 @@ from penstock.cli.__main__ import cli
 from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, CapacityTrial, knee_load
 from penstock.simulator.scenario_file import scenario_of
 
-SCENARIO = """
+SCENARIO_TOML = """
 duration = 4.0
 seed = 3
 [slo]
@@ -40,7 +40,7 @@ def invoke(*args):
 @pytest.fixture
 def scenario(tmp_path):
     path = tmp_path / "small.toml"
-    path.write_text(SCENARIO, encoding="utf-8")
+    path.write_text(SCENARIO_TOML, encoding="utf-8")
     return path
 
 
@@ -72,21 +72,23 @@ def test_no_order_of_a_set_reaches_the_report(scenario):
 
 def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = " ".join(invoke("azure").stderr.split())
-    assert "scenarios/AzureLLMInferenceTrace_conv.csv.gz cannot be read" in told, "the trace is not ours to ship"
-    told = invoke("asure.toml")
-    assert told.exit_code == 2
-    message = " ".join(told.stderr.split())
+    message = " ".join(invoke("azure").stderr.split())
+    assert "scenarios/AzureLLMInferenceTrace_conv.csv.gz cannot be read" in message, (
+        "the trace is not part of the package"
+    )
+    result = invoke("asure.toml")
+    assert result.exit_code == 2
+    message = " ".join(result.stderr.split())
     assert "asure.toml is neither a file nor an example; the examples are azure, code_completion, mooncake" in message
 
 
 def test_a_plot_is_written_and_the_figures_are_printed(scenario, tmp_path):
-    picture = tmp_path / "small.svg"
-    result = invoke(scenario, "--plot", picture)
+    plot = tmp_path / "small.svg"
+    result = invoke(scenario, "--plot", plot)
     assert result.exit_code == 0, result.output
     assert "requests completed" in result.stdout
     assert "max service gap between backlogged tenants" in result.stdout
-    drawn = picture.read_text(encoding="utf-8")
+    drawn = plot.read_text(encoding="utf-8")
     assert "<svg" in drawn
     panels = "Requests, by arrival", "Time to first token, by arrival", "Service by tenant", "Tickets waiting, by class"
     lines = "within the SLO", "P50", "P99", "chat", "night", "interactive", "batch"
@@ -94,7 +96,7 @@ def test_a_plot_is_written_and_the_figures_are_printed(scenario, tmp_path):
 
 
 def test_a_sweep_runs_multiples_of_the_knee(scenario, tmp_path):
-    scenario.write_text("load_sweep = [0.5, 1.5]\n" + SCENARIO, encoding="utf-8")
+    scenario.write_text("load_sweep = [0.5, 1.5]\n" + SCENARIO_TOML, encoding="utf-8")
     result = invoke(scenario, "--json", "--plot", tmp_path / "sweep.png")
     assert result.exit_code == 0, result.output
     swept = json.loads(result.stdout)
@@ -103,14 +105,14 @@ def test_a_sweep_runs_multiples_of_the_knee(scenario, tmp_path):
 
 
 def test_an_invalid_scenario_names_its_field(scenario):
-    scenario.write_text(SCENARIO.replace("rate = 10.0", "rate = -1"), encoding="utf-8")
+    scenario.write_text(SCENARIO_TOML.replace("rate = 10.0", "rate = -1"), encoding="utf-8")
     result = invoke(scenario)
     assert result.exit_code == 2
     assert "tenants[0].arrivals.rate: must be above 0" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--plot", "picture.xyz"], "picture.xyz must end in .png or .svg"),
         (["--plot", "nowhere/picture.png"], "the folder nowhere does not exist"),
@@ -120,10 +122,10 @@ def test_an_invalid_scenario_names_its_field(scenario):
         (["--calibrate", "--model", "no-such-model"], "no-such-model is no folder"),
     ],
 )
-def test_invalid_options_are_rejected_before_a_run(scenario, options, told):
+def test_invalid_options_are_rejected_before_a_run(scenario, options, message):
     result = invoke(scenario, *options)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert told in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
 
 
 def test_the_knee_of_the_reference_model_is_where_it_was_measured():
@@ -146,7 +148,7 @@ def test_a_plan_has_the_fewest_workers_and_the_result_of_each_number(scenario):
 
 
 def test_a_plan_prints_its_target_and_plots_its_trials(scenario, tmp_path):
-    scenario.write_text("load = 20.0\n" + SCENARIO, encoding="utf-8")
+    scenario.write_text("load = 20.0\n" + SCENARIO_TOML, encoding="utf-8")
     result = invoke(scenario, "--plan", 0.95, "--plot", tmp_path / "plan.svg")
     assert result.exit_code == 0, result.output
     assert "of requests within TTFT 500 ms and TPOT 100 ms" in " ".join(result.stdout.split())
@@ -169,9 +171,9 @@ def test_a_plan_without_a_solution_exits_with_1(scenario, monkeypatch):
 
 
 def test_two_policies_are_plotted_together(scenario, tmp_path):
-    picture = tmp_path / "beside.svg"
-    assert invoke(scenario, "--compare", "fifo", "--plot", picture).exit_code == 0
-    text = picture.read_text(encoding="utf-8")
+    plot = tmp_path / "comparison.svg"
+    assert invoke(scenario, "--compare", "fifo", "--plot", plot).exit_code == 0
+    text = plot.read_text(encoding="utf-8")
     assert "<svg" in text
 
 

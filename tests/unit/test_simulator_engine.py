@@ -9,13 +9,13 @@ from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 
-LAW = StepTimeModel(per_context_token_s=0.001, per_prefill_context_token_s=0.0001)
+STEP_TIME = StepTimeModel(per_context_token_s=0.001, per_prefill_context_token_s=0.0001)
 
 Shape = st.tuples(
     st.integers(1, 60),  # prompt
     st.integers(1, 12),  # output
     st.integers(0, 8),  # declared beyond it
-    st.integers(0, 25),  # steps until it comes
+    st.integers(0, 25),  # steps until it arrives
     st.none() | st.integers(0, 20),  # steps after which it is cancelled
     st.booleans(),  # whether it is urgent
 )
@@ -25,7 +25,7 @@ def facts(run: SimRun) -> tuple[int, int, int, int]:
     return run.run_id, run.prefilled_tokens, run.first_token_step, run.last_token_step
 
 
-def play(engine, kind, shapes):
+def run_shapes(engine, kind, shapes):
     """Feed `shapes` as far as their blocks can be promised; return what each step did."""
     runs = [
         SimRun(number, "a", prompt, output, output + more, is_express=is_urgent)
@@ -50,9 +50,9 @@ def play(engine, kind, shapes):
         stepped = engine.step()
         for run in (*stepped.finished, *stepped.cancelled):
             del here[run.run_id]
-        gone = sorted(map(facts, stepped.finished)), sorted(map(facts, stepped.cancelled))
-        log.append((occupancy, round(stepped.duration, 9), stepped.prefill_tokens, stepped.decode_seqs, *gone))
-    raise AssertionError("the engine does not come to an end")
+        ended = sorted(map(facts, stepped.finished)), sorted(map(facts, stepped.cancelled))
+        log.append((occupancy, round(stepped.duration, 9), stepped.prefill_tokens, stepped.decode_seqs, *ended))
+    raise AssertionError("the engine does not become idle")
 
 
 @settings(max_examples=300, deadline=None)
@@ -63,8 +63,8 @@ def test_the_fast_engine_makes_the_steps_of_the_exact_one(shapes, slots, kv_bloc
         kv_blocks=kv_blocks,
         block_size=4,
         batching=ContinuousBatching(token_budget=token_budget),
-        step_time=LAW,
+        step_time=STEP_TIME,
     )
-    fast = play(FastEngine(kind), kind, shapes)
-    exact = play(ExactEngine(kind), kind, shapes)
+    fast = run_shapes(FastEngine(kind), kind, shapes)
+    exact = run_shapes(ExactEngine(kind), kind, shapes)
     assert fast == exact

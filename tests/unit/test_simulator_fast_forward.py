@@ -10,7 +10,7 @@ from penstock.simulator.simulation import Simulation
 
 
 class SteppedMesh(SimMesh):
-    """Has every step made by itself."""
+    """Simulates each step as a separate event."""
 
     @property
     def observes_steps(self):
@@ -29,7 +29,7 @@ def world(*, rate, output, client=None, **fields):
 
 
 def seen(run):
-    """Return all that clients and figures show of a run, but for what its events were."""
+    """Return the transcripts and figures of a run, without its event counts."""
     figures = {name: value for name, value in figures_of(run).items() if name != "events"}
     return figures, [
         (each.transcript, each.attempts, each.predicted_wait, each.engine_tokens, each.cached_tokens)
@@ -45,7 +45,7 @@ def seen(run):
     context=st.sampled_from([0.0, 0.002]),
     loses=st.booleans(),
 )
-@example(seed=435, rate=2.0, workers=1, context=0.0, loses=False)  # nobody comes
+@example(seed=435, rate=2.0, workers=1, context=0.0, loses=False)  # no request arrives
 def test_fast_forward_gives_the_results_of_single_steps(seed, rate, workers, context, loses):
     scenario = world(
         rate=rate,
@@ -62,7 +62,7 @@ def test_fast_forward_gives_the_results_of_single_steps(seed, rate, workers, con
 
 
 def test_fast_forward_keeps_the_order_of_workers_in_lockstep():
-    """Their steps end at the very same moments, as all prompts and answers are alike."""
+    """Their steps end at the same times, because all prompts and answers are equal."""
     like = {"arrivals": {"kind": "regular", "rate": 10.0}, "prompt": {"tokens": 64}, "output": {"tokens": 40}}
     tenants = [{"name": name, **like} for name in "abc"]
     scenario = scenario_of({"tenants": tenants, "duration": 2.0, "workers": [{"count": 3, "slots": 8}]})
@@ -71,14 +71,14 @@ def test_fast_forward_keeps_the_order_of_workers_in_lockstep():
 
 def test_a_single_answer_costs_an_event_per_report_instead_of_per_step():
     scenario = world(rate=1.0, output=2_000, seed=4, duration=1.0, workers=[{"slots": 4}])
-    one_by_one, leaping = Simulation(scenario, SteppedMesh).run(), Simulation(scenario).run()
-    steps = leaping.worker_lives[0].totals.steps
+    one_by_one, fast = Simulation(scenario, SteppedMesh).run(), Simulation(scenario).run()
+    steps = fast.worker_lives[0].totals.steps
     assert steps > 500
-    assert leaping.events.events_run < one_by_one.events.events_run - steps / 2
+    assert fast.events.events_run < one_by_one.events.events_run - steps / 2
 
 
 def test_events_per_request_do_not_grow_with_the_load():
-    """Its own frames, and its share of what is told at every tick and every few steps; less the more there are."""
+    """Its own frames, and its share of the periodic frames; the share falls with the number of requests."""
 
     def each(rate):
         run = Simulation(world(rate=rate, output=100, seed=1, duration=5.0, workers=[{"slots": 16}])).run()

@@ -19,9 +19,9 @@ from penstock.simulator.traffic.demand import Empirical, LogNormal, OfferedReque
 from penstock.simulator.traffic.shared_prefixes import SharedPrefix
 from penstock.simulator.traffic.traces import read_azure, read_mooncake, read_servegen
 
-EXAMPLE = REPO / "services/penstock/simulator/scenarios/overload.toml"
+OVERLOAD_EXAMPLE = REPO / "services/penstock/simulator/scenarios/overload.toml"
 
-TENANT = """
+TENANT_TOML = """
 [[tenants]]
 name = "a"
 arrivals = { rate = 1.0 }
@@ -31,10 +31,10 @@ output = { tokens = 5 }
 
 
 def test_the_example_can_be_run_and_shows_the_defaults():
-    scenario = read_scenario(EXAMPLE)
+    scenario = read_scenario(OVERLOAD_EXAMPLE)
     assert scenario.load_sweep == (0.5, 1.0, 1.5, 3.0, 10.0)
-    bare = scenario_of(tomllib.loads(TENANT))
-    assert [replace(each, slots=256) for each in scenario.workers] == list(bare.workers), "slots are said to differ"
+    bare = scenario_of(tomllib.loads(TENANT_TOML))
+    assert [replace(each, slots=256) for each in scenario.workers] == list(bare.workers), "only the slots differ"
     for name in ("queues", "schedulers", "targets", "losses", "link_delay", "loss_detection_delay", "drain"):
         assert getattr(scenario, name) == getattr(bare, name), name
 
@@ -43,28 +43,28 @@ def test_the_example_can_be_run_and_shows_the_defaults():
     ("text", "field"),
     [
         ("", "tenants"),
-        (TENANT + TENANT, "tenants"),
-        ("sede = 1\n" + TENANT, "sede"),
-        ("duration = 0\n" + TENANT, "duration"),
-        ("warm_up = 60\n" + TENANT, "warm_up"),
-        ("seed = -1\n" + TENANT, "seed"),
-        ("engine = 'torch'\n" + TENANT, "engine"),
-        ("load_sweep = [1.0, 0.0]\n" + TENANT, "load_sweep.1"),
-        (TENANT.replace("rate", "rte"), "tenants[0].arrivals.rate"),
-        (TENANT.replace("rate = 1.0", "rate = 1.0, on = 3"), "tenants[0].arrivals.on"),
-        (TENANT.replace("rate = 1.0", "rate = true"), "tenants[0].arrivals.rate"),
-        (TENANT.replace("tokens = 5", "tokens = 5.5"), "tenants[0].output.tokens"),
-        (TENANT.replace("tokens = 10", "kind = 'uniform', low = 5, high = 4"), "tenants[0].prompt.high"),
-        (TENANT + "prefix = { tokens = 10, share = 2 }", "tenants[0].prefix.share"),
-        (TENANT + "prefix = { texts = 3 }", "tenants[0].prefix.tokens"),
-        (TENANT + "class = 'vip'", "tenants[0].class"),
-        (TENANT + "client = { retrys = 3 }", "tenants[0].client.retrys"),
-        (TENANT + "trace = { kind = 'azure', path = 'none.csv' }", "tenants[0].trace.path"),
-        (TENANT + "[[workers]]\nstep_time = { base_ms = 0 }", "workers[0].step_time.base_ms"),
-        (TENANT + "[[losses]]\nworker = 1\nat = 3.0", "losses[0].worker"),
-        (TENANT + "[queues]\npolicy = 'magic'", "queues.policy"),
-        (TENANT + "[queues]\npolicy = 'codel'\nage_limit = 1.0", "queues.age_limit"),
-        (TENANT + "[queues]\nshards = 'two'", "queues.shards"),
+        (TENANT_TOML + TENANT_TOML, "tenants"),
+        ("sede = 1\n" + TENANT_TOML, "sede"),
+        ("duration = 0\n" + TENANT_TOML, "duration"),
+        ("warm_up = 60\n" + TENANT_TOML, "warm_up"),
+        ("seed = -1\n" + TENANT_TOML, "seed"),
+        ("engine = 'torch'\n" + TENANT_TOML, "engine"),
+        ("load_sweep = [1.0, 0.0]\n" + TENANT_TOML, "load_sweep.1"),
+        (TENANT_TOML.replace("rate", "rte"), "tenants[0].arrivals.rate"),
+        (TENANT_TOML.replace("rate = 1.0", "rate = 1.0, on = 3"), "tenants[0].arrivals.on"),
+        (TENANT_TOML.replace("rate = 1.0", "rate = true"), "tenants[0].arrivals.rate"),
+        (TENANT_TOML.replace("tokens = 5", "tokens = 5.5"), "tenants[0].output.tokens"),
+        (TENANT_TOML.replace("tokens = 10", "kind = 'uniform', low = 5, high = 4"), "tenants[0].prompt.high"),
+        (TENANT_TOML + "prefix = { tokens = 10, share = 2 }", "tenants[0].prefix.share"),
+        (TENANT_TOML + "prefix = { texts = 3 }", "tenants[0].prefix.tokens"),
+        (TENANT_TOML + "class = 'vip'", "tenants[0].class"),
+        (TENANT_TOML + "client = { retrys = 3 }", "tenants[0].client.retrys"),
+        (TENANT_TOML + "trace = { kind = 'azure', path = 'none.csv' }", "tenants[0].trace.path"),
+        (TENANT_TOML + "[[workers]]\nstep_time = { base_ms = 0 }", "workers[0].step_time.base_ms"),
+        (TENANT_TOML + "[[losses]]\nworker = 1\nat = 3.0", "losses[0].worker"),
+        (TENANT_TOML + "[queues]\npolicy = 'magic'", "queues.policy"),
+        (TENANT_TOML + "[queues]\npolicy = 'codel'\nage_limit = 1.0", "queues.age_limit"),
+        (TENANT_TOML + "[queues]\nshards = 'two'", "queues.shards"),
     ],
 )
 def test_an_error_names_the_path_of_its_field(text, field):
@@ -149,10 +149,10 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
         (tmp_path / f"chunk-{number}-dataset.json").write_text(json.dumps({"0": lengths, **absent}))
     found = read_servegen(tmp_path, start=300.0, clients=2)
     assert list(found) == ["1", "2"]
-    asks = list(found["1"].requests("seed", load=1.0))
-    assert len(asks) == pytest.approx(1_500, rel=0.1)
-    assert asks[-1].at < 300.0
-    assert {(ask.prompt_tokens, ask.output_tokens) for ask in asks} == {(30, 4)}
+    requests = list(found["1"].requests("seed", load=1.0))
+    assert len(requests) == pytest.approx(1_500, rel=0.1)
+    assert requests[-1].at < 300.0
+    assert {(request.prompt_tokens, request.output_tokens) for request in requests} == {(30, 4)}
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
 def test_an_invalid_trace_is_rejected_with_its_file_and_reason(tmp_path, kind, content, wrong):
     if content is not None:
         (tmp_path / "trace").write_text(content)
-    with pytest.raises(ScenarioError) as told:
+    with pytest.raises(ScenarioError) as failure:
         scenario_of({"tenants": [{"name": "a", "trace": {"kind": kind, "path": "trace"}}]}, tmp_path)
-    assert str(told.value).startswith(f"tenants[0].trace.path: {tmp_path / 'trace'}")
-    assert wrong in str(told.value)
+    assert str(failure.value).startswith(f"tenants[0].trace.path: {tmp_path / 'trace'}")
+    assert wrong in str(failure.value)
 
 
 def test_a_servegen_folder_without_clients_is_rejected(tmp_path):
@@ -189,34 +189,34 @@ def test_a_servegen_folder_without_clients_is_rejected(tmp_path):
 
 @pytest.mark.parametrize("name", ["azure", "mooncake", "servegen"])
 def test_an_example_of_a_public_trace_runs_once_the_trace_is_there(tmp_path, name):
-    text = (EXAMPLE.parent / f"{name}.toml").read_text(encoding="utf-8")
+    text = (OVERLOAD_EXAMPLE.parent / f"{name}.toml").read_text(encoding="utf-8")
     trace = tomllib.loads(text)["tenants"][0]["trace"]["path"]
     (tmp_path / trace).symlink_to(TRACES / trace)
-    (tmp_path / "asked.toml").write_text(text, encoding="utf-8")
-    scenario = replace(read_scenario(tmp_path / "asked.toml"), duration=20.0, warm_up=0.0, load=1.0)
+    (tmp_path / "scenario.toml").write_text(text, encoding="utf-8")
+    scenario = replace(read_scenario(tmp_path / "scenario.toml"), duration=20.0, warm_up=0.0, load=1.0)
     outcomes = [each.transcript.outcome for each in Simulation(scenario).run().ledger.requests]
     assert outcomes.count("ok") >= 6
 
 
 def test_azures_recorded_requests_arrive_at_their_times():
-    asks = list(read_azure(TRACES / "AzureLLMInferenceTrace_conv.csv.gz").requests("", load=1.0))
-    assert asks[0] == OfferedRequest(0.0, 374, 44)
-    assert (len(asks), asks[-1].prompt_tokens, asks[-1].output_tokens) == (5_397, 4_084, 47)
-    assert asks[-1].at == pytest.approx(1_099.872155)
+    requests = list(read_azure(TRACES / "AzureLLMInferenceTrace_conv.csv.gz").requests("", load=1.0))
+    assert requests[0] == OfferedRequest(0.0, 374, 44)
+    assert (len(requests), requests[-1].prompt_tokens, requests[-1].output_tokens) == (5_397, 4_084, 47)
+    assert requests[-1].at == pytest.approx(1_099.872155)
 
 
 @pytest.mark.parametrize(
     ("name", "count", "last", "repeating"), [("conversation", 339, 117.0, 35), ("synthetic", 135, 39.739, 8)]
 )
 def test_some_of_mooncakes_recorded_turns_start_with_earlier_ones(name, count, last, repeating):
-    asks = list(read_mooncake(TRACES / f"{name}_trace.jsonl.gz").requests("", load=1.0))
-    assert (len(asks), asks[-1].at) == (count, last)
-    assert all(0 <= ask.prefix.tokens - ask.prompt_tokens < ask.prefix.piece_tokens for ask in asks)
+    requests = list(read_mooncake(TRACES / f"{name}_trace.jsonl.gz").requests("", load=1.0))
+    assert (len(requests), requests[-1].at) == (count, last)
+    assert all(0 <= request.prefix.tokens - request.prompt_tokens < request.prefix.piece_tokens for request in requests)
     seen, found = set(), 0
-    for ask in asks:
-        pieces = {ask.prefix.piece_ids[: at + 1] for at in range(len(ask.prefix.piece_ids))}
-        found += len(pieces & seen) > 1  # more than the first piece, which many have in common
-        seen |= pieces
+    for request in requests:
+        prefixes = {request.prefix.piece_ids[: at + 1] for at in range(len(request.prefix.piece_ids))}
+        found += len(prefixes & seen) > 1  # more than the first part, which many requests share
+        seen |= prefixes
     assert found == repeating
 
 
@@ -225,6 +225,6 @@ def test_servegens_recorded_clients_are_read_busiest_first_with_their_own_length
     assert list(found) == ["8", "53"], "of 8, 50 and 53"
     lengths = json.loads((TRACES / "deepseek-r1" / "chunk-8-dataset.json").read_text())["43200"]
     recorded = ast.literal_eval(lengths["input_tokens"])
-    asks = list(found["8"].requests("seed", load=1.0))
-    assert len(asks) == pytest.approx(0.2 * 3_600, rel=0.2)
-    assert {ask.prompt_tokens for ask in asks} <= recorded.keys()
+    requests = list(found["8"].requests("seed", load=1.0))
+    assert len(requests) == pytest.approx(0.2 * 3_600, rel=0.2)
+    assert {request.prompt_tokens for request in requests} <= recorded.keys()

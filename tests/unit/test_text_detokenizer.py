@@ -56,7 +56,7 @@ def test_deltas_of_any_text_cut_anywhere_join_to_the_library_s_full_decode(sourc
     holds()
 
 
-def test_byte_fallback_ids_of_any_kind_join_to_one_decode_wherever_they_are_cut():
+def test_byte_fallback_ids_of_any_kind_join_to_one_decode_for_any_split():
     ours, _ = loaded(stories_json)
 
     @given(st.lists(st.integers(0, 511)), st.lists(st.integers(0, 1000)))
@@ -126,7 +126,7 @@ def test_feeding_the_old_ids_first_resumes_in_the_middle_of_a_character():
         assert shown + second.feed(ids[border:]) + second.flush() == decode(ours.vocabulary, ids)
 
 
-def test_a_decoder_of_another_family_is_refused_by_name():
+def test_a_decoder_of_another_family_is_rejected_by_name():
     wordpiece = Reference(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     wordpiece.decoder = decoders.WordPiece()
     with pytest.raises(ModelTextUnusable, match="not WordPiece"):

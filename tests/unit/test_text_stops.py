@@ -31,7 +31,7 @@ def fed(text, stops, cuts):
 
 
 @given(FEW_LETTERS, STOPS, st.lists(st.integers(0, 100)))
-def test_text_before_the_first_complete_stop_is_shown_however_it_was_cut(text, stops, cuts):
+def test_text_before_the_first_complete_stop_is_shown_for_any_split(text, stops, cuts):
     assert fed(text, stops, cuts) == first_stop(text, stops)
 
 
@@ -49,12 +49,12 @@ def test_held_back_is_exactly_what_may_still_become_a_stop(text, stops):
 
 def test_a_stop_string_across_three_deltas_is_found_and_not_shown():
     matcher = StopStrings(["END."])
-    assert [matcher.feed(piece) for piece in ("the E", "N", "D. more")] == [("the ", None), ("", None), ("", "END.")]
+    assert [matcher.feed(text) for text in ("the E", "N", "D. more")] == [("the ", None), ("", None), ("", "END.")]
 
 
 def test_a_false_start_is_shown_as_soon_as_it_cannot_become_a_stop():
     matcher = StopStrings(["###"])
-    assert [matcher.feed(piece) for piece in ("a##", "b", "#")] == [("a", None), ("##b", None), ("", None)]
+    assert [matcher.feed(text) for text in ("a##", "b", "#")] == [("a", None), ("##b", None), ("", None)]
     assert matcher.flush() == "#"
 
 

@@ -9,10 +9,10 @@ from penstock.edge.text.template import ChatTemplate
 from real_tokenizers import smollm2_chat_template
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
-ASKED = (Message("user", "Why?"),)
+CONVERSATION = (Message("user", "Why?"),)
 
 
-def rendered(source, messages=ASKED, **variables):
+def rendered(source, messages=CONVERSATION, **variables):
     return ChatTemplate(source, **variables).render(messages, NOW)
 
 
@@ -29,7 +29,7 @@ def test_a_model_without_a_template_gets_a_plain_transcript():
 
 
 def test_the_prompt_for_an_answer_can_be_left_out():
-    assert ChatTemplate().render(ASKED, NOW, add_generation_prompt=False) == "user: Why?\n"
+    assert ChatTemplate().render(CONVERSATION, NOW, add_generation_prompt=False) == "user: Why?\n"
 
 
 def test_block_lines_leave_no_blank_lines_behind():
@@ -39,7 +39,7 @@ def test_block_lines_leave_no_blank_lines_behind():
     )
 
 
-def test_special_tokens_date_and_json_are_at_hand():
+def test_special_tokens_date_and_json_are_available():
     source = "{{ bos_token }}{{ strftime_now('%d %b %Y') }} {{ messages | tojson }}{{ eos_token }}"
     assert rendered(source, (Message("user", "<é>"),), bos_token="<s>", eos_token="</s>") == (
         '<s>21 Nov 2026 [{"role": "user", "content": "<é>"}]</s>'
@@ -52,12 +52,12 @@ def test_loop_controls_and_generation_marks_are_understood():
 
 
 def test_a_template_that_rejects_messages_names_the_reason_and_the_remedy():
-    with pytest.raises(TemplateRefused) as refused:
+    with pytest.raises(TemplateRefused) as failure:
         rendered("{{ raise_exception('roles must alternate') }}")
-    assert refused.value.message == (
+    assert failure.value.message == (
         "the model's chat template rejects these messages: roles must alternate; change their roles or order"
     )
-    assert refused.value.field_violations[0].field == "messages"
+    assert failure.value.field_violations[0].field == "messages"
 
 
 @pytest.mark.parametrize("source", ["{{ messages[7].content + 'x' }}", "{{ 1 / 0 }}", "{{ nothing.at.all }}"])

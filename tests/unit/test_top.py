@@ -12,18 +12,18 @@ from penstock.cli.top.poll import ProcessSample
 from penstock.cli.top.view import MAX_ROWS, frame_of, render
 from penstock.v1.admin_pb2 import Snapshot
 
-FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
+PROCESS_FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
 
 
-def sighting(name, tier, *, cpu=1.0, uptime=10.0, **tables):
-    figures = FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
+def process_snapshot(name, tier, *, cpu=1.0, uptime=10.0, **tables):
+    figures = PROCESS_FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
     snapshot = Snapshot(tier=tier, instance_id=f"{name}-id", pid=7, figures=figures)
     snapshot.tables.update(tables)
     return ProcessSample(name=name, address=f"{name}:1", snapshot=snapshot)
 
 
 def shard(name, *, waiting=0, leased=0, shed=0, **given):
-    return sighting(
+    return process_snapshot(
         name,
         "queue",
         models=[
@@ -37,7 +37,7 @@ def shard(name, *, waiting=0, leased=0, shed=0, **given):
 
 
 def scheduler(*workers):
-    return sighting("scheduler-1", "scheduler", workers=list(workers))
+    return process_snapshot("scheduler-1", "scheduler", workers=list(workers))
 
 
 def worker(name="w", *, running=3, **fields):
@@ -71,7 +71,7 @@ def test_rates_are_over_the_time_between_two_samples():
 
 def test_rejections_by_edges_are_listed_with_those_by_shards():
     row = {"class": "batch", "reason": "DEADLINE", "by": "edge", "tickets": 3}
-    edges = [sighting(f"edge-{number}", "edge", sheds=[row]) for number in (1, 2)]
+    edges = [process_snapshot(f"edge-{number}", "edge", sheds=[row]) for number in (1, 2)]
     frame = frame_of([shard("queue-1", shed=10), *edges])
     assert [(each["by"], each["tickets"]) for each in frame["sheds"]] == [("queue", 10), ("edge", 6)]
     assert "edge" in text_of(frame)
@@ -87,7 +87,7 @@ def test_a_restarted_process_has_no_negative_rates():
 
 
 def test_workers_have_the_names_of_their_processes_if_these_are_known():
-    frame = frame_of([sighting("worker-1", "worker"), scheduler(worker("worker-1"), worker("elsewhere"))])
+    frame = frame_of([process_snapshot("worker-1", "worker"), scheduler(worker("worker-1"), worker("elsewhere"))])
     first, second = frame["workers"]
     assert (first["worker"], second["worker"]) == ("worker-1", "elsewhere-id")
     assert (first["free_kv_blocks"], first["free_kv_share"], first["batch_fill"]) == (75, 0.75, 0.75)
@@ -101,8 +101,8 @@ def test_a_process_that_does_not_answer_is_shown_with_the_reason():
 
 
 def test_the_view_shows_the_fullest_of_many_workers_with_a_caption():
-    crowd = [worker(f"w{number}", running=number % 5) for number in range(4 * MAX_ROWS)]
-    text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*crowd)]))
+    workers = [worker(f"w{number}", running=number % 5) for number in range(4 * MAX_ROWS)]
+    text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*workers)]))
     assert text.count("██████████") == 9  # those with a full batch
     assert f"the {MAX_ROWS} fullest of {4 * MAX_ROWS}" in text
     for shown in ("7 waiting", "acme", "DEADLINE", "1,250", "queue-1"):
@@ -122,7 +122,7 @@ def test_waits_are_shown_in_milliseconds_with_their_lateness():
 
 
 def test_tables_in_a_pipe_are_not_truncated():
-    """Without a terminal there is no width that a table would have to be cut to."""
+    """Without a terminal there is no width limit."""
     frame = "from penstock.cli.tables import stdout_console; stdout_console.print(stdout_console.width)"
     away = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     piped = subprocess.run([sys.executable, "-c", frame], env=away, capture_output=True, text=True, check=True)

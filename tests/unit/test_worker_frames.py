@@ -43,7 +43,7 @@ def test_absent_sampling_fields_have_the_defaults_of_the_contract():
     assert (greedy.temperature, greedy.top_k, greedy.repetition_penalty) == (0.0, 7, 1.5)
 
 
-def test_a_step_is_four_packed_columns_and_logprobs_only_when_asked():
+def test_a_step_is_four_packed_columns_and_logprobs_only_if_requested():
     tokens = StepTokens(1, 12, [3, 4], [70, 80], [0, 9], [-0.5, 0.0])
     assert list(step_frame(tokens).step.logprobs) == []
     tokens.has_logprobs = True
@@ -88,7 +88,7 @@ def test_an_end_has_the_time_of_each_phase():
     assert (finished.reason, finished.output_tokens, finished.cached_prompt_tokens) == (FINISH_REASON_STOP, 2, 2)
 
 
-def test_a_card_has_one_digest_for_one_content():
+def test_equal_cards_have_equal_digests():
     message = card_message(CARD, 16)
     assert message.digest == card_message(CARD, 16).digest
     assert message.digest != card_message(CARD, 32).digest

@@ -17,7 +17,7 @@ from penstock.worker.runs.run import Run
 from penstock.worker.runs.table import RunTable
 from worker_runs import EDGE, LIMITS
 
-OUTPUT = 6  # tokens
+OUTPUT_TOKENS = 6  # tokens
 MOST_STEPS = 2_000
 
 
@@ -25,7 +25,7 @@ def reason_of(outcome):
     return outcome.reason if isinstance(outcome, PenstockError) else type(outcome).__name__
 
 
-class Bench:
+class QuarantineDriver:
     """A run table and its engines, which some runs crash: `poison` has the token of the crash by handle."""
 
     def __init__(self, poison):
@@ -33,7 +33,7 @@ class Bench:
         self.table = RunTable(leases=LeaseTable("me"))
         self.table.streams.open(EDGE)
         self.outcomes = {}  # by handle: how its run ended
-        self.crashes = Counter()  # by handle of who did it
+        self.crashes = Counter()  # by handle of the run that caused them
         self.engines = 0
         self.load()
 
@@ -57,10 +57,13 @@ class Bench:
         lease = f"l{handle}"
         self.table.expect(lease, LeaseGrant(f"t{handle}"), "me", 5.0, 0.0)
         spec = SequenceSpec(
-            seq_id=self.table.new_seq_id(), token_ids=[handle] * prompt, max_output_tokens=OUTPUT, ignore_eos=True
+            seq_id=self.table.new_seq_id(),
+            token_ids=[handle] * prompt,
+            max_output_tokens=OUTPUT_TOKENS,
+            ignore_eos=True,
         )
         run = Run(stream=EDGE, handle=handle, lease_id=lease, ticket_id=f"t{handle}", spec=spec, arrived_at=0.0)
-        run.fingerprint = handle  # which is what is left of it once nobody waits for it
+        run.fingerprint = handle  # identifies the run once no stream waits for it
         self.perform(self.table.start(run, 0.0))
 
     def step(self):
@@ -68,15 +71,15 @@ class Bench:
             return
         plan = self.batch.plan()
         runs = self.table.running
-        culprits = {runs[each.spec.seq_id].fingerprint for each in plan.sampled if self.is_deadly(each, runs)}
-        if culprits:
-            self.crashes.update(culprits)
+        crashing = {runs[each.spec.seq_id].fingerprint for each in plan.sampled if self.crashes_engine(each, runs)}
+        if crashing:
+            self.crashes.update(crashing)
             self.lose(crashed=True)
             return
         count = len(plan.sampled)
         self.perform(self.table.on_step(self.batch.commit(plan, [5] * count, [0.0] * count), 0.0, 0.0))
 
-    def is_deadly(self, sequence, runs):
+    def crashes_engine(self, sequence, runs):
         run = runs.get(sequence.spec.seq_id)
         return run is not None and run.tokens == self.poison.get(run.fingerprint)
 
@@ -95,52 +98,54 @@ class Bench:
             if self.table.is_idle:
                 return
             self.step()
-        raise AssertionError(f"never came to rest: {self.table}")
+        raise AssertionError(f"the table is not idle: {self.table}")
 
 
 HANDLES = st.integers(1, 6)
-STARTS = st.tuples(st.just("start"), st.integers(1, 20))
-OTHERS = st.tuples(st.sampled_from(["step", "step", "step", "crash", "kill", "cancel"]), HANDLES)
+START_EVENTS = st.tuples(st.just("start"), st.integers(1, 20))
+OTHER_EVENTS = st.tuples(st.sampled_from(["step", "step", "step", "crash", "kill", "cancel"]), HANDLES)
 
 
-def play(bench, events):
+def play(driver, events):
     handle = 0
     for what, number in events:
         if what == "start":
             handle += 1
-            bench.start(handle, number)
+            driver.start(handle, number)
         elif what == "step":
-            bench.step()
+            driver.step()
         elif what == "cancel":
-            bench.perform(bench.table.cancel(EDGE, number, 0.0))
-        elif what == "kill" or not bench.would_confirm:  # one that crashes by chance under a suspect convicts it
-            bench.lose(crashed=what == "crash")
-    bench.finish()
+            driver.perform(driver.table.cancel(EDGE, number, 0.0))
+        elif what == "kill" or not driver.would_confirm:  # a chance crash during isolation confirms the suspect
+            driver.lose(crashed=what == "crash")
+    driver.finish()
 
 
 @settings(max_examples=400, deadline=None)
 @given(
-    poison=st.dictionaries(HANDLES, st.integers(0, OUTPUT - 1), max_size=3),
-    events=st.lists(st.one_of(STARTS, STARTS, OTHERS, OTHERS, OTHERS), max_size=40),
+    poison=st.dictionaries(HANDLES, st.integers(0, OUTPUT_TOKENS - 1), max_size=3),
+    events=st.lists(st.one_of(START_EVENTS, START_EVENTS, OTHER_EVENTS, OTHER_EVENTS, OTHER_EVENTS), max_size=40),
 )
 def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_confirmed(poison, events):
-    bench = Bench(poison)
-    play(bench, events)
-    assert {handle for handle, end in bench.outcomes.items() if end == "ENGINE_CRASHED"} <= set(poison)
-    assert all(count <= 2 for count in bench.crashes.values())
-    assert all(bench.outcomes[handle] in ("ENGINE_CRASHED", "SequenceCancelled") for handle in bench.crashes), (
+    driver = QuarantineDriver(poison)
+    play(driver, events)
+    assert {handle for handle, end in driver.outcomes.items() if end == "ENGINE_CRASHED"} <= set(poison)
+    assert all(count <= 2 for count in driver.crashes.values())
+    assert all(driver.outcomes[handle] in ("ENGINE_CRASHED", "SequenceCancelled") for handle in driver.crashes), (
         "one left for another"
     )
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    culprit=HANDLES, poison_at=st.integers(0, OUTPUT - 1), prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6)
+    crashing_handle=HANDLES,
+    poison_at=st.integers(0, OUTPUT_TOKENS - 1),
+    prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6),
 )
-def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(culprit, poison_at, prompts):
-    bench = Bench({culprit: poison_at})
-    play(bench, [("start", prompt) for prompt in prompts])
-    assert bench.outcomes.pop(culprit) == "ENGINE_CRASHED"
-    assert bench.crashes == {culprit: 2}
-    assert bench.engines == 3
-    assert set(bench.outcomes.values()) <= {"SequenceFinished", "ENGINE_DIED"}  # the latter go on elsewhere
+def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(crashing_handle, poison_at, prompts):
+    driver = QuarantineDriver({crashing_handle: poison_at})
+    play(driver, [("start", prompt) for prompt in prompts])
+    assert driver.outcomes.pop(crashing_handle) == "ENGINE_CRASHED"
+    assert driver.crashes == {crashing_handle: 2}
+    assert driver.engines == 3
+    assert set(driver.outcomes.values()) <= {"SequenceFinished", "ENGINE_DIED"}  # those continue on another worker

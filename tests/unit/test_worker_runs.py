@@ -28,7 +28,7 @@ def test_one_step_makes_one_group_of_tokens_per_stream():
     assert there == StepTokens(8, 1, [1], [11], [0], [-0.5])
 
 
-def test_logprobs_are_marked_when_one_run_of_the_stream_asked():
+def test_logprobs_are_sent_if_one_run_of_the_stream_requested_them():
     table = ready_table()
     runs = [
         started_run(table),
@@ -55,12 +55,12 @@ def test_a_cancel_gets_its_receipt_once_the_engine_has_released_the_run():
     run = started_run(table)
     assert table.cancel(EDGE, 1, 0.0) == [CancelSequence(run.seq_id)]
     assert table.cancel(EDGE, 1, 0.0) == []
-    assert table.on_step(step_result(1, run), 0.0, 1.0) == []  # a token made meanwhile is not sent, and counted
+    assert table.on_step(step_result(1, run), 0.0, 1.0) == []  # a token generated in that time is counted but not sent
     ended, released = table.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 1, 2)]), 1.0, 2.0)
     assert (ended.outcome, ended.step, ended.is_reported) == (SequenceCancelled(run.seq_id, 1, 2), 2, True)
     assert released == LeasesReleased(("l1",), (LeaseProgress("l1", 3, 1, 1.0),))
     assert (table.counters.cancels, table.counters.tokens_wasted_after_cancel) == (1, 1)
-    assert (run.stop_requested_at, run.released_at, run.steps_after_stop) == (0.0, 1.0, 1)  # one step was under way
+    assert (run.stop_requested_at, run.released_at, run.steps_after_stop) == (0.0, 1.0, 1)  # one step was running
     assert table.is_idle
 
 
@@ -148,7 +148,7 @@ def test_a_run_whose_last_tokens_were_held_back_has_not_finished():
     assert rejection_reason(table.on_step(step_result(1, run, finished=[done]), 3.0, 3.1)) == "DEADLINE"
 
 
-def test_a_parked_start_falls_to_its_deadline_first():
+def test_a_parked_start_fails_at_its_deadline_if_that_comes_first():
     table = ready_table(lease_announce_timeout=1.0)
     table.start(make_run(table, deadline=0.5), 0.0)
     assert rejection_reason(table.expire(0.5)) == "DEADLINE"
@@ -167,7 +167,7 @@ def test_a_revoked_lease_fails_before_and_after_its_start():
     )
 
 
-def test_nothing_starts_before_the_model_is_loaded():
+def test_no_run_starts_before_the_model_is_loaded():
     table = RunTable(leases=LeaseTable("me"))
     table.streams.open(EDGE)
     assert rejection_reason(table.start(make_run(table), 0.0)) == "LOADING"

@@ -45,7 +45,7 @@ def made(table, *runs, step=1):
     return table.on_step(result, 1.0, 2.0)
 
 
-def let_go(table, run, step=1):
+def release(table, run, step=1):
     """A step that releases the cancelled run."""
     return table.on_step(StepResult(step, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 1.0, 2.0)
 
@@ -54,19 +54,19 @@ def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
     table = ready_table()
     old = started_run(table)
     made(table, old)
-    poison, innocent = (started_run(table, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
+    poison, other_run = (started_run(table, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
     assert crash(table) == {}
     [tried] = table.on_engine_ready(LIMITS)
-    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # what is new is likelier to blame
-    assert table.not_ready_error, "nobody else may be beside it"
+    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # newer runs are more likely causes
+    assert table.not_ready_error, "an isolated run is alone in its engine"
     assert crash(table) == {2: "ENGINE_CRASHED"}
-    assert table.on_engine_ready(LIMITS) == [AddSequence(innocent.spec)]
-    made(table, innocent)
-    assert let_go(table, innocent) == [AddSequence(old.spec)]
+    assert table.on_engine_ready(LIMITS) == [AddSequence(other_run.spec)]
+    made(table, other_run)
+    assert release(table, other_run) == [AddSequence(old.spec)]
     _, on = made(table, old)
-    assert on == AddSequence(innocent.spec)
+    assert on == AddSequence(other_run.spec)
     assert table.not_ready_error is None
-    assert list(table.running.values()) == [old, innocent]
+    assert list(table.running.values()) == [old, other_run]
 
 
 def test_each_suspect_is_isolated_with_its_output_and_waits_for_the_others_before_it_continues():
@@ -77,10 +77,10 @@ def test_each_suspect_is_isolated_with_its_output_and_waits_for_the_others_befor
     assert table.on_engine_ready(LIMITS) == [AddSequence(first.spec)]
     spec = first.spec
     assert (spec.token_ids, spec.emitted, spec.max_output_tokens) == ([0, 1, 2, 40], 1, 3)
-    tokens, let_it_go = made(table, first)
+    tokens, cancel = made(table, first)
     assert tokens.handles == [1]
-    assert let_it_go == CancelSequence(first.seq_id)
-    assert let_go(table, first) == [AddSequence(second.spec)]
+    assert cancel == CancelSequence(first.seq_id)
+    assert release(table, first) == [AddSequence(second.spec)]
     assert table.not_ready_error, "a crash would be the fault of one of two"
     _, on = made(table, second)
     assert on == AddSequence(first.spec)
@@ -99,8 +99,8 @@ def test_a_cleared_run_that_crashes_the_engine_while_leaving_is_isolated_again_a
     table.on_engine_ready(LIMITS)
     other = table.quarantine.isolation.isolated
     made(table, other)
-    assert let_go(table, other) == [AddSequence(first.spec)]
-    assert crash(table) == {1: "ENGINE_CRASHED", 2: "ENGINE_DIED"}  # nothing is held against the other any more
+    assert release(table, other) == [AddSequence(first.spec)]
+    assert crash(table) == {1: "ENGINE_CRASHED", 2: "ENGINE_DIED"}  # the other run is no longer a suspect
 
 
 def test_a_run_isolated_in_an_engine_that_was_killed_is_isolated_again():
@@ -155,13 +155,13 @@ def test_a_quarantined_run_can_be_cancelled_and_does_not_wait_for_ever():
     assert ended.outcome.output_tokens == 0
     assert rejection_reason(table.expire(3.0)) == "DEADLINE"
     assert rejection_reason(table.expire(6.0)) == "ENGINE_DIED"
-    assert [each.is_reported for each in table.expire(8.0)] == [False, False]  # their trials, which nobody waited for
+    assert [each.is_reported for each in table.expire(8.0)] == [False, False]  # orphans, which no stream waits for
     assert table.is_idle
     assert table.on_engine_ready(LIMITS) == []
     assert table.not_ready_error is None
 
 
-def test_an_engine_killed_from_outside_leaves_no_suspicion():
+def test_an_engine_killed_from_outside_leaves_no_suspect():
     table = ready_table()
     started_run(table)
     table.on_engine_lost(errors.engine_died(), 1.0)

@@ -69,7 +69,7 @@ def test_a_lapsed_lease_is_lost():
     assert rejection_reason(table.start(make_run(table), 5.1)) == "LEASE_LOST"
 
 
-def test_a_lease_of_another_worker_is_not_ours():
+def test_a_lease_of_another_worker_is_ignored():
     table = ready_table()
     assert expect(table, worker="another") == []
     assert not table.leases.expected

@@ -29,7 +29,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.begun = []  # runs, as started
         self.sent = {}  # by run: indexes of the tokens sent
         self.started, self.released = Counter(), Counter()
-        self.prompts, self.outputs = Counter(), Counter()  # told, by lease
+        self.prompts, self.outputs = Counter(), Counter()  # reported, by lease
         self.open, self.all_streams = set(), 0
         self.load()
 
@@ -70,7 +70,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.sent.setdefault(run, []).append(index)
 
     def finished_now(self, stream, handle):
-        """Its tokens precede its end, but the table has already removed it from the stream."""
+        """The tokens precede the end, but the table has already removed the run from the stream."""
         runs = [run for run in self.begun if (run.stream, run.handle) == (stream, handle)]
         return runs[-1]
 
@@ -102,9 +102,9 @@ class AnyOrder(RuleBasedStateMachine):
         handle=st.integers(1, 4),
         prompt=st.integers(0, 40),
         output=st.integers(1, 30),
-        patience=st.sampled_from([0.0, 0.5, 3.0, float("inf")]),
+        wait_s=st.sampled_from([0.0, 0.5, 3.0, float("inf")]),
     )
-    def start(self, *, pick, number, handle, prompt, output, patience):
+    def start(self, *, pick, number, handle, prompt, output, wait_s):
         run = make_run(
             self.table,
             handle=handle,
@@ -112,7 +112,7 @@ class AnyOrder(RuleBasedStateMachine):
             ticket=f"t{number}",
             prompt=prompt,
             output=output,
-            deadline=self.now + patience,
+            deadline=self.now + wait_s,
             stream=pick.choice(sorted(self.open)),
         )
         self.begun.append(run)
@@ -137,22 +137,22 @@ class AnyOrder(RuleBasedStateMachine):
             self.perform(self.table.on_step(result, self.now, self.now))
 
     @rule()
-    def tell_progress(self):
+    def report_progress(self):
         self.note_served(self.progress.take_due(self.table.running.values(), self.now))
 
-    @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
-    def lose_engine(self, crashed, patience):
+    @rule(crashed=st.booleans(), wait_s=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
+    def lose_engine(self, crashed, wait_s):
         self.perform(self.table.on_engine_lost(errors.engine_died(), self.now, crashed=crashed))
-        self.wait(patience)
+        self.wait(wait_s)
         self.load()
 
     @invariant()
-    def nobody_is_beside_the_one_that_is_tried_who_was_not_acquitted(self):
-        probation = self.table.quarantine.isolation
-        assert bool(self.table.not_ready_error) == bool(probation)
-        assert not any(run in self.table.running.values() for run in probation.waiting)
-        assert probation.isolated in (None, *self.table.running.values())
-        assert not probation or len(self.table.running) <= 1
+    def no_run_is_with_the_isolated_one_unless_it_was_cleared(self):
+        isolation = self.table.quarantine.isolation
+        assert bool(self.table.not_ready_error) == bool(isolation)
+        assert not any(run in self.table.running.values() for run in isolation.waiting)
+        assert isolation.isolated in (None, *self.table.running.values())
+        assert not isolation or len(self.table.running) <= 1
 
     @invariant()
     def nothing_ends_twice(self):

@@ -5,19 +5,19 @@ from hypothesis import strategies as st
 
 from penstock.worker.runs.timers import Timers
 
-MOMENTS = st.integers(0, 50).map(float)
-KEYS = st.integers(0, 9)
-CALLS = st.lists(
+TIMES_S = st.integers(0, 50).map(float)
+TIMER_KEYS = st.integers(0, 9)
+TIMER_CALLS = st.lists(
     st.one_of(
-        st.tuples(st.just("set"), KEYS, MOMENTS),
-        st.tuples(st.just("drop"), KEYS, st.none()),
-        st.tuples(st.just("due"), st.none(), MOMENTS),
+        st.tuples(st.just("set"), TIMER_KEYS, TIMES_S),
+        st.tuples(st.just("drop"), TIMER_KEYS, st.none()),
+        st.tuples(st.just("due"), st.none(), TIMES_S),
     ),
     max_size=300,
 )
 
 
-@given(CALLS)
+@given(TIMER_CALLS)
 def test_exactly_the_timers_set_last_and_not_cancelled_are_due(calls):
     timers, plain = Timers(), {}
     for verb, key, at in calls:

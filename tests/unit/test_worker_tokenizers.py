@@ -20,7 +20,7 @@ def alphabet_of(*more):
     return [*sorted(ByteLevel.alphabet()), *more]
 
 
-def pieces(flavour, text):
+def pre_tokens(flavour, text):
     """The split of a text by a flavour, shown by a tokenizer without merges."""
     tokenizer = Tokenizer.from_str(byte_level_bpe(alphabet_of(), [], flavour, [], []))
     return [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
@@ -51,7 +51,7 @@ def test_gpt2s_tokenizer_is_rebuilt_exactly_from_its_vocabulary():
     ],
 )
 def test_flavours_differ_in_how_they_cut_numbers(flavour, expected):
-    assert pieces(flavour, "a 12345 b") == expected
+    assert pre_tokens(flavour, "a 12345 b") == expected
 
 
 @pytest.mark.parametrize("flavour", ["gpt-2", "smollm", "llama-bpe", "qwen2"])

@@ -11,8 +11,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 SITE = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
-TOLD = json.loads(Path(os.environ["ONLY_INSTALLED"]).read_text(encoding="utf-8"))
-FILES, DISTRIBUTIONS = frozenset(TOLD["files"]), frozenset(TOLD["distributions"])
+INSTALLED = json.loads(Path(os.environ["ONLY_INSTALLED"]).read_text(encoding="utf-8"))
+FILES, DISTRIBUTIONS = frozenset(INSTALLED["files"]), frozenset(INSTALLED["distributions"])
 
 
 class OnlyInstalled(PathFinder):
