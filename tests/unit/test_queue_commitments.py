@@ -39,12 +39,22 @@ def commitments_of(*commitments, budget=0.0):
     return found
 
 
+def is_allowed(found, rank, prompt, prefill_delay, starts_at, *, workers=1):
+    return found.breach_budget >= found.expected_breaches(rank, prompt, prefill_delay, starts_at, workers=workers)
+
+
+def admit(found, rank, prompt, prefill_delay, starts_at, *, now=0.0, workers=1):
+    """Record an admitted prompt, as `Admission.on_admitted` does."""
+    found.record_breaches(found.expected_breaches(rank, prompt, prefill_delay, starts_at, workers=workers))
+    found.delay_overtaken(prompt, prefill_delay, starts_at, now, workers=workers)
+
+
 def test_shorter_prompts_are_admitted_while_longer_ones_stay_in_time():
-    assert commitments_of(LONG_COMMITMENT).allows(2, 100, prefill_delay=0.1, starts_at=0.0)
+    assert is_allowed(commitments_of(LONG_COMMITMENT), 2, 100, prefill_delay=0.1, starts_at=0.0)
     found = commitments_of(LONG_COMMITMENT)
     for _ in range(4):
         found.delay_overtaken(100, prefill_delay=0.09, starts_at=0.0, now=0.0)
-    assert not found.allows(2, 100, prefill_delay=0.09, starts_at=0.0), "five times 0.09 s exceed the slack of 0.4 s"
+    assert not is_allowed(found, 2, 100, prefill_delay=0.09, starts_at=0.0), "five times 0.09 s exceed 0.4 s"
 
 
 @pytest.mark.parametrize(
@@ -53,14 +63,14 @@ def test_shorter_prompts_are_admitted_while_longer_ones_stay_in_time():
     ids=["as long", "longer", "starts after its first token", "nearly done"],
 )
 def test_commitments_that_a_prompt_does_not_pass_do_not_block_it(prompt, prefill_s, starts_at):
-    assert commitments_of(LONG_COMMITMENT).allows(2, prompt, prefill_s, starts_at)
+    assert is_allowed(commitments_of(LONG_COMMITMENT), 2, prompt, prefill_s, starts_at)
 
 
 def test_a_prompt_passes_commitments_that_are_open_when_it_starts():
-    assert commitments_of(LONG_COMMITMENT).allows(2, 100, prefill_delay=0.1, starts_at=0.25)
+    assert is_allowed(commitments_of(LONG_COMMITMENT), 2, 100, prefill_delay=0.1, starts_at=0.25)
     tight = Commitment(2, 1_000, 0.6, 0.65)
-    assert not commitments_of(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.25)
-    assert commitments_of(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.35)
+    assert not is_allowed(commitments_of(tight), 2, 100, prefill_delay=0.1, starts_at=0.25)
+    assert is_allowed(commitments_of(tight), 2, 100, prefill_delay=0.1, starts_at=0.35)
 
 
 def test_a_higher_class_is_not_blocked_by_a_lower_one():
@@ -70,19 +80,19 @@ def test_a_higher_class_is_not_blocked_by_a_lower_one():
         LONG_COMMITMENT.expected_at,
         LONG_COMMITMENT.expected_at + 0.01,
     )
-    assert not commitments_of(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.0)
-    assert commitments_of(tight).allows(1, 100, prefill_delay=0.1, starts_at=0.0)
+    assert not is_allowed(commitments_of(tight), 2, 100, prefill_delay=0.1, starts_at=0.0)
+    assert is_allowed(commitments_of(tight), 1, 100, prefill_delay=0.1, starts_at=0.0)
 
 
 def test_the_breach_budget_allows_a_late_commitment_after_many_kept_ones():
     tight = Commitment(2, 1_000, 0.6, 0.61)
     found = commitments_of(tight, tight, budget=1.0)
-    assert not found.allows(2, 100, prefill_delay=0.1, starts_at=0.0), "two would exceed the budget"
+    assert not is_allowed(found, 2, 100, prefill_delay=0.1, starts_at=0.0), "two would exceed the budget"
     found = commitments_of(tight, budget=1.0)
-    assert found.allows(2, 100, prefill_delay=0.1, starts_at=0.0)
-    found.delay_overtaken(100, prefill_delay=0.1, starts_at=0.0, now=0.0)
+    assert is_allowed(found, 2, 100, prefill_delay=0.1, starts_at=0.0)
+    admit(found, 2, 100, prefill_delay=0.1, starts_at=0.0)
     assert found.breach_budget == 0.0
-    assert found.allows(2, 100, prefill_delay=0.1, starts_at=0.0)
+    assert is_allowed(found, 2, 100, prefill_delay=0.1, starts_at=0.0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4_000), st.floats(0.001, 0.2)), max_size=60), st.integers(0, 40))
@@ -93,13 +103,24 @@ def test_breaches_stay_within_their_share_of_commitments(prompts, kept):
         made += 1
     for number, (prompt, prefill_s) in enumerate(prompts):
         now, before = number / 100, found.breach_budget
-        if found.allows(2, prompt, prefill_s, now):
-            found.delay_overtaken(prompt, prefill_s, now, now)
+        if is_allowed(found, 2, prompt, prefill_s, now):
+            admit(found, 2, prompt, prefill_s, now, now=now)
             broken += round(before - found.breach_budget)
             found.commit(Commitment(2, prompt, now + prefill_s, now + 1.0))
             made += 1
     assert broken <= BREACH_BUDGET_PER_COMMITMENT * made
     assert found.breach_budget <= MAX_BREACH_BUDGET
+
+
+def test_in_a_fleet_a_prompt_probably_joins_another_worker_than_the_commitments_that_it_passes():
+    tight = Commitment(2, 1_000, 0.6, 0.61)
+    assert not is_allowed(commitments_of(tight, budget=0.2), 2, 100, prefill_delay=0.1, starts_at=0.0)
+    assert is_allowed(commitments_of(tight, budget=0.2), 2, 100, prefill_delay=0.1, starts_at=0.0, workers=8)
+    assert commitments_of(*[tight] * 8).expected_breaches(2, 100, 0.1, 0.0, workers=8) == 1.0
+    found = commitments_of(*[LONG_COMMITMENT] * 8)
+    for _ in range(31):
+        admit(found, 2, 100, prefill_delay=0.09, starts_at=0.0, workers=8)
+    assert len(found) == 8, "each has moved by 31 eighths of 0.09 s, less than the slack of 0.4 s"
 
 
 def test_commitments_are_bounded():
@@ -129,16 +150,23 @@ commitments = st.builds(
 
 
 @given(
-    st.lists(commitments, max_size=8), st.floats(0, MAX_BREACH_BUDGET), st.integers(1, 500), st.floats(0, 1), st.data()
+    st.lists(commitments, max_size=8),
+    st.floats(0, MAX_BREACH_BUDGET),
+    st.integers(1, 500),
+    st.floats(0, 1),
+    st.integers(1, 4),
+    st.data(),
 )
-def test_a_blocked_range_holds_for_its_whole_duration_and_sizes(open_commitments, budget, prompt, at, data):
+def test_a_blocked_range_holds_for_its_whole_duration_and_sizes(  # noqa: PLR0917  # drawn by hypothesis
+    open_commitments, budget, prompt, at, workers, data
+):
     found, per_token = commitments_of(*open_commitments, budget=budget), 0.001
-    block = found.blocked_range(2, prompt, prompt * per_token, at)
-    assert (block is None) == found.allows(2, prompt, prompt * per_token, at)
+    block = found.blocked_range(2, prompt, prompt * per_token, at, workers=workers)
+    assert (block is None) == is_allowed(found, 2, prompt, prompt * per_token, at, workers=workers)
     if block:
         shorter = data.draw(st.integers(block.min_prompt_tokens, prompt))
         later = at + data.draw(st.floats(0, 0.99)) * block.duration
-        assert not found.allows(2, shorter, shorter * per_token, later)
+        assert not is_allowed(found, 2, shorter, shorter * per_token, later, workers=workers)
 
 
 def test_a_rejection_for_others_has_windows_by_prompt_length():

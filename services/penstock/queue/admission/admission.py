@@ -1,6 +1,6 @@
 """Admission: a request is admitted if its predicted TTFT meets its deadline and its class's target. Has no clock."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -23,7 +23,6 @@ from penstock.queue.models.model_queue import ModelQueues, clamp_retry_after
 from penstock.queue.policies.policy import TicketTotals
 from penstock.queue.prediction.commitments import BlockedRange, Commitment
 from penstock.queue.prediction.forecast import Prediction
-from penstock.queue.prediction.prefill_backlog import PromptDelay
 from penstock.queue.ticket import QueuedTicket
 
 
@@ -125,11 +124,11 @@ class Admission:
     def on_admitted(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> None:
         """Record the TTFT commitment of an admitted ticket, and the delay of the commitments that it passes."""
         commitments = self._model_queues[ticket.model].forecast.commitments
-        if prediction.delays:
-            commitments.record_breaches(_breaches(ticket, prediction.delays))
+        commitments.record_breaches(self._expected_breaches(ticket, prediction, now))
         if prediction.prefill_delay:
+            begins = now + (prediction.wait or 0.0)
             commitments.delay_overtaken(
-                ticket.prompt_tokens, prediction.prefill_delay, now + (prediction.wait or 0.0), now
+                ticket.prompt_tokens, prediction.prefill_delay, begins, now, workers=prediction.workers
             )
         if ticket.ttft_limit and prediction.undisturbed_ttft:
             due = now + ticket.ttft_limit * self._usable_share(ticket.model, prediction)
@@ -138,12 +137,21 @@ class Admission:
 
     def _keeps_commitments(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> bool:
         commitments = self._model_queues[ticket.model].forecast.commitments
-        if not prediction.prefill_delay:
-            return True
+        return commitments.breach_budget >= self._expected_breaches(ticket, prediction, now)
+
+    def _expected_breaches(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> float:
+        """Return the expected number of first tokens that the ticket would make late."""
         if prediction.delays is not None:
-            return commitments.breach_budget >= _breaches(ticket, prediction.delays)
-        begins = now + (prediction.wait or 0.0)
-        return commitments.allows(ticket.commitment_rank, ticket.prompt_tokens, prediction.prefill_delay, begins)
+            return sum([each.is_breach(ticket.commitment_rank) for each in prediction.delays])
+        if not prediction.prefill_delay:
+            return 0.0
+        return self._model_queues[ticket.model].forecast.commitments.expected_breaches(
+            ticket.commitment_rank,
+            ticket.prompt_tokens,
+            prediction.prefill_delay,
+            now + (prediction.wait or 0.0),
+            workers=prediction.workers,
+        )
 
     def _lateness(self, model: str, prediction: Prediction, limit: float) -> float:
         """Return the s by which the prediction exceeds the usable share of `limit`; negative if it is in time."""
@@ -195,7 +203,13 @@ class Admission:
         if not prediction.prefill_delay:
             return None
         begins = now + (prediction.wait or 0.0)
-        return commitments.blocked_range(ticket.commitment_rank, ticket.prompt_tokens, prediction.prefill_delay, begins)
+        return commitments.blocked_range(
+            ticket.commitment_rank,
+            ticket.prompt_tokens,
+            prediction.prefill_delay,
+            begins,
+            workers=prediction.workers,
+        )
 
     def _size_variants(self, ticket: QueuedTicket) -> Iterator[QueuedTicket]:
         """Yield smaller and larger variants of a ticket, and last the ticket. The variants share one object."""
@@ -234,8 +248,3 @@ class Admission:
         window = RejectionWindow(wait / (waiting.tickets + 1), ticket.prompt_tokens, ticket.max_output_tokens)
         rejection.rejection_windows = lambda: (window,)
         return rejection
-
-
-def _breaches(ticket: QueuedTicket, delays: Sequence[PromptDelay]) -> int:
-    """Return how many first tokens the ticket would make late."""
-    return sum([each.is_breach(ticket.commitment_rank) for each in delays])

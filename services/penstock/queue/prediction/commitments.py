@@ -3,6 +3,11 @@
 Workers prefill short prompts first, so a ticket that is admitted later may be in time at the cost of longer prompts
 that were admitted before. Each commitment has the expected time of its first token, which each prompt that passes it
 delays, and the time at which it is due, which is earlier than the TTFT limit by the safety margin.
+
+A prompt delays only the prompts at its own worker. While it waits, the worker is not known, so each commitment that it
+passes is at that worker with a probability of one to the number of workers: breaches are counted by their expectation,
+and the expected time of each moves by the mean delay. Without the probability, a fleet would have as many commitments
+that a short prompt cannot pass as it has workers, and would reject nearly all short prompts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,18 +50,18 @@ class TtftCommitments:
     def __len__(self) -> int:
         return len(self._commitments)
 
-    def allows(self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float) -> bool:
-        """Whether a prompt may be admitted that delays the prompts that it passes by `prefill_delay` s.
+    def expected_breaches(
+        self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float, *, workers: int = 1
+    ) -> float:
+        """Return the expected number of commitments of at most `rank` that a prompt breaks.
 
-        It starts at `starts_at`. Only commitments of at most its rank count.
+        It starts at `starts_at` at one of `workers`, and delays the prompts that it passes there by `prefill_delay` s.
         """
         passed = self._overtaken(prompt_tokens, prefill_delay, starts_at)
-        return self.breach_budget >= sum(
-            each.rank <= rank and each.expected_at + prefill_delay > each.due_at for each in passed
-        )
+        return sum([each.rank <= rank and each.expected_at + prefill_delay > each.due_at for each in passed]) / workers
 
     def blocked_range(
-        self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float
+        self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float, *, workers: int = 1
     ) -> BlockedRange | None:
         """Return the period and lengths for which a prompt and shorter ones are not allowed; None if it is allowed.
 
@@ -70,29 +75,32 @@ class TtftCommitments:
             for each in self._overtaken(prompt_tokens, prefill_delay, starts_at)
             if each.rank <= rank and each.expected_at + prefill_delay > each.due_at
         ]
-        return self.combined_block(prompt_tokens, late)
+        return self.combined_block(prompt_tokens, late, workers=workers)
 
-    def combined_block(self, prompt_tokens: int, ranges: Iterable[BlockedRange]) -> BlockedRange | None:
+    def combined_block(
+        self, prompt_tokens: int, ranges: Iterable[BlockedRange], *, workers: int = 1
+    ) -> BlockedRange | None:
         """Return the range in which a prompt is blocked if one commitment blocks each of `ranges`.
 
         The prompt may break as many commitments as the breach budget has. None if the budget covers all of them.
         """
-        breaches = sorted(ranges, reverse=True)[: int(self.breach_budget) + 1]
-        if len(breaches) <= self.breach_budget:
+        allowed = workers * self.breach_budget
+        breaches = sorted(ranges, reverse=True)[: int(allowed) + 1]
+        if len(breaches) <= allowed:
             return None
         shortest = max(each.min_prompt_tokens for each in breaches)
         return BlockedRange(breaches[-1].duration, min(prompt_tokens, shortest))
 
-    def record_breaches(self, count: int) -> None:
-        """Subtract commitments that an admission breaks from the breach budget."""
+    def record_breaches(self, count: float) -> None:
+        """Subtract the expected number of commitments that an admission breaks from the breach budget."""
         self.breach_budget = max(0.0, self.breach_budget - count)
 
-    def delay_overtaken(self, prompt_tokens: int, prefill_delay: float, starts_at: float, now: float) -> None:
+    def delay_overtaken(
+        self, prompt_tokens: int, prefill_delay: float, starts_at: float, now: float, *, workers: int = 1
+    ) -> None:
         """Delay the commitments that an admitted prompt passes. Those that become late are removed."""
         for each in self._overtaken(prompt_tokens, prefill_delay, starts_at):
-            each.expected_at += prefill_delay
-        late = sum(each.expected_at > each.due_at for each in self._commitments)
-        self.record_breaches(late)
+            each.expected_at += prefill_delay / workers
         self._commitments = [each for each in self._commitments if now < each.expected_at <= each.due_at][
             -MAX_COMMITMENTS:
         ]

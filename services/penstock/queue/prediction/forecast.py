@@ -43,7 +43,8 @@ class Prediction(NamedTuple):
     raw_wait: float = 0.0  # s before correction; 0: the correction does not learn from it, as for the next
     raw_ttft: float = 0.0  # s to the first token, before correction
     undisturbed_ttft: float = 0.0  # s to the first token without later arrivals
-    prefill_delay: float = 0.0  # s by which its prompt delays the prompts that it passes; 0: not known
+    prefill_delay: float = 0.0  # s by which its prompt delays the prompts that it passes at its worker; 0: not known
+    workers: int = 1  # of the model
     delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None: it waits, so they are not known
 
     @property
@@ -216,13 +217,15 @@ class Forecast:
         demand = TokenDemand(ticket.prompt_tokens, ticket.tokens, shorter, ticket.is_express)
         found = view.ttft_model.estimate(view.curve, ahead, demand)
         tickets, correction = round(ahead.tickets), self.correction
+        workers = max(1, view.combined_stats.workers)
         if not found.waits_for_slot:
             after = found.ttft - found.wait
             alone, delay = found.undisturbed_ttft, found.prefill_delay
-            return Prediction(tickets, found.wait, found.ttft, after, 0.0, 0.0, alone, delay, found.delays)
+            return Prediction(tickets, found.wait, found.ttft, after, 0.0, 0.0, alone, delay, workers, found.delays)
         wait, first = correction * found.wait, correction * found.ttft
         undisturbed = correction * found.undisturbed_ttft
-        return Prediction(tickets, wait, first, first - wait, 0.0, found.ttft, undisturbed, found.prefill_delay)
+        delay = found.prefill_delay
+        return Prediction(tickets, wait, first, first - wait, 0.0, found.ttft, undisturbed, delay, workers)
 
     def _new_view(self, pool_stats: Sequence[PoolStats], now: float) -> PoolView:
         stats = combined(pool_stats)

@@ -64,7 +64,7 @@ class TtftEstimate(NamedTuple):
     ttft: float
     waits_for_slot: bool  # the ticket waits for a slot, and not only for its prompt
     undisturbed_ttft: float  # to the first token, without later arrivals
-    prefill_delay: float  # by which its prompt delays the prompts that it passes
+    prefill_delay: float  # by which its prompt delays the prompts that it passes at its worker
     delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None: it waits, and they are not known
 
 
@@ -136,7 +136,7 @@ class TtftModel:
         )
 
     def _prefill_delay(self, demand: TokenDemand) -> float:
-        return demand.prompt_tokens / self._fleet_tokens_per_second
+        return demand.prompt_tokens / self._step_costs.tokens_per_second
 
     def _slot_estimate(self, curve: ReleaseCurve, ahead: WorkAhead, count: float) -> SlotEstimate:
         stats, steps, report_age = self._stats, self._step_costs, max(0.0, self._now - self._stats.received_at)
