@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from penstock.local_mesh.plan import MeshOptions
+from penstock.proofs.live import clocks
 from penstock.proofs.live.partition import PartitionOptions, partition
 from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection
 from tiny_model import write_tiny_model
@@ -86,3 +87,16 @@ async def test_links_are_cut_and_no_client_loses_a_token(tiny_model):
     assert_nothing_lost(card.to_json(), {line.figure: asdict(line) for line in card.lines})
     noticed = [line for line in card.lines if "no process detected" in line.figure]
     assert [line.measured for line in noticed] == [0]
+
+
+async def test_clocks_that_are_wrong_or_step_fail_no_request(tiny_model, monkeypatch):
+    monkeypatch.setattr(clocks, "WARM_UP_S", 2.0)
+    cases = (clocks.ClockCase("edge", -5.0), clocks.ClockCase("queue", 61.0, is_step=True))
+    mesh = MeshOptions(model=tiny_model, engine="sim", edges=2, workers=1)
+    card = await clocks.clocks(clocks.ClocksOptions(seconds=3.0, cases=cases), mesh, Console(file=io.StringIO()))
+    found = {line.figure: line for line in card.lines}
+    assert not card.void_reason
+    for case in cases:
+        assert found[f"{case.label}: failed otherwise"].measured == 0
+        assert found[f"{case.label}: rejected share, deviation"].measured < 50.0, "the queue still rejects"
+    assert found["figures not back at zero"].measured == 0

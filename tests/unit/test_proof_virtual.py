@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.bench.transcript import OK, Transcript
-from penstock.proofs.simulated import bursts, fairness, neighbour, overload, work_conservation
+from penstock.proofs.simulated import bursts, fairness, fleet, neighbour, overload, work_conservation
 from penstock.proofs.simulated.overload import GOODPUT_KEYS, LoadSweep
 from penstock.proofs.simulated.recovery import BURST_END_S, recovery_time
 from penstock.proofs.simulated.scenarios import chat_tenant, proof_scenario
@@ -155,3 +155,22 @@ def test_a_plan_ends_without_a_solution_if_no_number_of_workers_suffices():
     found = fewest_workers(0.99, lambda _: CapacityTrial(0.5))
     assert found.workers is None
     assert max(found.trials) == MAX_WORKERS
+
+
+def test_a_fleet_under_overload_serves_as_many_requests_per_worker_as_one_worker():
+    """Eight workers served half as many when a prompt was counted as if it delayed the prompts of every worker."""
+    served = []
+    for workers in (1, 8):
+        world = replace(fleet.fleet_scenario(fleet.Cell(workers), seed=0, load=10.0), duration=14.0)
+        found = overload.simulate(world)
+        assert found["late_share"] <= 0.015
+        served.append(found[GOODPUT_KEYS["requests"]] * (fleet.JUDGED_S / 6.0) / workers)
+    assert served[1] > 0.85 * served[0]
+
+
+def test_a_cell_of_a_fleet_is_compared_with_its_own_peak():
+    both = dict.fromkeys(GOODPUT_KEYS.values(), 100.0) | {"late_share": 0.0}
+    half = dict.fromkeys(GOODPUT_KEYS.values(), 50.0) | {"late_share": 0.02}
+    lines = fleet.cell_lines(fleet.Cell(8), LoadSweep({1.0: [both], 1.5: [both], 3.0: [both], 10.0: [half]}))
+    assert lines[0].measured == 100.0 / 8
+    assert [line.is_met for line in lines[1:]] == [True, True, True, False, False, False]

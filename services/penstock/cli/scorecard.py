@@ -25,6 +25,7 @@ from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
 from penstock.proofs.simulated.bursts import BurstsOptions, bursts
 from penstock.proofs.simulated.fairness import FairnessOptions, fairness
+from penstock.proofs.simulated.fleet import FleetOptions, fleet
 from penstock.proofs.simulated.neighbour import NeighbourOptions, neighbour
 from penstock.proofs.simulated.overload import OverloadOptions, overload
 from penstock.proofs.simulated.recovery import RecoveryOptions, recovery
@@ -73,6 +74,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "clocks": (clocks, ClocksOptions),
     "engine": (_engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
+    "fleet": (fleet, FleetOptions),
     "recovery": (recovery, RecoveryOptions),
     "bursts": (bursts, BurstsOptions),
     "fairness": (fairness, FairnessOptions),

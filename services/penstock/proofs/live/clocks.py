@@ -1,8 +1,7 @@
 """Clocks of real processes that are wrong or step change neither goodput nor the share of rejections.
 
 One mesh receives the same overload for each case: with true clocks, with a process that starts with a wrong Unix time,
-and with a process whose Unix time steps under load. All processes run with libfaketime in every case, so that its own
-cost cancels out.
+and with a process whose Unix time steps under load.
 """
 
 import asyncio
@@ -14,12 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
 from penstock.proofs.live.surge import SurgeOptions, mesh_settings, offer_load, open_surge_driver, scenario
 from penstock.proofs.live.surge_lines import JUDGED_API, MAX_CLIENT_LAG_S, OVERLOAD, LoadResult
-from penstock.proofs.testbed.fake_clocks import FakeClocks, faketime_library
+from penstock.proofs.testbed.fake_clocks import FakeClocks
 from penstock.proofs.testbed.fault_run import add_residue
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 from penstock.simulator.capacity_plan import knee_load
@@ -62,10 +60,6 @@ class ClocksOptions:
 
 
 async def clocks(options: ClocksOptions, mesh: MeshOptions, console: Console) -> ProofCard:
-    try:
-        faketime_library()
-    except ConfigError as error:
-        return ProofCard(proof="clocks", void_reason=str(error))
     own = scenario(SurgeOptions(seconds=options.seconds, seed=options.seed), mesh)
     world = replace(own, duration=WARM_UP_S + options.seconds, warm_up=WARM_UP_S)
     load = OVERLOAD * await asyncio.to_thread(knee_load, replace(world, load=1.0, duration=60.0))
