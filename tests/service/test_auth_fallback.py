@@ -6,8 +6,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from auth_server import raise_disk_full
 from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_mesh import text_of
+from penstock.auth.store import sql, sqlite
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy
@@ -189,6 +191,21 @@ async def test_a_deferred_reservation_is_recorded_once_auth_can_write(tmp_path, 
         assert (await mesh.figures())["deferred_reservations"] == 1
         monkeypatch.undo()
         assert await all_recorded(mesh) == [FULL_CHARGE, FULL_CHARGE]
+
+
+async def test_a_charge_that_a_stopping_auth_cannot_write_is_repeated_by_its_edge(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
+    async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
+        reading, handle = await paused_answer(mesh, client)
+        with monkeypatch.context() as full:
+            full.setattr(sql, "apply", raise_disk_full)
+            mesh.workers[0].send_tokens(handle)
+            assert await reading == text_of(TOKENS)
+            await mesh.wait_for_figure("reservations_open", 1)
+            with pytest.raises(sqlite.ChargesNotPersisted):
+                await mesh.auth.stop()
+        await mesh.auth.start()
+        assert await all_recorded(mesh) == [FULL_CHARGE]
 
 
 async def test_an_unknown_caller_is_rejected_at_once_without_tokenizing(tmp_path, monkeypatch):

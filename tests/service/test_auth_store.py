@@ -15,7 +15,7 @@ from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import sql, sqlite
 from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
-from penstock.auth.store.sqlite import StoreClosed, opened_store
+from penstock.auth.store.sqlite import ChargesNotPersisted, StoreClosed, StoreThreadFailed, opened_store
 from penstock.auth.store.store import Barrier, Charged, PutKey, PutTenant, Reserved
 
 ACME_TENANT = Tenant(tenant_id="acme", weight=2.5, tokens_per_minute=600)
@@ -153,15 +153,48 @@ async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
     assert (await stored_state(path)).reservations == []
 
 
-async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown(path, monkeypatch):
+async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown_and_are_counted(path, monkeypatch):
     monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
-    async with opened_store(path) as (store, _):
-        await kept(store, PutTenant(ACME_TENANT))
-        await kept(store, Reserved(reservation(), Balance("acme")))
-        monkeypatch.setattr(sql, "apply", disk_is_full)
-        store.write(charged(), lambda _: None)
+    with pytest.raises(ChargesNotPersisted, match="1 charges were not written"):
+        async with opened_store(path) as (store, _):
+            await kept(store, PutTenant(ACME_TENANT))
+            await kept(store, Reserved(reservation(), Balance("acme")))
+            monkeypatch.setattr(sql, "apply", disk_is_full)
+            store.write(charged(), lambda _: None)
     monkeypatch.undo()
     assert (await stored_state(path)).reservations == [reservation()]
+
+
+async def test_availability_is_reported_before_the_changes_that_fail_and_after_a_probe_succeeds(path, monkeypatch):
+    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
+    told, is_back = [], asyncio.Event()
+    async with opened_store(path) as (store, _):
+        store.on_availability = lambda is_available: told.append(is_available) or (is_available and is_back.set())
+        with monkeypatch.context() as patch:
+            patch.setattr(sql, "apply", disk_is_full)
+            patch.setattr(sql, "probe", lambda connection: disk_is_full(connection, None))
+            store.write(PutTenant(ACME_TENANT), lambda error: told.append(str(error)))
+            await store.flush()
+            assert told == [False, "database or disk is full"]
+            assert not store.is_available
+        await is_back.wait()  # without a change to write
+        assert store.is_available
+        await kept(store, PutTenant(ACME_TENANT))
+    assert told[-1]
+
+
+async def test_an_error_that_is_not_of_sqlite_ends_the_watch_and_rejects_later_changes(path, monkeypatch):
+    def overflow(connection, change):
+        raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+    async with opened_store(path) as (store, _):
+        monkeypatch.setattr(sql, "apply", overflow)
+        store.write(PutTenant(ACME_TENANT), lambda _: pytest.fail("a change of a failed store was answered"))
+        with pytest.raises(StoreThreadFailed, match="OverflowError"):
+            await store.watch()
+        assert not store.is_available
+        with pytest.raises(StoreClosed):
+            await kept(store, Barrier())
 
 
 async def test_a_closed_store_rejects_changes(path):

@@ -24,7 +24,7 @@ async def run_auth(config: AuthConfig) -> None:
             config.instance_id, authorizer, store, clock, lambda: service.figures, token=config.admin_token
         )
         async with (
-            background(service.sweep()),
+            background(service.sweep(), store.watch()),
             serving(
                 config.listen,
                 [(add_AdmissionServiceServicer_to_server, service)],
@@ -34,8 +34,10 @@ async def run_auth(config: AuthConfig) -> None:
             ) as server,
         ):
             hello.address = server.address
-            await stop_requested()
-            await service.drain()
+            try:
+                await stop_requested()
+            finally:  # also if the store's thread failed, so that edges decide at once
+                await service.drain()
 
 
 if __name__ == "__main__":

@@ -123,18 +123,16 @@ class AdmissionService(AdmissionServiceServicer):
         if is_new and frame.HasField("fallback_admission"):
             log.info("deferred_reservation_recorded", **_names(reservation), edge=edge_id)
         balance = self._authorizer.reservations.quota_of(reservation).balance
-        change = Reserved(reservation, balance) if is_new else Barrier()
-        self._store.write(
-            change,
-            partial(
-                self._on_reservation_persisted,
-                peer,
-                frame.request_id,
-                identity=identity,
-                reservation=reservation,
-                span=span,
-            ),
+        answer = partial(
+            self._on_reservation_persisted,
+            peer,
+            frame.request_id,
+            identity=identity,
+            reservation=reservation,
+            is_new=is_new,
+            span=span,
         )
+        self._store.write(Reserved(reservation, balance) if is_new else Barrier(), answer)
 
     def _on_reservation_persisted(
         self,
@@ -144,10 +142,14 @@ class AdmissionService(AdmissionServiceServicer):
         *,
         identity: Identity,
         reservation: Reservation,
+        is_new: bool,
         span: ReserveSpan,
     ) -> None:
-        if error:
+        if error and is_new:
             self._authorizer.reservations.cancel(reservation)
+        elif error and self._authorizer.reservations.is_live(reservation):
+            span.end(reason=StoreUnavailable.default_reason)
+            return  # a repeated request, whose reservation is in the store; the edge repeats it again
         if not self._authorizer.reservations.is_live(reservation):
             text = "the store of auth cannot be written now; nothing was reserved"
             self._reject(peer, request_id, StoreUnavailable(text, retry_after=1.0), span, identity)

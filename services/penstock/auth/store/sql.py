@@ -113,6 +113,11 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             pass
 
 
+def probe(connection: sqlite3.Connection) -> None:
+    """Write one page without changing the state, to find out whether the store can be written."""
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
 def read(connection: sqlite3.Connection) -> StoredState:
     lost = [_charged_reservation(row) for row in connection.execute(_SELECT_LOST)]
     latest = [_charge(row) for row in connection.execute(_SELECT_LATEST)]

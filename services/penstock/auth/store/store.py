@@ -41,6 +41,7 @@ class Barrier(NamedTuple):
 
 Change = PutTenant | PutKey | Reserved | Charged | Barrier
 OnPersisted = Callable[[Exception | None], None]
+PendingChange = tuple[Change, OnPersisted]
 
 
 class StoredState(NamedTuple):
@@ -59,8 +60,12 @@ class Store(Protocol):
 
     `on_persisted` is called on the event loop once the change survives the death of this process, or with the error if
     it could not be written. A promise to a peer is sent in `on_persisted`. A `Charged` is retried until it is written,
-    because what was spent does not become unspent by a full disk.
+    because what was spent does not become unspent by a full disk. `on_availability` is called before the changes of
+    the first commit that fails, and before those of the first one that succeeds again.
     """
+
+    is_available: bool  # whether the latest commit succeeded
+    on_availability: Callable[[bool], None]
 
     def write(self, change: Change, on_persisted: OnPersisted) -> None: ...
 
