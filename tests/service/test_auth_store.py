@@ -112,7 +112,9 @@ async def test_changes_are_persisted_before_the_store_closes(path):
 async def test_pending_changes_share_a_commit_and_complete_in_order(path, monkeypatch):
     commits, completed = [], []
     commit = sqlite._commit
-    monkeypatch.setattr(sqlite, "_commit", lambda db, batch: commits.append(len(batch)) or commit(db, batch))
+    monkeypatch.setattr(
+        sqlite, "_commit", lambda db, batch, *rest: commits.append(len(batch)) or commit(db, batch, *rest)
+    )
     async with opened_store(path) as (store, _):
         store.write(PutTenant(ACME_TENANT), lambda _: completed.append("tenant"))
         for number in range(500):
@@ -169,7 +171,7 @@ async def test_availability_is_reported_before_the_changes_that_fail_and_after_a
     monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
     told, is_back = [], asyncio.Event()
     async with opened_store(path) as (store, _):
-        store.on_availability = lambda is_available: told.append(is_available) or (is_available and is_back.set())
+        store.notify_availability(lambda is_available: told.append(is_available) or (is_available and is_back.set()))
         with monkeypatch.context() as patch:
             patch.setattr(sql, "apply", disk_is_full)
             patch.setattr(sql, "probe", lambda connection: disk_is_full(connection, None))

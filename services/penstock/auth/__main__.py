@@ -4,6 +4,7 @@ from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
@@ -15,7 +16,8 @@ from penstock.v1.stream_pb2 import Hello
 
 async def run_auth(config: AuthConfig) -> None:
     clock = WallMonotonicClock().now
-    async with opened_store(config.store, fsync=config.fsync) as (store, state):
+    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    async with opened_store(config.store, fsync=config.fsync, retention=retention, clock=clock) as (store, state):
         authorizer = recover(config, state, clock())
         edges = edges_to_expect(config, authorizer, clock())
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")

@@ -114,9 +114,9 @@ class AdmissionService(AdmissionServiceServicer):
             peer.send(frames.identified(frame.request_id, identity))
 
     def _reserve(self, peer: EdgePeer, edge_id: str, frame: Reserve) -> None:
-        span = ReserveSpan.start(frame)
+        span, now = ReserveSpan.start(frame), self._clock()
         try:
-            identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, uuid4().hex, self._clock())
+            identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, _reservation_id(now), now)
         except PenstockError as error:
             self._reject(peer, frame.request_id, error, span, self._authorizer.caller(frame))
             return
@@ -200,6 +200,11 @@ class AdmissionService(AdmissionServiceServicer):
     def _persist(self, charge: Charge, on_persisted: Callable[[Exception | None], None] = lambda _: None) -> None:
         balance = self._authorizer.reservations.quota_of(charge.reservation).balance
         self._store.write(Charged(charge, balance), on_persisted)
+
+
+def _reservation_id(now: float) -> str:
+    """Return a unique id that sorts by time, so that the store appends rows to the end of its tables."""
+    return f"{int(now * 1_000):012x}{uuid4().hex[12:]}"
 
 
 def _names(reservation: Reservation) -> dict[str, str]:

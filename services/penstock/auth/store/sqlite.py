@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.auth.store import sql
+from penstock.auth.store.roll_up import KEEP_ALL, SLICE_INTERVAL_S, LedgerRollUp, Retention
 from penstock.auth.store.sql import migrate
-from penstock.auth.store.store import Barrier, Change, OnPersisted, PendingChange, StoredState
+from penstock.auth.store.store import Barrier, Change, OnAvailability, OnPersisted, PendingChange, StoredState
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
 
 log = structlog.get_logger()
 
 LOCK_TIMEOUT_S = 10.0  # s; the former process may still be draining
 RETRY_INTERVAL_S = 0.2  # s between attempts to write to a store that is unavailable
+IDLE_INTERVAL_S = 1.0  # s between looks for rows of the ledger to roll up
+MAX_WAL_BYTES = 2**26  # size to which the journal is cut after a large transaction
 MAX_SHUTDOWN_RETRIES = 10  # attempts at the end of the process, after which only edges have the unwritten charges
 
 
@@ -49,10 +52,12 @@ class SqliteStore:
 
     path: str
     fsync: bool = False
+    retention: Retention = KEEP_ALL
+    clock: Callable[[], float] = time.time
     pending: int = 0
     is_available: bool = True
-    on_availability: Callable[[bool], None] = lambda _: None
     unwritten: int = 0  # charges that were not written when the thread ended
+    _on_availability: list[OnAvailability] = field(default_factory=list)
     _entries: "queue.SimpleQueue[PendingChange | None]" = field(default_factory=queue.SimpleQueue)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _closing: threading.Event = field(default_factory=threading.Event)
@@ -64,6 +69,9 @@ class SqliteStore:
             return
         self.pending += 1
         self._entries.put((change, on_persisted))
+
+    def notify_availability(self, on_change: OnAvailability) -> None:
+        self._on_availability.append(on_change)
 
     async def flush(self) -> None:
         persisted = asyncio.Event()
@@ -95,10 +103,16 @@ class SqliteStore:
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _write_until_closed(self, connection: sqlite3.Connection) -> None:
-        writer = ChangeWriter(lambda batch: _commit(connection, batch), self._report)
+        roll_up = LedgerRollUp(connection, self.retention)
+        writer = ChangeWriter(lambda batch: _commit(connection, batch, roll_up), self._report)
         attempts_left = MAX_SHUTDOWN_RETRIES
+        slice_due = 0.0  # s of time.monotonic
         while True:
-            writer.write(self._next_batch(wait=writer.is_available))
+            wait = max(0.0, slice_due - time.monotonic()) if writer.is_available else 0.0
+            writer.write(self._next_batch(wait))
+            if writer.is_available and time.monotonic() >= slice_due:
+                is_more_due = roll_up.run_slice(self.clock())
+                slice_due = time.monotonic() + (SLICE_INTERVAL_S if is_more_due else IDLE_INTERVAL_S)
             if self._closing.is_set() and self._entries.empty():
                 attempts_left -= 1
                 if not writer.unwritten or not attempts_left:
@@ -107,12 +121,12 @@ class SqliteStore:
                 time.sleep(RETRY_INTERVAL_S)
         self.unwritten = len(writer.unwritten)
 
-    def _next_batch(self, *, wait: bool) -> list[PendingChange]:
-        """Return the queued changes. With `wait`, wait for the first one; the list is empty only at the end."""
+    def _next_batch(self, wait: float) -> list[PendingChange]:
+        """Return the queued changes; wait for the first one for at most `wait` s."""
         batch: list[PendingChange] = []
         try:
             while len(batch) < MAX_CHANGES_PER_TRANSACTION:
-                entry = self._entries.get(block=wait and not batch)
+                entry = self._entries.get(block=wait > 0 and not batch, timeout=wait)
                 if entry is None:
                     break
                 batch.append(entry)
@@ -137,7 +151,8 @@ class SqliteStore:
             log.error("store_unavailable", error=str(error), pending=self.pending)
         else:
             log.info("store_available", pending=self.pending)
-        self.on_availability(self.is_available)
+        for on_change in self._on_availability:
+            on_change(self.is_available)
 
     def _fail(self, error: BaseException) -> None:
         log.critical("store_thread_failed", error=repr(error), pending=self.pending)
@@ -162,6 +177,7 @@ def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two processes over one ledger would grant every limit twice
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
+    connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA temp_store = MEMORY")  # otherwise journals of large statements stay open as files
     connection.execute("BEGIN IMMEDIATE")  # takes the lock now, before the first reservation
@@ -170,7 +186,9 @@ def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def _commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> Exception | None:
+def _commit(
+    connection: sqlite3.Connection, batch: list[PendingChange], roll_up: LedgerRollUp | None = None
+) -> Exception | None:
     """Write all changes of a batch in one transaction, or none. Return the error; None on success."""
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -183,16 +201,20 @@ def _commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> Excep
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         return error
+    if roll_up:
+        roll_up.count(batch)
     return None
 
 
 @asynccontextmanager
-async def opened_store(path: str, *, fsync: bool = False) -> AsyncIterator[tuple[SqliteStore, StoredState]]:
+async def opened_store(
+    path: str, *, fsync: bool = False, retention: Retention = KEEP_ALL, clock: Callable[[], float] = time.time
+) -> AsyncIterator[tuple[SqliteStore, StoredState]]:
     """Open a store and yield it with its state. Leaving the block waits until all changes are written.
 
     Raises ChargesNotPersisted after the block if charges could not be written.
     """
-    store = SqliteStore(path, fsync)
+    store = SqliteStore(path, fsync, retention, clock)
     opened: asyncio.Future[StoredState] = asyncio.get_running_loop().create_future()
     thread = threading.Thread(target=store.run, args=(opened,), name="auth-store", daemon=True)
     thread.start()

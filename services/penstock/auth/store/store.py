@@ -41,6 +41,7 @@ class Barrier(NamedTuple):
 
 Change = PutTenant | PutKey | Reserved | Charged | Barrier
 OnPersisted = Callable[[Exception | None], None]
+OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
 
 
@@ -60,12 +61,15 @@ class Store(Protocol):
 
     `on_persisted` is called on the event loop once the change survives the death of this process, or with the error if
     it could not be written. A promise to a peer is sent in `on_persisted`. A `Charged` is retried until it is written,
-    because what was spent does not become unspent by a full disk. `on_availability` is called before the changes of
-    the first commit that fails, and before those of the first one that succeeds again.
+    because what was spent does not become unspent by a full disk.
     """
 
-    is_available: bool  # whether the latest commit succeeded
-    on_availability: Callable[[bool], None]
+    @property
+    def is_available(self) -> bool:
+        """Whether the latest commit succeeded."""
+
+    def notify_availability(self, on_change: OnAvailability) -> None:
+        """Call `on_change` from now on before the changes of the first commit that fails or succeeds again complete."""
 
     def write(self, change: Change, on_persisted: OnPersisted) -> None: ...
 

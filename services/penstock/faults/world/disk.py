@@ -41,9 +41,9 @@ class Disk:
         return None
 
     @asynccontextmanager
-    async def open_store(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", StoredState]]:
-        """Replace auth's `opened_store`."""
-        del path, fsync
+    async def open_store(self, path: str, **settings: object) -> AsyncIterator[tuple["DiskStore", StoredState]]:
+        """Replace auth's `opened_store`. No row becomes a daily total."""
+        del path, settings
         store = DiskStore(self)
         yield store, sql.read(self.connection)
         await store.flush()
