@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -141,5 +141,14 @@ async def tenant_with_key(found: AuthProcess, **limits) -> Credential:
     return Credential(bearer=(await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="acme"))).secret)
 
 
-def raise_disk_full(connection, change):
+@contextmanager
+def full_disk(monkeypatch):
+    """Let every write to the store fail in the block."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sql, "apply", raise_disk_full)
+        patch.setattr(sql, "probe", raise_disk_full)
+        yield
+
+
+def raise_disk_full(*_):
     raise sql.sqlite3.OperationalError("database or disk is full")

@@ -77,6 +77,7 @@ async def test_a_failed_store_thread_ends_the_process_after_health_and_edges_wer
             with pytest.raises(grpc.aio.AioRpcError):
                 await found.admin.PutTenant(pb.PutTenantRequest(tenant=pb.Tenant(tenant_id="acme")))
             assert (await health.read()).status == HealthCheckResponse.NOT_SERVING
+        assert (await stream.receive()).is_unavailable
         assert (await stream.receive()).reason == "draining"
         stream.call.cancel()
         assert "OverflowError" in (await wait_for_event(process, "store_thread_failed"))["error"]
@@ -92,7 +93,7 @@ async def test_a_stop_while_the_disk_is_full_fails_and_edges_repeat_the_charges(
         limit_file_size(process, 0)
         for each in admitted:
             await stream.send(settle=Settle(reservation_id=each.reservation_id, prompt_tokens=10, output_tokens=7))
-        await wait_for_event(process, "store_unavailable")
+        assert (await stream.receive()).is_unavailable
         process.send_signal(signal.SIGTERM)
         assert (await stream.receive()).reason == "draining"
         stream.call.cancel()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
@@ -14,6 +15,7 @@ from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, R
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import sql, sqlite
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
 from penstock.auth.store.sqlite import ChargesNotPersisted, StoreClosed, StoreThreadFailed, opened_store
 from penstock.auth.store.store import Barrier, Charged, PutKey, PutTenant, Reserved
@@ -197,6 +199,31 @@ async def test_an_error_that_is_not_of_sqlite_ends_the_watch_and_rejects_later_c
         assert not store.is_available
         with pytest.raises(StoreClosed):
             await kept(store, Barrier())
+
+
+async def test_the_thread_rolls_up_the_ledger_and_reports_the_disk(path, monkeypatch):
+    monkeypatch.setattr(sqlite, "IDLE_INTERVAL_S", 0.01)
+    volume = {"used": 0.95}
+    monkeypatch.setattr(sqlite, "used_share", lambda _: volume["used"])
+    with capture_logs() as lines:
+        async with opened_store(path, retention=Retention(max_age=10.0), clock=lambda: 100.0, disk_watermark=0.9) as (
+            store,
+            _,
+        ):
+            await kept(store, PutTenant(ACME_TENANT))
+            for number in range(40):
+                await kept(store, charged(number))
+            async with asyncio.timeout(20):
+                while store.figures["ledger_rows"] or not store.figures["store_disk_high"]:  # noqa: ASYNC110  # no event
+                    await asyncio.sleep(0)
+                volume["used"] = 0.5
+                while store.figures["store_disk_high"]:  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0)
+    told = [line["event"] for line in lines if line["event"].startswith("store_disk")]
+    assert told == ["store_disk_high", "store_disk_normal"]
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("SELECT count(*) FROM ledger").fetchone() == (0,)
+        assert raw.execute("SELECT * FROM usage").fetchall() == [("1970-01-01", "acme", "k", "m", 40, 400, 280)]
 
 
 async def test_a_closed_store_rejects_changes(path):

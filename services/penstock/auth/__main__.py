@@ -17,7 +17,10 @@ from penstock.v1.stream_pb2 import Hello
 async def run_auth(config: AuthConfig) -> None:
     clock = WallMonotonicClock().now
     retention = Retention(config.ledger_retention, config.ledger_max_rows)
-    async with opened_store(config.store, fsync=config.fsync, retention=retention, clock=clock) as (store, state):
+    stored = opened_store(
+        config.store, fsync=config.fsync, retention=retention, clock=clock, disk_watermark=config.disk_watermark
+    )
+    async with stored as (store, state):
         authorizer = recover(config, state, clock())
         edges = edges_to_expect(config, authorizer, clock())
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")

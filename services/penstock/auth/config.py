@@ -38,6 +38,9 @@ class AuthConfig(ServiceConfig):
         "Most rows of the ledger, about 300 bytes each. The oldest become daily totals before their retention ends.",
         unit="rows",
     )
+    disk_watermark: float = setting(
+        0.9, "Used share of the store's volume from which auth warns: log line, metric and snapshot."
+    )
     pepper: str = setting(
         "", "Secret of the key hashes. Empty: generated once and kept in `<store>.pepper`.", secret=True
     )
@@ -76,6 +79,8 @@ class AuthConfig(ServiceConfig):
             raise ValueError("fallback_share must be a share, 0 to 1")
         if not 0 <= self.fallback_tokens < 2**32:
             raise ValueError("fallback_tokens must be 0 to 2**32 - 1")
+        if not 0 < self.disk_watermark <= 1:
+            raise ValueError("disk_watermark must be a share, above 0 and at most 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
         for name in ("reservation_ttl", "edge_grace", "ledger_retention"):

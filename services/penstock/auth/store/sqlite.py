@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.auth.store import sql
+from penstock.auth.store.disk_usage import Watermark, used_share
 from penstock.auth.store.roll_up import KEEP_ALL, SLICE_INTERVAL_S, LedgerRollUp, Retention
 from penstock.auth.store.sql import migrate
 from penstock.auth.store.store import Barrier, Change, OnAvailability, OnPersisted, PendingChange, StoredState
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
+from penstock.auth.telemetry import record_disk_used
 
 log = structlog.get_logger()
 
@@ -54,8 +56,10 @@ class SqliteStore:
     fsync: bool = False
     retention: Retention = KEEP_ALL
     clock: Callable[[], float] = time.time
+    watermark: Watermark = field(default_factory=lambda: Watermark(1.0))
     pending: int = 0
     is_available: bool = True
+    ledger_rows: int = 0
     unwritten: int = 0  # charges that were not written when the thread ended
     _on_availability: list[OnAvailability] = field(default_factory=list)
     _entries: "queue.SimpleQueue[PendingChange | None]" = field(default_factory=queue.SimpleQueue)
@@ -72,6 +76,16 @@ class SqliteStore:
 
     def notify_availability(self, on_change: OnAvailability) -> None:
         self._on_availability.append(on_change)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {
+            "store_pending": self.pending,
+            "store_available": self.is_available,
+            "store_disk_used": self.watermark.used,
+            "store_disk_high": self.watermark.is_high,
+            "ledger_rows": self.ledger_rows,
+        }
 
     async def flush(self) -> None:
         persisted = asyncio.Event()
@@ -110,9 +124,10 @@ class SqliteStore:
         while True:
             wait = max(0.0, slice_due - time.monotonic()) if writer.is_available else 0.0
             writer.write(self._next_batch(wait))
-            if writer.is_available and time.monotonic() >= slice_due:
-                is_more_due = roll_up.run_slice(self.clock())
+            if time.monotonic() >= slice_due:
+                is_more_due = writer.is_available and roll_up.run_slice(self.clock())
                 slice_due = time.monotonic() + (SLICE_INTERVAL_S if is_more_due else IDLE_INTERVAL_S)
+                self._loop.call_soon_threadsafe(self._on_disk_used, used_share(self.path), roll_up.rows)
             if self._closing.is_set() and self._entries.empty():
                 attempts_left -= 1
                 if not writer.unwritten or not attempts_left:
@@ -153,6 +168,14 @@ class SqliteStore:
             log.info("store_available", pending=self.pending)
         for on_change in self._on_availability:
             on_change(self.is_available)
+
+    def _on_disk_used(self, used: float, ledger_rows: int) -> None:
+        self.ledger_rows = ledger_rows
+        record_disk_used(used)
+        if self.watermark.update(used):
+            report = log.warning if self.watermark.is_high else log.info
+            name = "store_disk_high" if self.watermark.is_high else "store_disk_normal"
+            report(name, path=self.path, used=round(used, 3), watermark=self.watermark.share)
 
     def _fail(self, error: BaseException) -> None:
         log.critical("store_thread_failed", error=repr(error), pending=self.pending)
@@ -208,13 +231,18 @@ def _commit(
 
 @asynccontextmanager
 async def opened_store(
-    path: str, *, fsync: bool = False, retention: Retention = KEEP_ALL, clock: Callable[[], float] = time.time
+    path: str,
+    *,
+    fsync: bool = False,
+    retention: Retention = KEEP_ALL,
+    clock: Callable[[], float] = time.time,
+    disk_watermark: float = 1.0,
 ) -> AsyncIterator[tuple[SqliteStore, StoredState]]:
     """Open a store and yield it with its state. Leaving the block waits until all changes are written.
 
     Raises ChargesNotPersisted after the block if charges could not be written.
     """
-    store = SqliteStore(path, fsync, retention, clock)
+    store = SqliteStore(path, fsync, retention, clock, Watermark(disk_watermark))
     opened: asyncio.Future[StoredState] = asyncio.get_running_loop().create_future()
     thread = threading.Thread(target=store.run, args=(opened,), name="auth-store", daemon=True)
     thread.start()

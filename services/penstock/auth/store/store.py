@@ -77,5 +77,5 @@ class Store(Protocol):
         """Wait until all earlier changes are persisted or have failed."""
 
     @property
-    def pending(self) -> int:
-        """Number of changes that are not completed yet."""
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot."""

@@ -97,6 +97,16 @@ class AuthFallback:
         self.close()  # the check may be due earlier now
         self._schedule_check()
 
+    def on_store_state(self, *, is_unavailable: bool) -> None:
+        """Decide from now on, as auth cannot write to its store; or let auth record the deferred reservations again."""
+        self._outage.on_store_state(self._running_time(), is_unavailable=is_unavailable)
+        if is_unavailable:
+            self.close()
+            self._check()
+        else:
+            self._is_reported = False
+            self.resend(set(self._deferred.frames))
+
     def on_request_sent(self, request_id: str) -> None:
         self._outage.on_request_sent(request_id, self._running_time())
         self._schedule_check()
