@@ -12,6 +12,7 @@ from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store import sql
 from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
@@ -54,7 +55,8 @@ class AuthProcess:
 async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
-    async with opened_store(config.store) as (store, state):
+    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    async with opened_store(config.store, retention=retention, clock=clock) as (store, state):
         authorizer = recover(config, state, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
         served = AdmissionService(
@@ -90,10 +92,12 @@ class AuthEdge:
             if kind != "heartbeat":
                 return getattr(frame, kind)
 
-    async def reserve(self, request_id="request-1", prompt=10, output=20, **more):
+    async def reserve(self, request_id="request-1", prompt=10, output=20, model="m", **more):
         fields = {"credential": self.credential, **more}
         await self.send(
-            reserve=Reserve(request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model="m", **fields)
+            reserve=Reserve(
+                request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model=model, **fields
+            )
         )
         return await self.receive()
 

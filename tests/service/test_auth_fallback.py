@@ -131,7 +131,7 @@ async def test_a_reservation_of_a_request_rejected_by_fallback_is_released(tmp_p
 async def test_an_orphaned_reservation_is_released(tmp_path, monkeypatch, is_restarted):
     """Auth did not respond within the timeout, and holds the reservation until it expires."""
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 3_600.0 if is_restarted else 0.01)
-    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)  # auth stops before it confirms
+    monkeypatch.setattr(runner, "SETTLEMENT_TIMEOUT_S", 0.2)  # auth stops before it confirms
     async with (
         edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0, upstream_timeout=0.05) as mesh,
         client_of(mesh) as client,
@@ -361,7 +361,7 @@ async def test_a_key_revoked_in_an_outage_works_until_auth_is_back_and_is_charge
 
 async def test_an_answer_admitted_by_a_lost_edge_is_charged_at_the_edge_that_resumes_it(tmp_path, monkeypatch):
     """Auth never received the first reservation; the second edge reports the tokens that the client has."""
-    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(runner, "SETTLEMENT_TIMEOUT_S", 0.2)
     async with edge_auth_mesh(tmp_path, edges=2, **FAST_OUTAGE) as mesh, client_of(mesh, attempts=5) as client:
         for _ in range(4):
             await answer(client)  # both edges cache the caller

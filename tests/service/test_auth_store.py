@@ -226,6 +226,20 @@ async def test_the_thread_rolls_up_the_ledger_and_reports_the_disk(path, monkeyp
         assert raw.execute("SELECT * FROM usage").fetchall() == [("1970-01-01", "acme", "k", "m", 40, 400, 280)]
 
 
+async def test_an_error_in_the_answer_to_one_change_leaves_the_others_answered(path):
+    def fail(_):
+        raise ValueError("a field is out of range")
+
+    told = []
+    async with opened_store(path) as (store, _):
+        with capture_logs() as lines:
+            store.write(PutTenant(ACME_TENANT), fail)
+            store.write(PutKey(ACME_KEY), told.append)
+            await store.flush()
+    assert told == [None]
+    assert [line["change"] for line in lines if line["event"] == "store_answer_failed"] == ["PutTenant"]
+
+
 async def test_a_closed_store_rejects_changes(path):
     async with opened_store(path) as (store, _):
         pass

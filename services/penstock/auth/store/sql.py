@@ -13,7 +13,7 @@ from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store.store import Barrier, Change, Charged, PutKey, PutTenant, Reserved, StoredState
+from penstock.auth.store.store import Barrier, Change, Charged, DeleteTenant, PutKey, PutTenant, Reserved, StoredState
 
 # One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
 MIGRATIONS = (
@@ -76,6 +76,9 @@ MIGRATIONS = (
         )
         GROUP BY day, tenant_id, key_id, model;
     """,
+    """
+    ALTER TABLE tenants ADD COLUMN deleted_at REAL;
+    """,
 )
 
 
@@ -94,7 +97,10 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
-_PUT_TENANT = "INSERT OR REPLACE INTO tenants VALUES (?, ?, ?, ?, ?, ?)"
+_TENANT_COLUMNS = "tenant_id, priority, weight, requests_per_minute, tokens_per_minute, concurrent_requests"
+_PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({_TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
+_DELETE_TENANT = "UPDATE tenants SET deleted_at = ? WHERE tenant_id = ?"  # rows of the ledger refer to it
+_SELECT_TENANTS = f"SELECT {_TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL"  # noqa: S608  # a constant
 _PUT_KEY = "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -127,6 +133,10 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_TENANT, _tenant_row(tenant))
         case PutKey(key):
             connection.execute(_PUT_KEY, _key_row(key))
+        case DeleteTenant(tenant_id, deleted_at):
+            connection.execute(_DELETE_TENANT, (deleted_at, tenant_id))
+            connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
+            connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
         case Reserved(reservation, balance):
             connection.execute(_INSERT_RESERVATION, _reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
@@ -158,7 +168,7 @@ def read(connection: sqlite3.Connection) -> StoredState:
     lost = [_charged_reservation(row) for row in connection.execute(_SELECT_LOST)]
     latest = [_charge(row) for row in connection.execute(_SELECT_LATEST)]
     return StoredState(
-        tenants=[_tenant(row) for row in connection.execute("SELECT * FROM tenants")],
+        tenants=[_tenant(row) for row in connection.execute(_SELECT_TENANTS)],
         balances={row[0]: Balance(*row) for row in connection.execute("SELECT * FROM balances")},
         keys=[_key(row) for row in connection.execute("SELECT * FROM keys")],
         reservations=[_reservation(row) for row in connection.execute("SELECT * FROM reservations")],

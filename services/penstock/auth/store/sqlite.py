@@ -155,8 +155,11 @@ class SqliteStore:
     def _complete(self, batch: list[PendingChange], error: Exception | None) -> None:
         self._set_available(error)
         self.pending -= len(batch)
-        for _, on_persisted in batch:
-            on_persisted(error)
+        for change, on_persisted in batch:
+            try:
+                on_persisted(error)
+            except Exception:  # the other changes of the batch must be answered
+                log.exception("store_answer_failed", change=type(change).__name__)
 
     def _set_available(self, error: BaseException | None) -> None:
         if self.is_available == (error is None):

@@ -21,6 +21,13 @@ class PutKey(NamedTuple):
     key: Key
 
 
+class DeleteTenant(NamedTuple):
+    """A tenant without reservations was deleted with its keys. Its rows in the ledger stay."""
+
+    tenant_id: str
+    deleted_at: float  # s
+
+
 class Reserved(NamedTuple):
     """A reservation was made."""
 
@@ -39,7 +46,7 @@ class Barrier(NamedTuple):
     """An empty change; it completes when all changes before it have completed."""
 
 
-Change = PutTenant | PutKey | Reserved | Charged | Barrier
+Change = PutTenant | PutKey | DeleteTenant | Reserved | Charged | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
