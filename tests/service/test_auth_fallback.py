@@ -219,7 +219,7 @@ async def test_a_cached_caller_is_served_while_the_disk_of_auth_is_full_and_char
     ):
         await cache_identity(mesh, client)
         reading, handle = await paused_answer(mesh, client)
-        with full_disk(monkeypatch):
+        with full_disk(monkeypatch), capture_logs() as lines:
             assert await answer(client) == text_of(TOKENS)  # its reservation could not be stored
             await mesh.wait_for_figure("auth_unreachable", 1)
             mesh.workers[0].send_tokens(handle)
@@ -230,6 +230,10 @@ async def test_a_cached_caller_is_served_while_the_disk_of_auth_is_full_and_char
             assert (await rejection_of(answer(unknown_caller))).reason == "AUTH_LOST"
             figures = await mesh.figures()
             assert (figures["fallback_admitted"], figures["deferred_reservations"]) == (4, 4)
+        events = [line["event"] for line in lines if line["event"] in {"store_unavailable", "auth_unreachable"}]
+        assert events == ["store_unavailable", "auth_unreachable"]
+        # Frames that auth cannot record are not repeated to it.
+        assert sum(line["event"] == "reservation_rejected" for line in lines) <= 3
         await mesh.wait_for_figure("auth_unreachable", 0)
         assert (await rejection_of(answer(unknown_caller))).reason == "KEY_UNKNOWN"
         assert await answer(client) == text_of(TOKENS)

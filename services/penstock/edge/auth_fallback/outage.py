@@ -21,7 +21,7 @@ class OutageDetector:
         self._silent_since = math.inf  # start of the present silence; infinite if there is none
         # Start of the present outage. A response ends it; a reconnected stream does not.
         self._outage_since = math.inf
-        self._is_store_unavailable = False  # as auth says on the present stream
+        self.is_store_unavailable = False  # as auth says on the present stream
         self._pending: dict[str, float] = {}  # requests on the present stream by time of sending, oldest first
 
     def __repr__(self) -> str:
@@ -38,7 +38,7 @@ class OutageDetector:
         return self._has_responded and not math.isinf(self._outage_since)
 
     def is_unreachable(self, now: float) -> bool:
-        return self._has_responded and (self._is_store_unavailable or now >= self.outage_at)
+        return self._has_responded and (self.is_store_unavailable or now >= self.outage_at)
 
     def outage_duration(self, now: float) -> float:
         """Return the seconds since auth last responded as required. 0 without an outage."""
@@ -46,19 +46,19 @@ class OutageDetector:
 
     def check(self, now: float) -> None:
         """End an outage if auth stays connected with an available store and no request is pending."""
-        if not self._is_store_unavailable and not self._pending and now - self._connected_at >= self._outage_after:
+        if not self.is_store_unavailable and not self._pending and now - self._connected_at >= self._outage_after:
             self._outage_since = math.inf
 
     def on_connected(self, now: float) -> None:
         """A stream to auth is connected. Requests of the previous stream are sent again."""
         self._connected_at, self._silent_since = now, math.inf
-        self._is_store_unavailable = False
+        self.is_store_unavailable = False
         self._pending.clear()
 
     def on_disconnected(self, now: float, *, on_purpose: bool = False) -> None:
         """No stream to auth is left. Auth counts as unreachable at once if it ended the stream or has no store."""
-        on_purpose = on_purpose or self._is_store_unavailable
-        self._is_store_unavailable = False
+        on_purpose = on_purpose or self.is_store_unavailable
+        self.is_store_unavailable = False
         self._pending.clear()
         self._connected_at = math.inf
         self._start_silence(now)
@@ -69,10 +69,10 @@ class OutageDetector:
         """Auth cannot write to its store, and its responses do not end the outage; or it can again, and it ends."""
         if is_unavailable:
             self._outage_since = min(self._outage_since, now)
-        elif self._is_store_unavailable:
+        elif self.is_store_unavailable:
             self._silent_since = self._outage_since = math.inf
             self._pending.clear()
-        self._is_store_unavailable = is_unavailable
+        self.is_store_unavailable = is_unavailable
 
     def on_request_sent(self, request_id: str, now: float) -> None:
         if math.isinf(self._connected_at):
@@ -90,7 +90,7 @@ class OutageDetector:
         self._silent_since = now if self._pending else math.inf
         if request_id:
             self._has_responded = True
-            if not self._is_store_unavailable:
+            if not self.is_store_unavailable:
                 self._outage_since = self._silent_since
 
     def _start_silence(self, now: float) -> None:

@@ -145,6 +145,8 @@ class AuthClient:
         while True:
             unconfirmed, deferred = self._settlements.reservation_ids, self.fallback.deferred_ticket_ids
             await asyncio.sleep(RESEND_INTERVAL_S)
+            if self.fallback.is_store_unavailable:
+                continue
             self.fallback.resend(deferred)
             self._settlements.resend(unconfirmed)
             self._recover_orphans()
