@@ -62,7 +62,11 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         served = AdmissionService(
             authorizer, edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf), store, hello, clock
         )
-        admin = AuthAdmin("auth-1", authorizer, store, clock, lambda: served.figures, token="")
+        admin = AuthAdmin(
+            *("auth-1", authorizer, store, clock, lambda: served.figures),
+            key_retention=config.ledger_retention,
+            token="",
+        )
         sweeping = asyncio.create_task(served.sweep())
         async with (
             serving(config.listen, [(add_AdmissionServiceServicer_to_server, served)], admin=admin) as server,

@@ -151,6 +151,32 @@ async def test_a_tenant_whose_deletion_cannot_be_stored_keeps_its_keys(monkeypat
         assert (await stream.reserve(credential=credential)).identity.tenant_id == "acme"
 
 
+async def test_keys_that_ended_before_the_retention_are_deleted_with_a_new_key(tmp_path):
+    path, clock = tmp_path / "auth.sqlite", FakeClock()
+
+    async def create(found, **more):
+        return (await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default", **more))).key.key_id
+
+    async def listed(found):
+        return [each.key_id for each in (await found.admin.ListKeys(pb.ListKeysRequest())).keys if each.key_id != "dev"]
+
+    async with auth_process(path, clock=clock, ledger_retention=1_000.0) as found:
+        revoked, expiring, kept = (
+            await create(found),
+            await create(found, ttl=Duration(seconds=10)),
+            await create(found),
+        )
+        await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=revoked))
+        clock.now += 1_000.0
+        second = await create(found)
+        assert sorted(await listed(found)) == sorted([revoked, expiring, kept, second])
+        clock.now += 5.0
+        third = await create(found)
+        assert sorted(await listed(found)) == sorted([expiring, kept, second, third])
+    async with auth_process(path, clock=clock) as found:
+        assert sorted(await listed(found)) == sorted([expiring, kept, second, third])
+
+
 async def test_a_key_that_cannot_be_stored_is_not_returned(monkeypatch):
     async with auth_process() as found:
         monkeypatch.setattr(sql, "apply", raise_disk_full)

@@ -118,3 +118,4 @@ async def test_a_month_of_rotated_keys_and_models_is_charged_exactly(tmp_path, m
     assert counts["reservations"] == 0
     assert counts["ledger"] < month.number / 3
     assert counts["balances"] == len(month.keys)
+    assert counts["keys"] <= 3 * len(month.keys)

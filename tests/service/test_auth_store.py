@@ -14,6 +14,7 @@ from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.store import connection as store_connection
 from penstock.auth.store import sql, sqlite
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
@@ -113,9 +114,9 @@ async def test_changes_are_persisted_before_the_store_closes(path):
 
 async def test_pending_changes_share_a_commit_and_complete_in_order(path, monkeypatch):
     commits, completed = [], []
-    commit = sqlite._commit
+    commit = sqlite.commit
     monkeypatch.setattr(
-        sqlite, "_commit", lambda db, batch, *rest: commits.append(len(batch)) or commit(db, batch, *rest)
+        sqlite, "commit", lambda db, batch, *rest: commits.append(len(batch)) or commit(db, batch, *rest)
     )
     async with opened_store(path) as (store, _):
         store.write(PutTenant(ACME_TENANT), lambda _: completed.append("tenant"))
@@ -248,7 +249,7 @@ async def test_a_closed_store_rejects_changes(path):
 
 
 async def test_a_second_process_cannot_open_the_store(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(store_connection, "LOCK_TIMEOUT_S", 0.01)
     async with opened_store(path):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             async with opened_store(path):

@@ -329,9 +329,9 @@ def test_a_balance_far_beyond_a_limit_fits_into_the_store():
     table = table_of(tokens_per_minute=1)
     for number in range(40):
         request = request_of(number, 2**32 - 1, 2**32 - 1)
-        table.reserve(request, f"reservation-{number}", START, is_deferred=True)
+        table.reserve(request, f"reservation-{number}", START_UNIX_S, is_deferred=True)
     assert table.quota("acme").balance.tokens_full_at == 2**63 - 1
-    after = ReservationTable(ttl=TTL)
-    after.put_tenant(table.quota("acme").tenant, START, table.quota("acme").balance)
+    after = ReservationTable(ttl=TTL_S)
+    after.put_tenant(table.quota("acme").tenant, START_UNIX_S, table.quota("acme").balance)
     with pytest.raises(QuotaExceeded):
         reserve(after, 1, 1, 0)

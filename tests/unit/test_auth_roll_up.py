@@ -11,8 +11,8 @@ from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import roll_up, sql
+from penstock.auth.store.connection import connect
 from penstock.auth.store.roll_up import SLICE_ROWS, SLICE_TARGET_S, LedgerRollUp, Retention
-from penstock.auth.store.sqlite import connect
 from penstock.auth.store.store import Charged, PutTenant
 
 START = 1_798_761_600.0  # 2027-01-01 UTC

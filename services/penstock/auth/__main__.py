@@ -26,7 +26,13 @@ async def run_auth(config: AuthConfig) -> None:
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")
         service = AdmissionService(authorizer, edges, store, hello, clock)
         admin = AuthAdmin(
-            config.instance_id, authorizer, store, clock, lambda: service.figures, token=config.admin_token
+            config.instance_id,
+            authorizer,
+            store,
+            clock,
+            lambda: service.figures,
+            key_retention=config.ledger_retention,
+            token=config.admin_token,
         )
         async with (
             background(service.sweep(), store.watch()),

@@ -30,7 +30,8 @@ class AuthConfig(ServiceConfig):
     )
     ledger_retention: float = setting(
         2_592_000.0,
-        "Time for which the ledger has a row per request. Older rows become totals per day, tenant, key and model.",
+        "Time for which the ledger has a row per request, and for which revoked and expired keys are listed. Older rows"
+        " become totals per day, tenant, key and model.",
         unit="s",
     )
     ledger_max_rows: int = setting(

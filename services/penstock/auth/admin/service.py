@@ -7,7 +7,7 @@ from typing import Any
 from penstock.auth.admin import messages
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key, mint
-from penstock.auth.store.store import Change, DeleteTenant, PutKey, PutTenant, Store
+from penstock.auth.store.store import Change, DeleteKey, DeleteTenant, PutKey, PutTenant, Store
 from penstock.chassis.errors import NotFound, Unavailable
 from penstock.chassis.server.admin import AdminService, Figures
 from penstock.v1 import admin_pb2 as pb
@@ -24,12 +24,15 @@ class AuthAdmin(AdminService):
         clock: Callable[[], float],
         figures: Figures,
         *,
+        key_retention: float,
         token: str,
     ) -> None:
+        """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state."""
         super().__init__("auth", instance_id, figures, self._tables, token=token)
         self._authorizer = authorizer
         self._store = store
         self._clock = clock
+        self._key_retention = key_retention
         self._changes = asyncio.Lock()  # so that no key is created for a tenant that is being deleted
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
@@ -57,7 +60,14 @@ class AuthAdmin(AdminService):
         )
         await self._persist(PutKey(key))
         self._authorizer.keys.put(key)
+        self._delete_ended_keys(request.tenant_id, now)
         return key, secret
+
+    def _delete_ended_keys(self, tenant_id: str, now: float) -> None:
+        """Delete the keys that a rotation has left long ago. One that cannot be deleted now is back after a restart."""
+        for key in self._authorizer.keys.ended_before(tenant_id, now - self._key_retention):
+            self._authorizer.keys.remove(key.key_id)
+            self._store.write(DeleteKey(key.key_id), lambda _: None)
 
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
         return pb.ListKeysResponse(

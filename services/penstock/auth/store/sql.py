@@ -13,7 +13,17 @@ from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store.store import Barrier, Change, Charged, DeleteTenant, PutKey, PutTenant, Reserved, StoredState
+from penstock.auth.store.store import (
+    Barrier,
+    Change,
+    Charged,
+    DeleteKey,
+    DeleteTenant,
+    PutKey,
+    PutTenant,
+    Reserved,
+    StoredState,
+)
 
 # One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
 MIGRATIONS = (
@@ -133,6 +143,8 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_TENANT, _tenant_row(tenant))
         case PutKey(key):
             connection.execute(_PUT_KEY, _key_row(key))
+        case DeleteKey(key_id):
+            connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,))
         case DeleteTenant(tenant_id, deleted_at):
             connection.execute(_DELETE_TENANT, (deleted_at, tenant_id))
             connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))

@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.auth.store import sql
+from penstock.auth.store.connection import commit, connect
 from penstock.auth.store.disk_usage import Watermark, used_share
 from penstock.auth.store.roll_up import KEEP_ALL, SLICE_INTERVAL_S, LedgerRollUp, Retention
-from penstock.auth.store.sql import migrate
 from penstock.auth.store.store import Barrier, Change, OnAvailability, OnPersisted, PendingChange, StoredState
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
 from penstock.auth.telemetry import record_disk_used
 
 log = structlog.get_logger()
 
-LOCK_TIMEOUT_S = 10.0  # s; the former process may still be draining
 RETRY_INTERVAL_S = 0.2  # s between attempts to write to a store that is unavailable
 IDLE_INTERVAL_S = 1.0  # s between looks for rows of the ledger to roll up
-MAX_WAL_BYTES = 2**26  # size to which the journal is cut after a large transaction
 MAX_SHUTDOWN_RETRIES = 10  # attempts at the end of the process, after which only edges have the unwritten charges
 
 
@@ -118,7 +116,7 @@ class SqliteStore:
 
     def _write_until_closed(self, connection: sqlite3.Connection) -> None:
         roll_up = LedgerRollUp(connection, self.retention)
-        writer = ChangeWriter(lambda batch: _commit(connection, batch, roll_up), self._report)
+        writer = ChangeWriter(lambda batch: commit(connection, batch, roll_up), self._report)
         attempts_left = MAX_SHUTDOWN_RETRIES
         slice_due = 0.0  # s of time.monotonic
         while True:
@@ -195,41 +193,6 @@ def _resolve(opened: "asyncio.Future[StoredState]", result: StoredState | Except
         opened.set_exception(result)
     else:
         opened.set_result(result)
-
-
-def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
-    """Open the file exclusively. Raises sqlite3.OperationalError if another process has it open."""
-    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None, cached_statements=32)
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two processes over one ledger would grant every limit twice
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
-    connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA temp_store = MEMORY")  # otherwise journals of large statements stay open as files
-    connection.execute("BEGIN IMMEDIATE")  # takes the lock now, before the first reservation
-    connection.execute("COMMIT")
-    migrate(connection)
-    return connection
-
-
-def _commit(
-    connection: sqlite3.Connection, batch: list[PendingChange], roll_up: LedgerRollUp | None = None
-) -> Exception | None:
-    """Write all changes of a batch in one transaction, or none. Return the error; None on success."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        for change, _ in batch:
-            sql.apply(connection, change)
-        if not batch:
-            sql.probe(connection)
-        connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        return error
-    if roll_up:
-        roll_up.count(batch)
-    return None
 
 
 @asynccontextmanager

@@ -21,6 +21,12 @@ class PutKey(NamedTuple):
     key: Key
 
 
+class DeleteKey(NamedTuple):
+    """A key that ended long ago was deleted."""
+
+    key_id: str
+
+
 class DeleteTenant(NamedTuple):
     """A tenant without reservations was deleted with its keys. Its rows in the ledger stay."""
 
@@ -46,7 +52,7 @@ class Barrier(NamedTuple):
     """An empty change; it completes when all changes before it have completed."""
 
 
-Change = PutTenant | PutKey | DeleteTenant | Reserved | Charged | Barrier
+Change = PutTenant | PutKey | DeleteKey | DeleteTenant | Reserved | Charged | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
