@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -12,6 +12,7 @@ from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store import sql
 from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
@@ -54,13 +55,18 @@ class AuthProcess:
 async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
-    async with opened_store(config.store) as (store, state):
+    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    async with opened_store(config.store, retention=retention, clock=clock) as (store, state):
         authorizer = recover(config, state, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
         served = AdmissionService(
             authorizer, edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf), store, hello, clock
         )
-        admin = AuthAdmin("auth-1", authorizer, store, clock, lambda: served.figures, token="")
+        admin = AuthAdmin(
+            *("auth-1", authorizer, store, clock, lambda: served.figures),
+            key_retention=config.ledger_retention,
+            token="",
+        )
         sweeping = asyncio.create_task(served.sweep())
         async with (
             serving(config.listen, [(add_AdmissionServiceServicer_to_server, served)], admin=admin) as server,
@@ -90,10 +96,12 @@ class AuthEdge:
             if kind != "heartbeat":
                 return getattr(frame, kind)
 
-    async def reserve(self, request_id="request-1", prompt=10, output=20, **more):
+    async def reserve(self, request_id="request-1", prompt=10, output=20, model="m", **more):
         fields = {"credential": self.credential, **more}
         await self.send(
-            reserve=Reserve(request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model="m", **fields)
+            reserve=Reserve(
+                request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model=model, **fields
+            )
         )
         return await self.receive()
 
@@ -141,5 +149,14 @@ async def tenant_with_key(found: AuthProcess, **limits) -> Credential:
     return Credential(bearer=(await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="acme"))).secret)
 
 
-def raise_disk_full(connection, change):
+@contextmanager
+def full_disk(monkeypatch):
+    """Let every write to the store fail in the block."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sql, "apply", raise_disk_full)
+        patch.setattr(sql, "probe", raise_disk_full)
+        yield
+
+
+def raise_disk_full(*_):
     raise sql.sqlite3.OperationalError("database or disk is full")

@@ -10,12 +10,17 @@ TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
-async def tier_process(tier, **settings):
-    """Listens on a free port unless `settings` (PENSTOCK_<TIER>_*) name one; those of this environment are removed."""
+async def tier_process(tier, *, before="", **settings):
+    """Listens on a free port unless `settings` (PENSTOCK_<TIER>_*) name one; those of this environment are removed.
+
+    The process runs the code `before` first.
+    """
     own = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in {"LISTEN": "127.0.0.1:0", **settings}.items()}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | own
+    start = f"import runpy; {before}\nrunpy.run_module('penstock.{tier}', run_name='__main__', alter_sys=True)"
+    program = ("-c", start) if before else ("-m", f"penstock.{tier}")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"penstock.{tier}"), env=environment, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, *program), env=environment, stderr=asyncio.subprocess.PIPE
     )
     try:
         yield process

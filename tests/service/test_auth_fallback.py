@@ -6,8 +6,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from auth_server import full_disk
 from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_mesh import text_of
+from penstock.auth.store import sqlite
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy
@@ -129,7 +131,7 @@ async def test_a_reservation_of_a_request_rejected_by_fallback_is_released(tmp_p
 async def test_an_orphaned_reservation_is_released(tmp_path, monkeypatch, is_restarted):
     """Auth did not respond within the timeout, and holds the reservation until it expires."""
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 3_600.0 if is_restarted else 0.01)
-    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)  # auth stops before it confirms
+    monkeypatch.setattr(runner, "SETTLEMENT_TIMEOUT_S", 0.2)  # auth stops before it confirms
     async with (
         edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0, upstream_timeout=0.05) as mesh,
         client_of(mesh) as client,
@@ -189,6 +191,66 @@ async def test_a_deferred_reservation_is_recorded_once_auth_can_write(tmp_path, 
         assert (await mesh.figures())["deferred_reservations"] == 1
         monkeypatch.undo()
         assert await all_recorded(mesh) == [FULL_CHARGE, FULL_CHARGE]
+
+
+async def test_a_charge_that_a_stopping_auth_cannot_write_is_repeated_by_its_edge(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
+    async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
+        reading, handle = await paused_answer(mesh, client)
+        with full_disk(monkeypatch):
+            mesh.workers[0].send_tokens(handle)
+            assert await reading == text_of(TOKENS)
+            await mesh.wait_for_figure("reservations_open", 1)
+            with pytest.raises(sqlite.ChargesNotPersisted):
+                await mesh.auth.stop()
+        await mesh.auth.start()
+        assert await all_recorded(mesh) == [FULL_CHARGE]
+
+
+async def test_a_cached_caller_is_served_while_the_disk_of_auth_is_full_and_charged_once_after(tmp_path, monkeypatch):
+    """Every request has one charge, the tenant keeps to its grant, and strangers are rejected."""
+    monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 0.01)
+    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.01)
+    grant = 4 * (PROMPT + TOKENS)
+    async with (
+        edge_auth_mesh(tmp_path, auth={"fallback_tokens": grant}, auth_fallback_after=3_600.0) as mesh,
+        client_of(mesh) as client,
+        client_of(mesh, UNKNOWN_KEY) as unknown_caller,
+    ):
+        await cache_identity(mesh, client)
+        reading, handle = await paused_answer(mesh, client)
+        with full_disk(monkeypatch), capture_logs() as lines:
+            assert await answer(client) == text_of(TOKENS)  # its reservation could not be stored
+            await mesh.wait_for_figure("auth_unreachable", 1)
+            mesh.workers[0].send_tokens(handle)
+            assert await reading == text_of(TOKENS)
+            for _ in range(3):
+                assert await answer(client) == text_of(TOKENS)
+            assert (await rejection_of(answer(client))).reason == "AUTH_LOST"  # the grant is used up
+            assert (await rejection_of(answer(unknown_caller))).reason == "AUTH_LOST"
+            figures = await mesh.figures()
+            assert (figures["fallback_admitted"], figures["deferred_reservations"]) == (4, 4)
+        events = [line["event"] for line in lines if line["event"] in {"store_unavailable", "auth_unreachable"}]
+        assert events == ["store_unavailable", "auth_unreachable"]
+        # Frames that auth cannot record are not repeated to it.
+        assert sum(line["event"] == "reservation_rejected" for line in lines) <= 3
+        await mesh.wait_for_figure("auth_unreachable", 0)
+        assert (await rejection_of(answer(unknown_caller))).reason == "KEY_UNKNOWN"
+        assert await answer(client) == text_of(TOKENS)
+        assert await all_recorded(mesh) == [FULL_CHARGE] * 7
+
+
+async def test_an_edge_that_connects_while_the_disk_is_full_decides_at_once(tmp_path, monkeypatch):
+    async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
+        await cache_identity(mesh, client)
+        with full_disk(monkeypatch):
+            assert await answer(client) == text_of(TOKENS)
+            await mesh.auth.service.drain()
+            await mesh.wait_for_figure("auth_unreachable", 1)
+            await mesh.wait_for_figure("auth_links_up", 1)
+            assert await answer(client) == text_of(TOKENS)
+            assert (await mesh.figures())["fallback_admitted"] == 2
+        assert await all_recorded(mesh) == [FULL_CHARGE] * 3
 
 
 async def test_an_unknown_caller_is_rejected_at_once_without_tokenizing(tmp_path, monkeypatch):
@@ -303,7 +365,7 @@ async def test_a_key_revoked_in_an_outage_works_until_auth_is_back_and_is_charge
 
 async def test_an_answer_admitted_by_a_lost_edge_is_charged_at_the_edge_that_resumes_it(tmp_path, monkeypatch):
     """Auth never received the first reservation; the second edge reports the tokens that the client has."""
-    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(runner, "SETTLEMENT_TIMEOUT_S", 0.2)
     async with edge_auth_mesh(tmp_path, edges=2, **FAST_OUTAGE) as mesh, client_of(mesh, attempts=5) as client:
         for _ in range(4):
             await answer(client)  # both edges cache the caller

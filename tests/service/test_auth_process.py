@@ -4,7 +4,11 @@ import asyncio
 import signal
 from contextlib import asynccontextmanager
 
+import grpc
+import psutil
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from auth_server import (
     DEV_KEY,
@@ -12,15 +16,16 @@ from auth_server import (
     AuthProcess,
     FakeClock,
     edge,
+    tenant_use,
 )
 from penstock.auth.config import AuthConfig
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError, load
-from penstock.mesh.v1.admission_pb2 import Credential
+from penstock.mesh.v1.admission_pb2 import Credential, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
-from tier_process import address_of, tier_process
+from tier_process import address_of, tier_process, wait_for_event
 
 
 @pytest.mark.parametrize("key", ["dev", "pk_dev_short", "sk-1234567890123456789012345678"])
@@ -52,9 +57,66 @@ async def test_the_state_survives_a_kill_and_a_drain_exits_with_status_0(tmp_pat
         assert await asyncio.wait_for(process.wait(), 20) == 0
 
 
+OVERFLOW_ON_A_TENANT = """
+from penstock.auth.store import sql
+from penstock.auth.store.store import PutTenant
+def apply(connection, change, original=sql.apply):
+    if isinstance(change, PutTenant):
+        connection.execute("SELECT ?", (2**63,))  # raises OverflowError, which is not an error of SQLite
+    original(connection, change)
+sql.apply = apply
+"""
+
+
+async def test_a_failed_store_thread_ends_the_process_after_health_and_edges_were_told(tmp_path):
+    async with auth_process(tmp_path, before=OVERFLOW_ON_A_TENANT) as (process, found), edge(found) as stream:
+        admitted = await stream.reserve()
+        async with channel(found.address) as to_auth:
+            health = HealthStub(to_auth).Watch(HealthCheckRequest())
+            assert (await health.read()).status == HealthCheckResponse.SERVING
+            with pytest.raises(grpc.aio.AioRpcError):
+                await found.admin.PutTenant(pb.PutTenantRequest(tenant=pb.Tenant(tenant_id="acme")))
+            assert (await health.read()).status == HealthCheckResponse.NOT_SERVING
+        assert (await stream.receive()).is_unavailable
+        assert (await stream.receive()).reason == "draining"
+        stream.call.cancel()
+        assert "OverflowError" in (await wait_for_event(process, "store_thread_failed"))["error"]
+        assert await asyncio.wait_for(process.wait(), 20) == 1
+    async with auth_process(tmp_path) as (_, found), edge(found) as stream:
+        assert (await stream.settle(admitted.reservation_id)).reservation_id == admitted.reservation_id
+        assert (await tenant_use(found)).requests == 1
+
+
+async def test_a_stop_while_the_disk_is_full_fails_and_edges_repeat_the_charges(tmp_path):
+    async with auth_process(tmp_path) as (process, found), edge(found) as stream:
+        admitted = [await stream.reserve(f"request-{number}") for number in range(3)]
+        limit_file_size(process, 0)
+        for each in admitted:
+            await stream.send(settle=Settle(reservation_id=each.reservation_id, prompt_tokens=10, output_tokens=7))
+        assert (await stream.receive()).is_unavailable
+        process.send_signal(signal.SIGTERM)
+        assert (await stream.receive()).reason == "draining"
+        stream.call.cancel()
+        assert (await wait_for_event(process, "charges_not_persisted"))["count"] == 3
+        assert await asyncio.wait_for(process.wait(), 20) == 1
+    async with auth_process(tmp_path) as (_, found), edge(found) as stream:
+        assert (await tenant_use(found)).concurrent_requests == 3
+        for each in [*admitted, *admitted]:
+            assert (await stream.settle(each.reservation_id)).reservation_id == each.reservation_id
+        use = await tenant_use(found)
+        assert (use.requests, use.prompt_tokens, use.output_tokens) == (3, 30, 21)
+
+
+def limit_file_size(process, size):
+    """Let every write beyond `size` bytes of a file fail, as on a full disk."""
+    child = psutil.Process(process.pid)
+    _, hard = child.rlimit(psutil.RLIMIT_FSIZE)
+    child.rlimit(psutil.RLIMIT_FSIZE, (size, hard))
+
+
 @asynccontextmanager
-async def auth_process(folder):
-    async with tier_process("auth", STORE=str(folder / "auth.sqlite"), DEV_KEY=DEV_KEY) as process:
+async def auth_process(folder, **more):
+    async with tier_process("auth", STORE=str(folder / "auth.sqlite"), DEV_KEY=DEV_KEY, **more) as process:
         address = await address_of(process)
         async with channel(address) as to_auth:
             yield process, AuthProcess(None, address, FakeClock(), AdminStub(to_auth), AdmissionServiceStub(to_auth))

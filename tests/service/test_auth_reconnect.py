@@ -6,14 +6,13 @@ from auth_server import (
     FakeClock,
     auth_process,
     edge,
-    raise_disk_full,
+    full_disk,
     rejection_of,
     tenant_use,
     tenant_with_key,
     wait_for_figure,
 )
 from penstock.auth import service
-from penstock.auth.store import sql
 from penstock.mesh.v1.admission_pb2 import Reserve
 
 
@@ -92,12 +91,30 @@ async def test_an_edge_that_does_not_reconnect_after_a_restart_expires(tmp_path,
 
 async def test_a_reservation_that_cannot_be_stored_is_rejected(monkeypatch):
     async with auth_process() as found, edge(found) as stream:
-        with monkeypatch.context() as patch:
-            patch.setattr(sql, "apply", raise_disk_full)
-            error = rejection_of(await stream.reserve())
+        with full_disk(monkeypatch):
+            assert (await stream.reserve()).is_unavailable  # edges decide before they hear of the rejection
+            error = rejection_of(await stream.receive())
+            assert found.figures["store_available"] == 0
+            async with edge(found, "edge-2") as other:
+                assert (await other.receive()).is_unavailable
         assert (error.reason, error.retry_after) == ("STORE_UNAVAILABLE", 1.0)
         assert found.figures["reserved_tokens"] == 0
+        assert not (await stream.receive()).is_unavailable
         assert (await stream.reserve()).reservation_id
+
+
+async def test_a_stored_reservation_that_is_repeated_while_the_store_is_unavailable_stays(monkeypatch):
+    async with auth_process() as found, edge(found) as stream:
+        admitted = await stream.reserve()
+        with full_disk(monkeypatch):
+            assert (await stream.reserve("request-2")).is_unavailable
+            assert rejection_of(await stream.receive()).reason == "STORE_UNAVAILABLE"
+            await stream.send(reserve=Reserve(request_id="request-1", credential=stream.credential, prompt_tokens=1))
+            assert (await stream.reserve("request-3")).request_id == "request-3"  # the next answer
+        assert not (await stream.receive()).is_unavailable
+        assert found.figures["reservations"] == 1
+        assert (await stream.settle(admitted.reservation_id)).reservation_id == admitted.reservation_id
+        assert (await tenant_use(found)).requests == 1
 
 
 async def test_edges_receive_end_after_their_pending_answers():

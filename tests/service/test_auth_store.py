@@ -7,15 +7,18 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.store import connection as store_connection
 from penstock.auth.store import sql, sqlite
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
-from penstock.auth.store.sqlite import StoreClosed, opened_store
+from penstock.auth.store.sqlite import ChargesNotPersisted, StoreClosed, StoreThreadFailed, opened_store
 from penstock.auth.store.store import Barrier, Charged, PutKey, PutTenant, Reserved
 
 ACME_TENANT = Tenant(tenant_id="acme", weight=2.5, tokens_per_minute=600)
@@ -111,8 +114,10 @@ async def test_changes_are_persisted_before_the_store_closes(path):
 
 async def test_pending_changes_share_a_commit_and_complete_in_order(path, monkeypatch):
     commits, completed = [], []
-    commit = sqlite._commit
-    monkeypatch.setattr(sqlite, "_commit", lambda db, batch: commits.append(len(batch)) or commit(db, batch))
+    commit = sqlite.commit
+    monkeypatch.setattr(
+        sqlite, "commit", lambda db, batch, *rest: commits.append(len(batch)) or commit(db, batch, *rest)
+    )
     async with opened_store(path) as (store, _):
         store.write(PutTenant(ACME_TENANT), lambda _: completed.append("tenant"))
         for number in range(500):
@@ -153,15 +158,87 @@ async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
     assert (await stored_state(path)).reservations == []
 
 
-async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown(path, monkeypatch):
+async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown_and_are_counted(path, monkeypatch):
     monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
-    async with opened_store(path) as (store, _):
-        await kept(store, PutTenant(ACME_TENANT))
-        await kept(store, Reserved(reservation(), Balance("acme")))
-        monkeypatch.setattr(sql, "apply", disk_is_full)
-        store.write(charged(), lambda _: None)
+    with pytest.raises(ChargesNotPersisted, match="1 charges were not written"):
+        async with opened_store(path) as (store, _):
+            await kept(store, PutTenant(ACME_TENANT))
+            await kept(store, Reserved(reservation(), Balance("acme")))
+            monkeypatch.setattr(sql, "apply", disk_is_full)
+            store.write(charged(), lambda _: None)
     monkeypatch.undo()
     assert (await stored_state(path)).reservations == [reservation()]
+
+
+async def test_availability_is_reported_before_the_changes_that_fail_and_after_a_probe_succeeds(path, monkeypatch):
+    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
+    told, is_back = [], asyncio.Event()
+    async with opened_store(path) as (store, _):
+        store.notify_availability(lambda is_available: told.append(is_available) or (is_available and is_back.set()))
+        with monkeypatch.context() as patch:
+            patch.setattr(sql, "apply", disk_is_full)
+            patch.setattr(sql, "probe", lambda connection: disk_is_full(connection, None))
+            store.write(PutTenant(ACME_TENANT), lambda error: told.append(str(error)))
+            await store.flush()
+            assert told == [False, "database or disk is full"]
+            assert not store.is_available
+        await is_back.wait()  # without a change to write
+        assert store.is_available
+        await kept(store, PutTenant(ACME_TENANT))
+    assert told[-1]
+
+
+async def test_an_error_that_is_not_of_sqlite_ends_the_watch_and_rejects_later_changes(path, monkeypatch):
+    def overflow(connection, change):
+        raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+    async with opened_store(path) as (store, _):
+        monkeypatch.setattr(sql, "apply", overflow)
+        store.write(PutTenant(ACME_TENANT), lambda _: pytest.fail("a change of a failed store was answered"))
+        with pytest.raises(StoreThreadFailed, match="OverflowError"):
+            await store.watch()
+        assert not store.is_available
+        with pytest.raises(StoreClosed):
+            await kept(store, Barrier())
+
+
+async def test_the_thread_rolls_up_the_ledger_and_reports_the_disk(path, monkeypatch):
+    monkeypatch.setattr(sqlite, "IDLE_INTERVAL_S", 0.01)
+    volume = {"used": 0.95}
+    monkeypatch.setattr(sqlite, "used_share", lambda _: volume["used"])
+    with capture_logs() as lines:
+        async with opened_store(path, retention=Retention(max_age=10.0), clock=lambda: 100.0, disk_watermark=0.9) as (
+            store,
+            _,
+        ):
+            await kept(store, PutTenant(ACME_TENANT))
+            for number in range(40):
+                await kept(store, charged(number))
+            async with asyncio.timeout(20):
+                while store.figures["ledger_rows"] or not store.figures["store_disk_high"]:  # noqa: ASYNC110  # no event
+                    await asyncio.sleep(0)
+                volume["used"] = 0.5
+                while store.figures["store_disk_high"]:  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0)
+    told = [line["event"] for line in lines if line["event"].startswith("store_disk")]
+    assert told == ["store_disk_high", "store_disk_normal"]
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("SELECT count(*) FROM ledger").fetchone() == (0,)
+        assert raw.execute("SELECT * FROM usage").fetchall() == [("1970-01-01", "acme", "k", "m", 40, 400, 280)]
+
+
+async def test_an_error_in_the_answer_to_one_change_leaves_the_others_answered(path):
+    def fail(_):
+        raise ValueError("a field is out of range")
+
+    told = []
+    async with opened_store(path) as (store, _):
+        with capture_logs() as lines:
+            store.write(PutTenant(ACME_TENANT), fail)
+            store.write(PutKey(ACME_KEY), told.append)
+            await store.flush()
+    assert told == [None]
+    assert [line["change"] for line in lines if line["event"] == "store_answer_failed"] == ["PutTenant"]
 
 
 async def test_a_closed_store_rejects_changes(path):
@@ -172,7 +249,7 @@ async def test_a_closed_store_rejects_changes(path):
 
 
 async def test_a_second_process_cannot_open_the_store(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(store_connection, "LOCK_TIMEOUT_S", 0.01)
     async with opened_store(path):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             async with opened_store(path):

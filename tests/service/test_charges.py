@@ -14,8 +14,8 @@ LOST_CHARGE = (0, 0, "lost")
 
 
 @pytest.fixture(autouse=True)
-def _short_drain_timeout(monkeypatch):
-    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
+def _short_settlement_timeout(monkeypatch):
+    monkeypatch.setattr(runner, "SETTLEMENT_TIMEOUT_S", 0.2)
 
 
 async def interrupted(mesh, interrupt, kind):

@@ -1,12 +1,16 @@
 """The bucket of one limit: it never grants more than the limit, regardless of settlements."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linear_bucket import LinearBucket
 from penstock.auth.quota.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 
 START_UNIX_S = 1_800_000_000.0
+MAX_RUNS_PER_UNSETTLED = 4  # a tree has room for twice its runs, rounded up to a power of two
 
 
 def test_a_full_bucket_grants_a_minutes_worth_at_once_and_then_the_exact_wait():
@@ -50,7 +54,7 @@ def test_a_late_settlement_does_not_save_tokens_beyond_the_burst():
 def test_settling_a_take_of_another_bucket_has_no_effect():
     bucket = Bucket(60)
     bucket.spend(60, START_UNIX_S)
-    bucket.settle(TakeRun(to_micros(START_UNIX_S), 60, 1), 60)
+    bucket.settle(TakeRun(to_micros(START_UNIX_S), 60), 60)
     assert bucket.wait(1, START_UNIX_S) == 1.0
 
 
@@ -91,7 +95,7 @@ BUCKET_STEPS = st.lists(
 @given(per_minute=st.sampled_from([30, 60, 61]), steps=BUCKET_STEPS)
 def test_the_state_is_as_if_each_take_had_been_of_the_used_amount(per_minute, steps):
     bucket, at = Bucket(per_minute), to_micros(START_UNIX_S)
-    takes, unsettled = [], []  # [start in µs, amount]; index and run
+    takes, unsettled, most_unsettled = [], [], 0  # [start in µs, amount]; index and run
     for step, first, *rest in steps:
         if step == "wait":
             at += first
@@ -103,12 +107,89 @@ def test_the_state_is_as_if_each_take_had_been_of_the_used_amount(per_minute, st
             unused = min(rest[0], takes[position][1])
             bucket.settle(take, unused)
             takes[position][1] -= unused
+        most_unsettled = max(most_unsettled, len(unsettled))
         full_at = 0
         for start, amount in takes:
             full_at = max(full_at, start * per_minute) + amount * MINUTE_US
         assert max(bucket.full_at, at) == max(-(-full_at // per_minute), at)
-        assert len(bucket._runs) <= len(unsettled) + 2
+        assert len(bucket._runs) <= MAX_RUNS_PER_UNSETTLED * (most_unsettled + 2)
         assert_never_overspent(takes, per_minute)
+
+
+@settings(max_examples=300)
+@given(
+    per_minute=st.sampled_from([1, 30, 60, 61, 10_000_019]),
+    full_at=st.integers(0, 90_000_000),
+    steps=st.lists(
+        st.tuples(st.sampled_from("wtttss"), st.integers(0, 40_000_000), st.integers(0, 30)), min_size=5, max_size=120
+    ),
+)
+def test_every_result_is_that_of_the_linear_bucket(per_minute, full_at, steps):
+    """Takes may exceed the limit, as those of fallback admissions, and times may be those of an earlier clock."""
+    buckets = [each(per_minute, full_at=to_micros(START_UNIX_S) + full_at) for each in (Bucket, LinearBucket)]
+    at, unsettled = to_micros(START_UNIX_S), []
+    for step, first, second in steps:
+        now = at / 1e6
+        if step == "w":
+            at += first - 1_000_000
+        elif step == "t":
+            unsettled.append((second, [each.take(second, now) for each in buckets]))
+        elif unsettled:
+            amount, runs = unsettled.pop(first % len(unsettled))
+            for bucket, run in zip(buckets, runs, strict=True):
+                bucket.settle(run, min(second, amount))
+        assert_alike(*buckets, now)
+    assert_alike(*(each.with_limit(77, at / 1e6) for each in buckets), at / 1e6)
+
+
+def test_a_day_of_a_busy_tenant_is_that_of_the_linear_bucket():
+    rng, now, unsettled = random.Random(5), START_UNIX_S, []
+    buckets = [Bucket(600_000), LinearBucket(600_000)]
+    for _ in range(6_000):
+        now += rng.expovariate(20.0)
+        if len(unsettled) > rng.randrange(600):
+            amount, runs = unsettled.pop(rng.randrange(len(unsettled)))
+            unused = rng.randrange(amount + 1)
+            for bucket, run in zip(buckets, runs, strict=True):
+                bucket.settle(run, unused)
+        amount = rng.randrange(1, 1_200)
+        unsettled.append((amount, [each.take(amount, now) for each in buckets]))
+        assert_alike(*buckets, now)
+
+
+def assert_alike(bucket, reference, now):
+    assert (bucket._full_at, bucket.full_at) == (reference._full_at, reference.full_at)
+    assert bucket.available(now) == reference.available(now)
+    for amount in (0, 1, 29):
+        assert bucket.wait(amount, now) == reference.wait(amount, now)
+
+
+class CountingList(list):
+    """Counts the nodes that are changed."""
+
+    changes = 0
+
+    def __setitem__(self, index, value):
+        CountingList.changes += 1
+        super().__setitem__(index, value)
+
+
+def test_a_settlement_with_20_000_takes_under_way_changes_as_many_nodes_as_the_tree_has_levels():
+    bucket = Bucket(10_000_000)
+    takes = [bucket.take(400, START_UNIX_S + number / 1e3) for number in range(20_000)]
+    bucket._latest = CountingList(bucket._latest)
+    for run in takes[::100]:
+        CountingList.changes = 0
+        bucket.settle(run, 200)
+        assert CountingList.changes <= 17  # 2**16 leaves
+    assert bucket.available(START_UNIX_S + 20.0) == 10_000_000 - (20_000 * 400 - 200 * 200) + 20 * 10_000_000 // 60
+
+
+def test_takes_that_are_settled_at_once_need_no_room():
+    bucket = Bucket(1_000_000)
+    for number in range(10_000):
+        bucket.spend(1, START_UNIX_S + number / 1e6)
+    assert len(bucket._sums) <= 16
 
 
 def assert_never_overspent(takes, per_minute):

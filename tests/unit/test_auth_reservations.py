@@ -322,3 +322,16 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_balance_far_beyond_a_limit_fits_into_the_store():
+    """Fallback admissions are recorded beyond every limit: 40 of 2**33 tokens at a token per minute end in years."""
+    table = table_of(tokens_per_minute=1)
+    for number in range(40):
+        request = request_of(number, 2**32 - 1, 2**32 - 1)
+        table.reserve(request, f"reservation-{number}", START_UNIX_S, is_deferred=True)
+    assert table.quota("acme").balance.tokens_full_at == 2**63 - 1
+    after = ReservationTable(ttl=TTL_S)
+    after.put_tenant(table.quota("acme").tenant, START_UNIX_S, table.quota("acme").balance)
+    with pytest.raises(QuotaExceeded):
+        reserve(after, 1, 1, 0)

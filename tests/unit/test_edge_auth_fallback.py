@@ -46,6 +46,48 @@ def test_auth_that_drains_is_unreachable_at_once():
     assert not found.is_unreachable(16.0)
 
 
+def test_auth_without_a_store_is_unreachable_at_once_also_if_it_responds():
+    found = silence()
+    found.on_request_sent("a", 10.0)
+    found.on_store_state(10.5, is_unavailable=True)
+    assert found.is_unreachable(10.5)
+    found.on_response(10.6, "a")
+    found.check(20.0)
+    assert found.is_unreachable(20.0)
+    assert found.outage_duration(20.0) == 10.0
+    assert found.is_timing
+    found.on_store_state(30.0, is_unavailable=False)
+    assert not found.is_unreachable(1e9)
+    assert found.outage_duration(1e9) == 0.0
+
+
+def test_requests_without_an_answer_do_not_outlive_the_outage_of_the_store():
+    found = silence()
+    found.on_request_sent("a", 10.0)
+    found.on_store_state(10.5, is_unavailable=True)
+    found.on_store_state(30.0, is_unavailable=False)
+    assert not found.is_unreachable(30.0)
+    found.on_store_state(40.0, is_unavailable=False)
+    assert not found.is_unreachable(1e9)
+
+
+def test_an_auth_that_ends_without_a_store_is_unreachable_at_once_and_the_next_one_is_not():
+    found = silence()
+    found.on_store_state(10.0, is_unavailable=True)
+    found.on_disconnected(12.0)
+    assert found.is_unreachable(12.0)
+    assert found.outage_duration(15.0) == 5.0
+    found.on_connected(16.0)
+    assert not found.is_unreachable(16.0)
+
+
+def test_an_edge_without_a_response_does_not_decide_for_an_auth_without_a_store():
+    found = OutageDetector(outage_after=THRESHOLD_S)
+    found.on_connected(0.0)
+    found.on_store_state(0.0, is_unavailable=True)
+    assert not found.is_unreachable(0.5)
+
+
 def test_auth_is_unreachable_if_it_does_not_answer_pending_requests():
     found = silence()
     found.on_request_sent("a", 10.0)

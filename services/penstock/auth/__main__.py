@@ -4,6 +4,7 @@ from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
@@ -15,16 +16,26 @@ from penstock.v1.stream_pb2 import Hello
 
 async def run_auth(config: AuthConfig) -> None:
     clock = WallMonotonicClock().now
-    async with opened_store(config.store, fsync=config.fsync) as (store, state):
+    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    stored = opened_store(
+        config.store, fsync=config.fsync, retention=retention, clock=clock, disk_watermark=config.disk_watermark
+    )
+    async with stored as (store, state):
         authorizer = recover(config, state, clock())
         edges = edges_to_expect(config, authorizer, clock())
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")
         service = AdmissionService(authorizer, edges, store, hello, clock)
         admin = AuthAdmin(
-            config.instance_id, authorizer, store, clock, lambda: service.figures, token=config.admin_token
+            config.instance_id,
+            authorizer,
+            store,
+            clock,
+            lambda: service.figures,
+            key_retention=config.ledger_retention,
+            token=config.admin_token,
         )
         async with (
-            background(service.sweep()),
+            background(service.sweep(), store.watch()),
             serving(
                 config.listen,
                 [(add_AdmissionServiceServicer_to_server, service)],
@@ -34,8 +45,10 @@ async def run_auth(config: AuthConfig) -> None:
             ) as server,
         ):
             hello.address = server.address
-            await stop_requested()
-            await service.drain()
+            try:
+                await stop_requested()
+            finally:  # also if the store's thread failed, so that edges decide at once
+                await service.drain()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,23 @@
 """The authorizer: authenticates callers, reserves tokens and computes fallback grants. No I/O; `now` is an argument."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
+from penstock.auth.identity.tenant import DEFAULT_TENANT
 from penstock.auth.quota.reservation import Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
-from penstock.chassis.errors import InvalidArgument
+from penstock.auth.quota.tenant_quota import TenantQuota
+from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound
 from penstock.mesh.v1.admission_pb2 import Credential, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
+
+MAX_GRANT = 2**32 - 1  # tokens; `admitted.fallback_tokens` is a uint32
+
+
+class RemovedTenant(NamedTuple):
+    quota: TenantQuota
+    keys: list[Key]
 
 
 @dataclass
@@ -71,18 +81,42 @@ class Authorizer:
             self.keys.by_id(frame.fallback_admission.key_id) if frame.fallback_admission.key_id in self.keys else None
         )
 
+    def remove_tenant(self, tenant_id: str) -> "RemovedTenant":
+        """Remove a tenant with its keys. Raises NotFound / TENANT_UNKNOWN or FailedPrecondition."""
+        quota = self.reservations.quota(tenant_id)
+        if quota is None:
+            raise NotFound(f"there is no tenant {tenant_id!r}; see `penstock tenants list`", reason="TENANT_UNKNOWN")
+        if tenant_id == DEFAULT_TENANT:
+            text = "the tenant `default` cannot be deleted; revoke its keys"
+            raise FailedPrecondition(text, reason="TENANT_REQUIRED")
+        if quota.concurrent_requests:
+            text = f"tenant {tenant_id} has {quota.concurrent_requests} active requests; revoke its keys and wait"
+            raise FailedPrecondition(text, reason="TENANT_BUSY")
+        keys = self.keys.of_tenant(tenant_id)
+        for key in keys:
+            self.keys.remove(key.key_id)
+        self._salts.pop(tenant_id, None)
+        return RemovedTenant(self.reservations.remove_tenant(tenant_id), keys)
+
+    def restore_tenant(self, removed: "RemovedTenant") -> None:
+        """Undo `remove_tenant`, as it could not be persisted."""
+        self.reservations.put_quota(removed.quota)
+        for key in removed.keys:
+            self.keys.put(key)
+
     def fallback_grant(self, tenant_id: str, edges: int, now: float) -> int:
         """Return the tokens that each of `edges` edges may admit for a tenant while auth is unreachable."""
         quota = self.reservations.quota(tenant_id)
         left = quota.tokens_left(now) if quota else 0
-        return self.fallback_tokens if left is None else int(left * self.fallback_share / max(1, edges))
+        granted = self.fallback_tokens if left is None else int(left * self.fallback_share / max(1, edges))
+        return min(granted, MAX_GRANT)
 
     def _authenticate(self, credential: Credential, now: float) -> Key:
         return self.keys.identify(credential.bearer, loopback=credential.loopback, now=now)
 
     def _identity(self, key: Key, requested: "Priority.ValueType") -> Identity:
         quota = self.reservations.quota(key.tenant_id)
-        assert quota, "a key belongs to an existing tenant, and tenants are never removed"
+        assert quota, "a key belongs to an existing tenant, and is removed with it"
         return Identity(
             tenant_id=key.tenant_id,
             priority=quota.tenant.effective_priority(requested),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.auth.identity.keys import key_id_of
+from penstock.auth.store.roll_up import MIN_LEDGER_ROWS
 from penstock.chassis.config import ServiceConfig, setting
 
 
@@ -26,6 +27,20 @@ class AuthConfig(ServiceConfig):
     )
     fsync: bool = setting(
         False, "Whether each commit is flushed to disk, so that it survives a power loss. Costs one flush per commit."
+    )
+    ledger_retention: float = setting(
+        2_592_000.0,
+        "Time for which the ledger has a row per request, and for which revoked and expired keys are listed. Older rows"
+        " become totals per day, tenant, key and model.",
+        unit="s",
+    )
+    ledger_max_rows: int = setting(
+        2_000_000,
+        "Most rows of the ledger, about 300 bytes each. The oldest become daily totals before their retention ends.",
+        unit="rows",
+    )
+    disk_watermark: float = setting(
+        0.9, "Used share of the store's volume from which auth warns: log line, metric and snapshot."
     )
     pepper: str = setting(
         "", "Secret of the key hashes. Empty: generated once and kept in `<store>.pepper`.", secret=True
@@ -65,6 +80,10 @@ class AuthConfig(ServiceConfig):
             raise ValueError("fallback_share must be a share, 0 to 1")
         if not 0 <= self.fallback_tokens < 2**32:
             raise ValueError("fallback_tokens must be 0 to 2**32 - 1")
-        for name in ("reservation_ttl", "edge_grace"):
+        if not 0 < self.disk_watermark <= 1:
+            raise ValueError("disk_watermark must be a share, above 0 and at most 1")
+        if self.ledger_max_rows < MIN_LEDGER_ROWS:
+            raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
+        for name in ("reservation_ttl", "edge_grace", "ledger_retention"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 s")

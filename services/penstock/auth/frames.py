@@ -3,7 +3,7 @@
 from penstock.auth.identity.keys import Key
 from penstock.auth.quota.reservation import Reservation
 from penstock.chassis.errors import PenstockError
-from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
+from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled, StoreState
 from penstock.v1.stream_pb2 import End
 
 
@@ -30,6 +30,10 @@ def rejected(request_id: str, error: PenstockError, caller: Key | Identity | Non
 
 def settled(reservation_id: str) -> AdmitResponse:
     return AdmitResponse(settled=Settled(reservation_id=reservation_id))
+
+
+def store_state(*, is_unavailable: bool) -> AdmitResponse:
+    return AdmitResponse(store_state=StoreState(is_unavailable=is_unavailable))
 
 
 def end(reason: str) -> AdmitResponse:

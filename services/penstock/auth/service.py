@@ -51,6 +51,7 @@ class AdmissionService(AdmissionServiceServicer):
         self._hello = hello
         self._clock = clock
         self._peers: set[EdgePeer] = set()
+        store.notify_availability(self._on_store_availability)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -62,7 +63,7 @@ class AdmissionService(AdmissionServiceServicer):
             "tenants": len(reservations),
             "keys": len(self._authorizer.keys),
             "edges": len(self._edge_sessions),
-            "store_pending": self._store.pending,
+            **self._store.figures,
         }
 
     async def Admit(  # type: ignore[override]  # reads and writes on its context, and yields nothing
@@ -72,6 +73,8 @@ class AdmissionService(AdmissionServiceServicer):
             edge_id = peer.hello.instance_id
             self._edge_sessions.on_connected(edge_id)
             self._peers.add(peer)
+            if not self._store.is_available:
+                peer.send(frames.store_state(is_unavailable=True))
             try:
                 async for frame in peer:
                     self._on_frame(peer, edge_id, frame)
@@ -96,6 +99,11 @@ class AdmissionService(AdmissionServiceServicer):
         for peer in self._peers:
             peer.send(frames.end("draining"))
 
+    def _on_store_availability(self, is_available: bool) -> None:
+        """Tell edges before the changes of a failed commit are rejected, so that they decide by their fallback."""
+        for peer in self._peers:
+            peer.send(frames.store_state(is_unavailable=not is_available))
+
     def _on_frame(self, peer: EdgePeer, edge_id: str, frame: AdmitRequest) -> None:
         match frame.WhichOneof("frame"):
             case "reserve":
@@ -114,47 +122,49 @@ class AdmissionService(AdmissionServiceServicer):
             peer.send(frames.identified(frame.request_id, identity))
 
     def _reserve(self, peer: EdgePeer, edge_id: str, frame: Reserve) -> None:
-        span = ReserveSpan.start(frame)
+        span, now = ReserveSpan.start(frame), self._clock()
         try:
-            identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, uuid4().hex, self._clock())
+            identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, _reservation_id(now), now)
         except PenstockError as error:
             self._reject(peer, frame.request_id, error, span, self._authorizer.caller(frame))
             return
-        if is_new and frame.HasField("fallback_admission"):
-            log.info("deferred_reservation_recorded", **_names(reservation), edge=edge_id)
         balance = self._authorizer.reservations.quota_of(reservation).balance
-        change = Reserved(reservation, balance) if is_new else Barrier()
-        self._store.write(
-            change,
-            partial(
-                self._on_reservation_persisted,
-                peer,
-                frame.request_id,
-                identity=identity,
-                reservation=reservation,
-                span=span,
-            ),
+        answer = partial(
+            self._on_reservation_persisted,
+            peer,
+            frame,
+            identity=identity,
+            reservation=reservation,
+            is_new=is_new,
+            span=span,
         )
+        self._store.write(Reserved(reservation, balance) if is_new else Barrier(), answer)
 
     def _on_reservation_persisted(
         self,
         peer: EdgePeer,
-        request_id: str,
+        frame: Reserve,
         error: Exception | None,
         *,
         identity: Identity,
         reservation: Reservation,
+        is_new: bool,
         span: ReserveSpan,
     ) -> None:
-        if error:
+        if error and is_new:
             self._authorizer.reservations.cancel(reservation)
+        elif error and self._authorizer.reservations.is_live(reservation):
+            span.end(reason=StoreUnavailable.default_reason)
+            return  # a repeated request, whose reservation is in the store; the edge repeats it again
         if not self._authorizer.reservations.is_live(reservation):
             text = "the store of auth cannot be written now; nothing was reserved"
-            self._reject(peer, request_id, StoreUnavailable(text, retry_after=1.0), span, identity)
+            self._reject(peer, frame.request_id, StoreUnavailable(text, retry_after=1.0), span, identity)
             return
+        if is_new and frame.HasField("fallback_admission"):
+            log.info("deferred_reservation_recorded", **_names(reservation), edge=reservation.request.edge_id)
         span.end(tenant_id=identity.tenant_id)
         granted = self._authorizer.fallback_grant(identity.tenant_id, len(self._edge_sessions), self._clock())
-        peer.send(frames.admitted(request_id, reservation, identity, granted))
+        peer.send(frames.admitted(frame.request_id, reservation, identity, granted))
 
     def _reject(
         self,
@@ -198,6 +208,11 @@ class AdmissionService(AdmissionServiceServicer):
     def _persist(self, charge: Charge, on_persisted: Callable[[Exception | None], None] = lambda _: None) -> None:
         balance = self._authorizer.reservations.quota_of(charge.reservation).balance
         self._store.write(Charged(charge, balance), on_persisted)
+
+
+def _reservation_id(now: float) -> str:
+    """Return a unique id that sorts by time, so that the store appends rows to the end of its tables."""
+    return f"{int(now * 1_000):012x}{uuid4().hex[12:]}"
 
 
 def _names(reservation: Reservation) -> dict[str, str]:

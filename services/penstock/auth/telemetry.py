@@ -1,4 +1,4 @@
-"""The `auth.reserve` span: from the arrival of a reservation request until it is persisted or rejected."""
+"""The `auth.reserve` span, from the arrival of a reservation request until it is persisted or rejected; and metrics."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,18 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import is_recorded, start_span
+from penstock.chassis.observability.telemetry import is_recorded, meter, start_span
 from penstock.mesh.v1.admission_pb2 import Reserve
 
 SPAN_NAME = "auth.reserve"
+
+_disk_used = meter().create_gauge(
+    semconv.PENSTOCK_AUTH_DISK_USED, unit="1", description="Used share of the volume that holds the store."
+)
+
+
+def record_disk_used(share: float) -> None:
+    _disk_used.set(share)
 
 
 @dataclass(frozen=True, slots=True)

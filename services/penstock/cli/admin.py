@@ -92,6 +92,16 @@ async def put_tenant(target: AdminTarget, tenant: admin_pb2.Tenant) -> None:
     stdout_console.print(_tenant_table([stored.tenant], [admin_pb2.TenantUse()]))
 
 
+async def delete_tenant(target: AdminTarget, tenant_id: str) -> None:
+    async with target.stub() as admin:
+        request = admin_pb2.DeleteTenantRequest(tenant_id=tenant_id)
+        response = await admin.DeleteTenant(request, metadata=target.metadata)
+    if target.as_json:
+        stdout_console.print_json(data={"tenant_id": tenant_id, "deleted_keys": response.deleted_keys})
+        return
+    stdout_console.print(f"{tenant_id} is deleted with {response.deleted_keys} keys; its usage stays in the ledger")
+
+
 async def list_tenants(target: AdminTarget) -> None:
     async with target.stub() as admin:
         response = await admin.ListTenants(admin_pb2.ListTenantsRequest(), metadata=target.metadata)

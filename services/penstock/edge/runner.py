@@ -36,7 +36,9 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
-DRAIN_TIMEOUT_S = 3.0  # after the last client is gone, for outstanding cancels and settlements
+DRAIN_TIMEOUT_S = 3.0  # after the last client is gone, for outstanding cancels
+# After that, for auth to confirm settlements; longer than a restart of auth and than a disk that is full for 5 s.
+SETTLEMENT_TIMEOUT_S = 8.0
 
 
 class RequestRunner:
@@ -72,13 +74,17 @@ class RequestRunner:
             self.has_connected.set()
 
     async def wait_drained(self) -> None:
-        """Wait until no request is active and auth has confirmed every settlement, at most `DRAIN_TIMEOUT_S`."""
+        """Wait until no request is active and auth has confirmed every settlement, each for a bounded time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while self.requests:
                     self._is_empty.clear()
                     await self._is_empty.wait()
+        try:
+            async with asyncio.timeout(SETTLEMENT_TIMEOUT_S):
                 await self.auth.wait_settled()
+        except TimeoutError:
+            log.error("settlements_unconfirmed", count=self.auth.unsettled)  # noqa: TRY400  # the count is sufficient
 
     def add(self, context: RequestContext) -> None:
         """Add a request. The caller has called `requests.check_room`."""

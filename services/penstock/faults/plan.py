@@ -42,7 +42,7 @@ FAULT_DURATIONS_S = {
     FaultKind.FREEZE: (0.05, 5.0),
     FaultKind.RESET: (0.0, 0.0),
     FaultKind.PARTITION: (0.05, 4.0),
-    FaultKind.DISK_FULL: (0.05, 1.0),
+    FaultKind.DISK_FULL: (0.05, 5.0),
 }
 
 

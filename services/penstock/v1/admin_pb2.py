@@ -28,7 +28,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from penstock.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/admin.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpenstock/v1/inference.proto\"\xe8\x01\n\x03Key\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rloopback_only\x18\x07 \x01(\x08\"\xa9\x01\n\x06Tenant\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x1b\n\x13requests_per_minute\x18\x04 \x01(\r\x12\x19\n\x11tokens_per_minute\x18\x05 \x01(\x04\x12\x1b\n\x13\x63oncurrent_requests\x18\x06 \x01(\r\"\x94\x01\n\tTenantUse\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x1b\n\x13\x63oncurrent_requests\x18\x02 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x10\n\x08requests\x18\x06 \x01(\x04\"c\n\x10\x43reateKeyRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"B\n\x11\x43reateKeyResponse\x12\x1d\n\x03key\x18\x01 \x01(\x0b\x32\x10.penstock.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"$\n\x0fListKeysRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"2\n\x10ListKeysResponse\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.penstock.v1.Key\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"2\n\x11RevokeKeyResponse\x12\x1d\n\x03key\x18\x01 \x01(\x0b\x32\x10.penstock.v1.Key\"7\n\x10PutTenantRequest\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Tenant\"8\n\x11PutTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Tenant\"\x14\n\x12ListTenantsRequest\"a\n\x13ListTenantsResponse\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.penstock.v1.Tenant\x12$\n\x04uses\x18\x02 \x03(\x0b\x32\x16.penstock.v1.TenantUse\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\x14\n\x12GetSnapshotRequest\">\n\x13GetSnapshotResponse\x12\'\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Snapshot\"C\n\x14WatchSnapshotRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x15WatchSnapshotResponse\x12\'\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Snapshot\"\xda\x01\n\x08Snapshot\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x33\n\x07\x66igures\x18\x05 \x03(\x0b\x32\".penstock.v1.Snapshot.FiguresEntry\x12\'\n\x06tables\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xf2\x04\n\x05\x41\x64min\x12J\n\tCreateKey\x12\x1d.penstock.v1.CreateKeyRequest\x1a\x1e.penstock.v1.CreateKeyResponse\x12G\n\x08ListKeys\x12\x1c.penstock.v1.ListKeysRequest\x1a\x1d.penstock.v1.ListKeysResponse\x12J\n\tRevokeKey\x12\x1d.penstock.v1.RevokeKeyRequest\x1a\x1e.penstock.v1.RevokeKeyResponse\x12J\n\tPutTenant\x12\x1d.penstock.v1.PutTenantRequest\x1a\x1e.penstock.v1.PutTenantResponse\x12P\n\x0bListTenants\x12\x1f.penstock.v1.ListTenantsRequest\x1a .penstock.v1.ListTenantsResponse\x12>\n\x05\x44rain\x12\x19.penstock.v1.DrainRequest\x1a\x1a.penstock.v1.DrainResponse\x12P\n\x0bGetSnapshot\x12\x1f.penstock.v1.GetSnapshotRequest\x1a .penstock.v1.GetSnapshotResponse\x12X\n\rWatchSnapshot\x12!.penstock.v1.WatchSnapshotRequest\x1a\".penstock.v1.WatchSnapshotResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/admin.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpenstock/v1/inference.proto\"\xe8\x01\n\x03Key\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rloopback_only\x18\x07 \x01(\x08\"\xa9\x01\n\x06Tenant\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x1b\n\x13requests_per_minute\x18\x04 \x01(\r\x12\x19\n\x11tokens_per_minute\x18\x05 \x01(\x04\x12\x1b\n\x13\x63oncurrent_requests\x18\x06 \x01(\r\"\x94\x01\n\tTenantUse\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x1b\n\x13\x63oncurrent_requests\x18\x02 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x10\n\x08requests\x18\x06 \x01(\x04\"c\n\x10\x43reateKeyRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"B\n\x11\x43reateKeyResponse\x12\x1d\n\x03key\x18\x01 \x01(\x0b\x32\x10.penstock.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"$\n\x0fListKeysRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"2\n\x10ListKeysResponse\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.penstock.v1.Key\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"2\n\x11RevokeKeyResponse\x12\x1d\n\x03key\x18\x01 \x01(\x0b\x32\x10.penstock.v1.Key\"7\n\x10PutTenantRequest\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Tenant\"8\n\x11PutTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Tenant\"(\n\x13\x44\x65leteTenantRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\",\n\x14\x44\x65leteTenantResponse\x12\x14\n\x0c\x64\x65leted_keys\x18\x01 \x01(\r\"\x14\n\x12ListTenantsRequest\"a\n\x13ListTenantsResponse\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.penstock.v1.Tenant\x12$\n\x04uses\x18\x02 \x03(\x0b\x32\x16.penstock.v1.TenantUse\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\x14\n\x12GetSnapshotRequest\">\n\x13GetSnapshotResponse\x12\'\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Snapshot\"C\n\x14WatchSnapshotRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x15WatchSnapshotResponse\x12\'\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Snapshot\"\xda\x01\n\x08Snapshot\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x33\n\x07\x66igures\x18\x05 \x03(\x0b\x32\".penstock.v1.Snapshot.FiguresEntry\x12\'\n\x06tables\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc7\x05\n\x05\x41\x64min\x12J\n\tCreateKey\x12\x1d.penstock.v1.CreateKeyRequest\x1a\x1e.penstock.v1.CreateKeyResponse\x12G\n\x08ListKeys\x12\x1c.penstock.v1.ListKeysRequest\x1a\x1d.penstock.v1.ListKeysResponse\x12J\n\tRevokeKey\x12\x1d.penstock.v1.RevokeKeyRequest\x1a\x1e.penstock.v1.RevokeKeyResponse\x12J\n\tPutTenant\x12\x1d.penstock.v1.PutTenantRequest\x1a\x1e.penstock.v1.PutTenantResponse\x12S\n\x0c\x44\x65leteTenant\x12 .penstock.v1.DeleteTenantRequest\x1a!.penstock.v1.DeleteTenantResponse\x12P\n\x0bListTenants\x12\x1f.penstock.v1.ListTenantsRequest\x1a .penstock.v1.ListTenantsResponse\x12>\n\x05\x44rain\x12\x19.penstock.v1.DrainRequest\x1a\x1a.penstock.v1.DrainResponse\x12P\n\x0bGetSnapshot\x12\x1f.penstock.v1.GetSnapshotRequest\x1a .penstock.v1.GetSnapshotResponse\x12X\n\rWatchSnapshot\x12!.penstock.v1.WatchSnapshotRequest\x1a\".penstock.v1.WatchSnapshotResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,26 +59,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTTENANTREQUEST']._serialized_end=1124
   _globals['_PUTTENANTRESPONSE']._serialized_start=1126
   _globals['_PUTTENANTRESPONSE']._serialized_end=1182
-  _globals['_LISTTENANTSREQUEST']._serialized_start=1184
-  _globals['_LISTTENANTSREQUEST']._serialized_end=1204
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=1206
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=1303
-  _globals['_DRAINREQUEST']._serialized_start=1305
-  _globals['_DRAINREQUEST']._serialized_end=1361
-  _globals['_DRAINRESPONSE']._serialized_start=1363
-  _globals['_DRAINRESPONSE']._serialized_end=1395
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1397
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1417
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1419
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1481
-  _globals['_WATCHSNAPSHOTREQUEST']._serialized_start=1483
-  _globals['_WATCHSNAPSHOTREQUEST']._serialized_end=1550
-  _globals['_WATCHSNAPSHOTRESPONSE']._serialized_start=1552
-  _globals['_WATCHSNAPSHOTRESPONSE']._serialized_end=1616
-  _globals['_SNAPSHOT']._serialized_start=1619
-  _globals['_SNAPSHOT']._serialized_end=1837
-  _globals['_SNAPSHOT_FIGURESENTRY']._serialized_start=1791
-  _globals['_SNAPSHOT_FIGURESENTRY']._serialized_end=1837
-  _globals['_ADMIN']._serialized_start=1840
-  _globals['_ADMIN']._serialized_end=2466
+  _globals['_DELETETENANTREQUEST']._serialized_start=1184
+  _globals['_DELETETENANTREQUEST']._serialized_end=1224
+  _globals['_DELETETENANTRESPONSE']._serialized_start=1226
+  _globals['_DELETETENANTRESPONSE']._serialized_end=1270
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1272
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1292
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1294
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1391
+  _globals['_DRAINREQUEST']._serialized_start=1393
+  _globals['_DRAINREQUEST']._serialized_end=1449
+  _globals['_DRAINRESPONSE']._serialized_start=1451
+  _globals['_DRAINRESPONSE']._serialized_end=1483
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1485
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1505
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1507
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1569
+  _globals['_WATCHSNAPSHOTREQUEST']._serialized_start=1571
+  _globals['_WATCHSNAPSHOTREQUEST']._serialized_end=1638
+  _globals['_WATCHSNAPSHOTRESPONSE']._serialized_start=1640
+  _globals['_WATCHSNAPSHOTRESPONSE']._serialized_end=1704
+  _globals['_SNAPSHOT']._serialized_start=1707
+  _globals['_SNAPSHOT']._serialized_end=1925
+  _globals['_SNAPSHOT_FIGURESENTRY']._serialized_start=1879
+  _globals['_SNAPSHOT_FIGURESENTRY']._serialized_end=1925
+  _globals['_ADMIN']._serialized_start=1928
+  _globals['_ADMIN']._serialized_end=2639
 # @@protoc_insertion_point(module_scope)

@@ -359,6 +359,50 @@ class PutTenantResponse(_message.Message):
 Global___PutTenantResponse: _TypeAlias = PutTenantResponse  # noqa: Y015
 
 @_typing.final
+class DeleteTenantRequest(_message.Message):
+    """DeleteTenantRequest names the tenant to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    """As in ListTenants."""
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTenantRequest: _TypeAlias = DeleteTenantRequest  # noqa: Y015
+
+@_typing.final
+class DeleteTenantResponse(_message.Message):
+    """DeleteTenantResponse confirms that the tenant is deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_KEYS_FIELD_NUMBER: _builtins.int
+    deleted_keys: _builtins.int
+    """Keys that were deleted with the tenant."""
+    def __init__(
+        self,
+        *,
+        deleted_keys: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_keys", b"deleted_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTenantResponse: _TypeAlias = DeleteTenantResponse  # noqa: Y015
+
+@_typing.final
 class ListTenantsRequest(_message.Message):
     """ListTenantsRequest asks for all tenants."""
 

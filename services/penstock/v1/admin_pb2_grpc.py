@@ -58,6 +58,11 @@ class AdminStub:
                 request_serializer=penstock_dot_v1_dot_admin__pb2.PutTenantRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.PutTenantResponse.FromString,
                 _registered_method=True)
+        self.DeleteTenant = channel.unary_unary(
+                '/penstock.v1.Admin/DeleteTenant',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.DeleteTenantRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.DeleteTenantResponse.FromString,
+                _registered_method=True)
         self.ListTenants = channel.unary_unary(
                 '/penstock.v1.Admin/ListTenants',
                 request_serializer=penstock_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
@@ -115,6 +120,15 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteTenant(self, request, context):
+        """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
+        created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
+        TENANT_REQUIRED for the tenant `default`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTenants(self, request, context):
         """ListTenants lists tenants with their limits and present use.
         """
@@ -165,6 +179,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.PutTenant,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.PutTenantRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.PutTenantResponse.SerializeToString,
+            ),
+            'DeleteTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTenant,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DeleteTenantRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.DeleteTenantResponse.SerializeToString,
             ),
             'ListTenants': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTenants,
@@ -299,6 +318,33 @@ class Admin:
             '/penstock.v1.Admin/PutTenant',
             penstock_dot_v1_dot_admin__pb2.PutTenantRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.PutTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DeleteTenant',
+            penstock_dot_v1_dot_admin__pb2.DeleteTenantRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.DeleteTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,11 @@ class AdminStub:
     """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
     PutTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PutTenantRequest, _admin_pb2.PutTenantResponse]
     """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
+    DeleteTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTenantRequest, _admin_pb2.DeleteTenantResponse]
+    """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
+    created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
+    TENANT_REQUIRED for the tenant `default`.
+    """
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
     """ListTenants lists tenants with their limits and present use."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
@@ -71,6 +76,11 @@ class AdminAsyncStub(AdminStub):
     """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
     PutTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.PutTenantRequest, _admin_pb2.PutTenantResponse]  # type: ignore[assignment]
     """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
+    DeleteTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTenantRequest, _admin_pb2.DeleteTenantResponse]  # type: ignore[assignment]
+    """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
+    created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
+    TENANT_REQUIRED for the tenant `default`.
+    """
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """ListTenants lists tenants with their limits and present use."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
@@ -118,6 +128,17 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.PutTenantResponse, _abc.Awaitable[_admin_pb2.PutTenantResponse]]:
         """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
+
+    @_abc_1.abstractmethod
+    def DeleteTenant(
+        self,
+        request: _admin_pb2.DeleteTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DeleteTenantResponse, _abc.Awaitable[_admin_pb2.DeleteTenantResponse]]:
+        """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
+        created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
+        TENANT_REQUIRED for the tenant `default`.
+        """
 
     @_abc_1.abstractmethod
     def ListTenants(

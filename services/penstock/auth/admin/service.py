@@ -7,7 +7,7 @@ from typing import Any
 from penstock.auth.admin import messages
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key, mint
-from penstock.auth.store.store import Change, PutKey, PutTenant, Store
+from penstock.auth.store.store import Change, DeleteKey, DeleteTenant, PutKey, PutTenant, Store
 from penstock.chassis.errors import NotFound, Unavailable
 from penstock.chassis.server.admin import AdminService, Figures
 from penstock.v1 import admin_pb2 as pb
@@ -24,16 +24,25 @@ class AuthAdmin(AdminService):
         clock: Callable[[], float],
         figures: Figures,
         *,
+        key_retention: float,
         token: str,
     ) -> None:
+        """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state."""
         super().__init__("auth", instance_id, figures, self._tables, token=token)
         self._authorizer = authorizer
         self._store = store
         self._clock = clock
+        self._key_retention = key_retention
+        self._changes = asyncio.Lock()  # so that no key is created for a tenant that is being deleted
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
         ttl = messages.key_ttl_of(request)
         messages.check_display_name(request.display_name)
+        async with self._changes:
+            key, secret = await self._create_key(request, ttl)
+        return pb.CreateKeyResponse(key=messages.key_message(key), secret=secret)
+
+    async def _create_key(self, request: pb.CreateKeyRequest, ttl: float | None) -> tuple[Key, str]:
         if self._authorizer.reservations.quota(request.tenant_id) is None:
             text = f"there is no tenant {request.tenant_id!r}; create it with `penstock tenants put`"
             raise NotFound(text, reason="TENANT_UNKNOWN")
@@ -51,7 +60,14 @@ class AuthAdmin(AdminService):
         )
         await self._persist(PutKey(key))
         self._authorizer.keys.put(key)
-        return pb.CreateKeyResponse(key=messages.key_message(key), secret=secret)
+        self._delete_ended_keys(request.tenant_id, now)
+        return key, secret
+
+    def _delete_ended_keys(self, tenant_id: str, now: float) -> None:
+        """Delete the keys that a rotation has left long ago. One that cannot be deleted now is back after a restart."""
+        for key in self._authorizer.keys.ended_before(tenant_id, now - self._key_retention):
+            self._authorizer.keys.remove(key.key_id)
+            self._store.write(DeleteKey(key.key_id), lambda _: None)
 
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
         return pb.ListKeysResponse(
@@ -67,9 +83,20 @@ class AuthAdmin(AdminService):
 
     async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
         tenant = messages.tenant_of(request.tenant)
-        await self._persist(PutTenant(tenant))
-        quota = self._authorizer.reservations.put_tenant(tenant, self._clock())
+        async with self._changes:
+            await self._persist(PutTenant(tenant))
+            quota = self._authorizer.reservations.put_tenant(tenant, self._clock())
         return pb.PutTenantResponse(tenant=messages.tenant_message(quota))
+
+    async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
+        async with self._changes:
+            removed = self._authorizer.remove_tenant(request.tenant_id)  # first, so that no request reserves meanwhile
+            try:
+                await self._persist(DeleteTenant(request.tenant_id, self._clock()))
+            except Unavailable:
+                self._authorizer.restore_tenant(removed)
+                raise
+        return pb.DeleteTenantResponse(deleted_keys=len(removed.keys))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
         quotas = self._authorizer.reservations.quotas

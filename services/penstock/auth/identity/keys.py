@@ -2,6 +2,7 @@
 
 import base64
 import hmac
+import math
 import re
 import secrets
 from dataclasses import dataclass, replace
@@ -27,6 +28,14 @@ class Key:
     expires_at: float | None = None  # s; None: never
     revoked_at: float | None = None  # s; None: not revoked
     loopback_only: bool = False
+
+    @property
+    def ended_at(self) -> float:
+        """Time in s from which the key is not accepted; infinite if none is known."""
+        return min(
+            math.inf if self.revoked_at is None else self.revoked_at,
+            math.inf if self.expires_at is None else self.expires_at,
+        )
 
 
 def mint() -> tuple[str, str]:
@@ -67,6 +76,10 @@ class KeyRing:
         """Return the keys of a tenant by creation time; of all tenants if `tenant_id` is empty."""
         found = [each for each in self._keys.values() if tenant_id in ("", each.tenant_id)]
         return sorted(found, key=lambda each: (each.created_at, each.key_id))
+
+    def ended_before(self, tenant_id: str, moment: float) -> list[Key]:
+        """Return the keys of a tenant that were revoked or have expired before `moment`."""
+        return [each for each in self.of_tenant(tenant_id) if each.ended_at < moment]
 
     def revoke(self, key_id: str, now: float) -> Key:
         """Revoke a key. The time of the first revocation holds. Raises NotFound / KEY_UNKNOWN."""

@@ -1,9 +1,11 @@
 """Bucket: a rate limit per minute."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 MINUTE_US = 60_000_000  # µs
+MIN_CAPACITY = 4  # runs of the smallest tree
+NEVER = -(2**200)  # before every time, of nodes without runs
 
 
 def to_micros(seconds: float) -> int:
@@ -12,11 +14,12 @@ def to_micros(seconds: float) -> int:
 
 @dataclass(slots=True, eq=False)
 class TakeRun:
-    """Consecutive takes that no later settlement can reorder."""
+    """A take, with the earlier settled takes that were merged into it."""
 
     start: int  # µs
     amount: int
-    unsettled: int  # takes whose amount may still decrease
+    index: int = 0  # position in its bucket
+    is_settled: bool = False
 
 
 class Bucket:
@@ -27,16 +30,22 @@ class Bucket:
     subtracts the unused amount from this sum, so the state is as if each take had asked for the amount that it used.
     A settlement therefore neither loses tokens nor saves tokens beyond the burst.
 
+    A binary tree over the runs holds the sum of amounts and this maximum for each node, so that a take and a settlement
+    change as many nodes as the tree has levels. A node's children are at 2 n and 2 n + 1, the root is at 1.
+
     All values are integers: times in µs, `_full_at` in µs times `per_minute`.
     """
 
     def __init__(self, per_minute: int, *, full_at: int = 0) -> None:
         self.per_minute = per_minute
-        self._full_at = full_at * per_minute
-        self._runs = [TakeRun(full_at, 0, 0)]
+        self._build([TakeRun(full_at, 0, is_settled=True)])
 
     def __repr__(self) -> str:
         return f"<Bucket {self.per_minute}/min, full at {self.full_at} µs>"
+
+    @property
+    def _full_at(self) -> int:
+        return self._latest[1]
 
     @property
     def full_at(self) -> int:
@@ -60,28 +69,22 @@ class Bucket:
         """Take an amount, also beyond the limit. The take must be settled once."""
         at = to_micros(now)
         if self._full_at <= at * self.per_minute:  # the bucket is full: earlier takes have no effect any more
-            self._full_at = at * self.per_minute
-            self._runs.clear()
-        self._full_at += amount * MINUTE_US
-        run = TakeRun(at, amount, 1)
+            self._build([])
+        elif len(self._runs) == len(self._sums) // 2:
+            self._build(self._merged_runs())
+        run = TakeRun(at, amount, len(self._runs))
         self._runs.append(run)
-        self._merge(len(self._runs) - 2)
+        self._update(run)
         return run
 
     def settle(self, run: TakeRun, unused: int) -> None:
-        """Settle a take of which `unused` was not needed. It has no effect if the bucket was full since the take.
-
-        The cost is linear in the number of unsettled takes since then.
-        """
-        try:
-            index = self._runs.index(run)
-        except ValueError:
+        """Settle a take of which `unused` was not needed. It has no effect if the bucket was full since the take."""
+        if run.index >= len(self._runs) or self._runs[run.index] is not run:
             return
-        run.unsettled -= 1
-        run.amount -= unused
+        run.is_settled = True
         if unused:
-            self._full_at = self._latest_full_at()
-        self._merge(index)
+            run.amount -= unused
+            self._update(run)
 
     def spend(self, amount: int, now: float) -> None:
         """Take an amount and settle it at once."""
@@ -93,22 +96,52 @@ class Bucket:
         lacking = max(0, self._full_at - at * self.per_minute)  # amount times MINUTE_US
         return Bucket(per_minute, full_at=at + -(-lacking // per_minute))
 
-    def _latest_full_at(self) -> int:
-        taken, limit = accumulate(each.amount for each in reversed(self._runs)), self.per_minute
-        starts = (each.start for each in reversed(self._runs))
-        return max(start * limit + amount * MINUTE_US for start, amount in zip(starts, taken, strict=True))
+    def _update(self, run: TakeRun) -> None:
+        """Compute the node of a changed run and its ancestors."""
+        leaf = len(self._sums) // 2 + run.index
+        self._set_leaf(leaf, run)
+        self._combine([leaf >> level for level in range(1, leaf.bit_length())])
 
-    def _merge(self, index: int) -> None:
-        """Merge a settled run with a neighbour, so that there are at most two runs more than unsettled takes.
+    def _build(self, runs: list[TakeRun]) -> None:
+        """Build the tree of these runs, with room for as many more."""
+        capacity = max(MIN_CAPACITY, 1 << (2 * len(runs) - 1).bit_length())
+        self._runs = runs
+        self._sums = [0] * (2 * capacity)
+        self._latest = [NEVER] * (2 * capacity)
+        for index, run in enumerate(runs):
+            run.index = index
+            self._set_leaf(capacity + index, run)
+        first, end = capacity, capacity + len(runs)
+        while first > 1:
+            first, end = first // 2, (end + 1) // 2
+            self._combine(range(first, end))
+
+    def _set_leaf(self, leaf: int, run: TakeRun) -> None:
+        self._sums[leaf] = run.amount * MINUTE_US
+        self._latest[leaf] = run.start * self.per_minute + self._sums[leaf]
+
+    def _combine(self, nodes: Iterable[int]) -> None:
+        """Compute nodes from their children, of which those on the right took later."""
+        sums, latest = self._sums, self._latest
+        for node in nodes:
+            left, right = 2 * node, 2 * node + 1
+            sums[node] = sums[left] + sums[right]
+            latest[node] = max(latest[left] + sums[right], latest[right])
+
+    def _merged_runs(self) -> list[TakeRun]:
+        """Return the runs with each settled one merged into a neighbour: at most one more than unsettled takes.
 
         A settled run either always reaches the start of its successor, and both become one run; or it never does, and
         its start has no effect any more, while its amount counts for the run before it.
         """
-        if not 0 <= index < len(self._runs) - 1 or self._runs[index].unsettled:
-            return
-        settled, successor = self._runs.pop(index), self._runs[index]
-        if (settled.start - successor.start) * self.per_minute + settled.amount * MINUTE_US > 0:
-            successor.start = settled.start
-            successor.amount += settled.amount
-        elif index:
-            self._runs[index - 1].amount += settled.amount
+        merged: list[TakeRun] = []
+        for run in self._runs:
+            if merged and merged[-1].is_settled:
+                settled = merged.pop()
+                if (settled.start - run.start) * self.per_minute + settled.amount * MINUTE_US > 0:
+                    run.start = settled.start
+                    run.amount += settled.amount
+                elif merged:
+                    merged[-1].amount += settled.amount
+            merged.append(run)
+        return merged

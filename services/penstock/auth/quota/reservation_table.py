@@ -73,6 +73,13 @@ class ReservationTable:
             quota.set_tenant(tenant, now)
         return quota
 
+    def remove_tenant(self, tenant_id: str) -> TenantQuota:
+        """Remove the quota of a tenant without reservations. Lost reservations can no longer be settled."""
+        return self._quotas.pop(tenant_id)
+
+    def put_quota(self, quota: TenantQuota) -> None:
+        self._quotas[quota.tenant.tenant_id] = quota
+
     def restore(self, live: Iterable[Reservation], lost: Iterable[Reservation], charged: Iterable[Charge] = ()) -> None:
         """Restore reservations and recent charges of the former process. Their tenants must exist already."""
         for charge in charged:
@@ -124,7 +131,7 @@ class ReservationTable:
     def settle(
         self, reservation_id: str, prompt_tokens: int, output_tokens: int, outcome: str, now: float
     ) -> Charge | None:
-        """Settle a reservation. Return its charge; None if it was settled already.
+        """Settle a reservation. Return its charge; None if it was settled already or its tenant was deleted.
 
         A tenant is charged at most for the reserved tokens, and once for tokens that several requests of an answer
         share.
@@ -132,7 +139,7 @@ class ReservationTable:
         reservation = self._live.get(reservation_id)
         is_correction = reservation is None
         reservation = reservation or self._lost.pop(reservation_id, None)
-        if reservation is None:
+        if reservation is None or reservation.request.tenant_id not in self._quotas:
             return None
         request = reservation.request
         prompt, made = min(prompt_tokens, request.prompt_tokens), min(output_tokens, request.max_output_tokens)

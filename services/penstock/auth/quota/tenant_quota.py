@@ -11,6 +11,8 @@ from penstock.v1.failure_pb2 import QuotaViolation
 DEFAULT_REQUEST_DURATION_S = 1.0  # s; assumed until the first request has ended
 REQUEST_DURATION_GAIN = 0.1  # weight of the latest request in the moving mean of durations
 
+MAX_STORED = 2**63 - 1  # largest integer of SQLite
+
 
 class Balance(NamedTuple):
     """State of a quota that survives a restart, in addition to its reservations."""
@@ -46,8 +48,8 @@ class TenantQuota:
     def balance(self) -> Balance:
         return Balance(
             self.tenant.tenant_id,
-            self._requests_bucket.full_at if self._requests_bucket else 0,
-            self._tokens_bucket.full_at if self._tokens_bucket else 0,
+            _stored_full_at(self._requests_bucket),
+            _stored_full_at(self._tokens_bucket),
             self.prompt_tokens,
             self.output_tokens,
             self.requests,
@@ -118,6 +120,11 @@ class TenantQuota:
 
 def _bucket(per_minute: int, full_at: int) -> Bucket | None:
     return Bucket(per_minute, full_at=full_at) if per_minute else None
+
+
+def _stored_full_at(bucket: Bucket | None) -> int:
+    """Return a time that fits into the store. Fallback admissions far beyond a small limit end later than that."""
+    return min(bucket.full_at, MAX_STORED) if bucket else 0
 
 
 def _resized_bucket(bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:

@@ -10,10 +10,20 @@ from typing import Any
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
-from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
+from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store.store import Barrier, Change, Charged, PutKey, PutTenant, Reserved, StoredState
+from penstock.auth.store.store import (
+    Barrier,
+    Change,
+    Charged,
+    DeleteKey,
+    DeleteTenant,
+    PutKey,
+    PutTenant,
+    Reserved,
+    StoredState,
+)
 
 # One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
 MIGRATIONS = (
@@ -57,6 +67,28 @@ MIGRATIONS = (
     UPDATE ledger SET made_tokens = output_tokens;
     CREATE INDEX ledger_latest ON ledger (settled_at);
     """,
+    """
+    DROP INDEX ledger_by_tenant;
+    DROP INDEX ledger_latest;
+    CREATE INDEX ledger_settled ON ledger (settled_at) WHERE outcome != 'lost';
+    CREATE TABLE daily_usage (
+        day TEXT NOT NULL, tenant_id TEXT NOT NULL REFERENCES tenants, key_id TEXT NOT NULL, model TEXT NOT NULL,
+        requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+        PRIMARY KEY (day, tenant_id, key_id, model)
+    ) STRICT, WITHOUT ROWID;
+    CREATE VIEW usage AS
+        SELECT day, tenant_id, key_id, model, sum(requests) AS requests, sum(prompt_tokens) AS prompt_tokens,
+            sum(output_tokens) AS output_tokens
+        FROM (
+            SELECT day, tenant_id, key_id, model, requests, prompt_tokens, output_tokens FROM daily_usage
+            UNION ALL
+            SELECT date(settled_at, 'unixepoch'), tenant_id, key_id, model, 1, prompt_tokens, output_tokens FROM ledger
+        )
+        GROUP BY day, tenant_id, key_id, model;
+    """,
+    """
+    ALTER TABLE tenants ADD COLUMN deleted_at REAL;
+    """,
 )
 
 
@@ -75,13 +107,22 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
-_PUT_TENANT = "INSERT OR REPLACE INTO tenants VALUES (?, ?, ?, ?, ?, ?)"
+_TENANT_COLUMNS = "tenant_id, priority, weight, requests_per_minute, tokens_per_minute, concurrent_requests"
+_PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({_TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
+_DELETE_TENANT = "UPDATE tenants SET deleted_at = ? WHERE tenant_id = ?"  # rows of the ledger refer to it
+_SELECT_TENANTS = f"SELECT {_TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL"  # noqa: S608  # a constant
 _PUT_KEY = "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
 # Replaces the charge of a lost reservation.
 _PUT_CHARGE = "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_DELETE_CHARGE = "DELETE FROM ledger WHERE reservation_id = ?"
+_ADD_TO_DAY = """
+    INSERT INTO daily_usage VALUES (date(?, 'unixepoch'), ?, ?, ?, 0, ?, ?)
+    ON CONFLICT DO UPDATE SET prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+        output_tokens = output_tokens + excluded.output_tokens
+"""
 _RESERVATION_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
     reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
@@ -92,7 +133,7 @@ _SELECT_LOST = f"""
 """  # noqa: S608  # constants of this module
 _SELECT_LATEST = f"""
     SELECT {_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens
-    FROM ledger ORDER BY settled_at DESC LIMIT {MAX_ANSWERS}
+    FROM ledger WHERE outcome != 'lost' ORDER BY settled_at DESC LIMIT {MAX_ANSWERS}
 """  # noqa: S608  # as above
 
 
@@ -102,27 +143,49 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_TENANT, _tenant_row(tenant))
         case PutKey(key):
             connection.execute(_PUT_KEY, _key_row(key))
+        case DeleteKey(key_id):
+            connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,))
+        case DeleteTenant(tenant_id, deleted_at):
+            connection.execute(_DELETE_TENANT, (deleted_at, tenant_id))
+            connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
+            connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
         case Reserved(reservation, balance):
             connection.execute(_INSERT_RESERVATION, _reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
         case Charged(charge, balance):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
-            connection.execute(_PUT_CHARGE, _charge_row(charge))
+            _put_charge(connection, charge)
             connection.execute(_PUT_BALANCE, balance)
         case Barrier():
             pass
+
+
+def _put_charge(connection: sqlite3.Connection, charge: Charge) -> None:
+    """Add a row to the ledger. A correction replaces the lost row, which was counted as a request."""
+    key = (charge.reservation.reservation_id,)
+    if charge.is_correction and not connection.execute(_DELETE_CHARGE, key).rowcount:  # it is in a daily total
+        request = charge.reservation.request
+        names = (request.tenant_id, request.key_id, request.model)
+        connection.execute(_ADD_TO_DAY, (charge.settled_at, *names, charge.prompt_tokens, charge.output_tokens))
+        return
+    connection.execute(_PUT_CHARGE, _charge_row(charge))
+
+
+def probe(connection: sqlite3.Connection) -> None:
+    """Write one page without changing the state, to find out whether the store can be written."""
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
 def read(connection: sqlite3.Connection) -> StoredState:
     lost = [_charged_reservation(row) for row in connection.execute(_SELECT_LOST)]
     latest = [_charge(row) for row in connection.execute(_SELECT_LATEST)]
     return StoredState(
-        tenants=[_tenant(row) for row in connection.execute("SELECT * FROM tenants")],
+        tenants=[_tenant(row) for row in connection.execute(_SELECT_TENANTS)],
         balances={row[0]: Balance(*row) for row in connection.execute("SELECT * FROM balances")},
         keys=[_key(row) for row in connection.execute("SELECT * FROM keys")],
         reservations=[_reservation(row) for row in connection.execute("SELECT * FROM reservations")],
         lost=lost[::-1],
-        charged=[each for each in reversed(latest) if each.outcome != OUTCOME_LOST],
+        charged=latest[::-1],
     )
 
 

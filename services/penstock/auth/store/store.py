@@ -21,6 +21,19 @@ class PutKey(NamedTuple):
     key: Key
 
 
+class DeleteKey(NamedTuple):
+    """A key that ended long ago was deleted."""
+
+    key_id: str
+
+
+class DeleteTenant(NamedTuple):
+    """A tenant without reservations was deleted with its keys. Its rows in the ledger stay."""
+
+    tenant_id: str
+    deleted_at: float  # s
+
+
 class Reserved(NamedTuple):
     """A reservation was made."""
 
@@ -39,8 +52,10 @@ class Barrier(NamedTuple):
     """An empty change; it completes when all changes before it have completed."""
 
 
-Change = PutTenant | PutKey | Reserved | Charged | Barrier
+Change = PutTenant | PutKey | DeleteKey | DeleteTenant | Reserved | Charged | Barrier
 OnPersisted = Callable[[Exception | None], None]
+OnAvailability = Callable[[bool], None]
+PendingChange = tuple[Change, OnPersisted]
 
 
 class StoredState(NamedTuple):
@@ -62,11 +77,18 @@ class Store(Protocol):
     because what was spent does not become unspent by a full disk.
     """
 
+    @property
+    def is_available(self) -> bool:
+        """Whether the latest commit succeeded."""
+
+    def notify_availability(self, on_change: OnAvailability) -> None:
+        """Call `on_change` from now on before the changes of the first commit that fails or succeeds again complete."""
+
     def write(self, change: Change, on_persisted: OnPersisted) -> None: ...
 
     async def flush(self) -> None:
         """Wait until all earlier changes are persisted or have failed."""
 
     @property
-    def pending(self) -> int:
-        """Number of changes that are not completed yet."""
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot."""

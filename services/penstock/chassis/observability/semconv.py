@@ -98,6 +98,7 @@ PENSTOCK_CANCEL_ACKNOWLEDGED: Final = "penstock.cancel.acknowledged"  # s, from 
 PENSTOCK_CANCEL_ENGINE_LATENCY: Final = "penstock.cancel.engine_latency"
 PENSTOCK_CANCEL_WASTED: Final = "penstock.cancel.wasted_tokens"  # made in steps that ended after that cancel
 PENSTOCK_EDGE_REJECTED: Final = "penstock.edge.rejected"  # requests rejected for load, by reason and tier
+PENSTOCK_AUTH_DISK_USED: Final = "penstock.auth.disk_used"  # share of the store's volume
 PENSTOCK_AUTH_FALLBACK_DECISIONS: Final = "penstock.auth_fallback.decisions"  # of edges without auth, by outcome
 PENSTOCK_XDS_RESPONSES: Final = "penstock.xds.responses"  # frames to proxies, by type
 PENSTOCK_XDS_REQUESTS: Final = "penstock.xds.requests"  # frames from proxies, by type and ACK or NACK

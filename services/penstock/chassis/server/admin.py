@@ -115,6 +115,9 @@ class AdminService(AdminServicer):
     async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
         self._reject_not_auth()
 
+    async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
+        self._reject_not_auth()
+
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
         self._reject_not_auth()
 

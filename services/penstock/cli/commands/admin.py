@@ -57,7 +57,7 @@ def revoke_key(key_id: str, target: str, as_json: bool) -> None:
 
 @click.group()
 def tenants() -> None:
-    """Tenants and their limits: put, list."""
+    """Tenants and their limits: put, delete, list."""
 
 
 @tenants.command("put")
@@ -77,6 +77,17 @@ def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None
 
     tenant = Tenant(priority=Priority.Value(f"PRIORITY_{priority.upper()}"), **limits)
     run_async(admin.put_tenant(_admin_target("auth", target, as_json=as_json), tenant))
+
+
+@tenants.command("delete")
+@click.argument("tenant_id")
+@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
+@json_option
+def delete_tenant(target: str, as_json: bool, tenant_id: str) -> None:
+    """Delete a tenant without active requests, and its keys."""
+    from penstock.cli import admin
+
+    run_async(admin.delete_tenant(_admin_target("auth", target, as_json=as_json), tenant_id))
 
 
 @tenants.command("list")

@@ -65,6 +65,11 @@ class AuthFallback:
         return self._outage.is_unreachable(self._running_time())
 
     @property
+    def is_store_unavailable(self) -> bool:
+        """Whether auth responds and cannot record anything. Frames that it would record are sent when it can."""
+        return self._outage.is_store_unavailable
+
+    @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
         return {
@@ -97,13 +102,23 @@ class AuthFallback:
         self.close()  # the check may be due earlier now
         self._schedule_check()
 
+    def on_store_state(self, *, is_unavailable: bool) -> None:
+        """Decide from now on, as auth cannot write to its store; or let auth record the deferred reservations again."""
+        self._outage.on_store_state(self._running_time(), is_unavailable=is_unavailable)
+        if is_unavailable:
+            self.close()
+            self._check()
+        else:
+            self._is_reported = False
+            self.resend(set(self._deferred.frames))
+
     def on_request_sent(self, request_id: str) -> None:
         self._outage.on_request_sent(request_id, self._running_time())
         self._schedule_check()
 
     def on_response(self, request_id: str = "") -> None:
         self._outage.on_response(self._running_time(), request_id)
-        self._is_reported = False
+        self._is_reported = self._is_reported and self.is_store_unavailable
         self._schedule_check()
 
     def resend(self, ticket_ids: set[str]) -> None:
@@ -196,7 +211,8 @@ class AuthFallback:
             )
         frame = self._deferred_frame(context, identity.key_id)
         self._deferred.add(request.ticket_id, DeferredReservation(identity.tenant_id, tokens, frame))
-        self._send(frame)
+        if not self.is_store_unavailable:
+            self._send(frame)
         self.admitted += 1
         _decisions.add(1, {"outcome": "admitted"})
         return identity

@@ -1,4 +1,6 @@
-"""Outage detector: auth is unreachable if its stream is down, or if it does not respond while requests are pending."""
+"""Outage detector: auth is unreachable if its stream is down, if it does not respond while requests are pending, or if
+it cannot write to its store.
+"""
 
 import math
 
@@ -19,6 +21,7 @@ class OutageDetector:
         self._silent_since = math.inf  # start of the present silence; infinite if there is none
         # Start of the present outage. A response ends it; a reconnected stream does not.
         self._outage_since = math.inf
+        self.is_store_unavailable = False  # as auth says on the present stream
         self._pending: dict[str, float] = {}  # requests on the present stream by time of sending, oldest first
 
     def __repr__(self) -> str:
@@ -35,29 +38,41 @@ class OutageDetector:
         return self._has_responded and not math.isinf(self._outage_since)
 
     def is_unreachable(self, now: float) -> bool:
-        return self._has_responded and now >= self.outage_at
+        return self._has_responded and (self.is_store_unavailable or now >= self.outage_at)
 
     def outage_duration(self, now: float) -> float:
         """Return the seconds since auth last responded as required. 0 without an outage."""
         return max(0.0, now - self._outage_since)
 
     def check(self, now: float) -> None:
-        """End an outage if auth stays connected and no request is pending."""
-        if not self._pending and now - self._connected_at >= self._outage_after:
+        """End an outage if auth stays connected with an available store and no request is pending."""
+        if not self.is_store_unavailable and not self._pending and now - self._connected_at >= self._outage_after:
             self._outage_since = math.inf
 
     def on_connected(self, now: float) -> None:
         """A stream to auth is connected. Requests of the previous stream are sent again."""
         self._connected_at, self._silent_since = now, math.inf
+        self.is_store_unavailable = False
         self._pending.clear()
 
     def on_disconnected(self, now: float, *, on_purpose: bool = False) -> None:
-        """No stream to auth is left. If auth ended it deliberately, auth counts as unreachable at once."""
+        """No stream to auth is left. Auth counts as unreachable at once if it ended the stream or has no store."""
+        on_purpose = on_purpose or self.is_store_unavailable
+        self.is_store_unavailable = False
         self._pending.clear()
         self._connected_at = math.inf
         self._start_silence(now)
         if on_purpose:
             self._silent_since = min(self._silent_since, now - self._outage_after)
+
+    def on_store_state(self, now: float, *, is_unavailable: bool) -> None:
+        """Auth cannot write to its store, and its responses do not end the outage; or it can again, and it ends."""
+        if is_unavailable:
+            self._outage_since = min(self._outage_since, now)
+        elif self.is_store_unavailable:
+            self._silent_since = self._outage_since = math.inf
+            self._pending.clear()
+        self.is_store_unavailable = is_unavailable
 
     def on_request_sent(self, request_id: str, now: float) -> None:
         if math.isinf(self._connected_at):
@@ -75,7 +90,8 @@ class OutageDetector:
         self._silent_since = now if self._pending else math.inf
         if request_id:
             self._has_responded = True
-            self._outage_since = self._silent_since
+            if not self.is_store_unavailable:
+                self._outage_since = self._silent_since
 
     def _start_silence(self, now: float) -> None:
         self._silent_since = min(self._silent_since, now)

@@ -54,6 +54,7 @@ class AuthClient:
         self._runner = runner
         self._streams: dict[str, AuthStream] = {}
         self._active_address = ""
+        self._without_store: set[str] = set()  # addresses of replicas whose store is unavailable
         self._settlements = Settlements(self._send, asyncio.get_running_loop())
         self._pending_reservations = PendingReservations(max_entries=requests.max_active_requests)
         self._pending_identifies: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
@@ -144,6 +145,8 @@ class AuthClient:
         while True:
             unconfirmed, deferred = self._settlements.reservation_ids, self.fallback.deferred_ticket_ids
             await asyncio.sleep(RESEND_INTERVAL_S)
+            if self.fallback.is_store_unavailable:
+                continue
             self.fallback.resend(deferred)
             self._settlements.resend(unconfirmed)
             self._recover_orphans()
@@ -184,6 +187,7 @@ class AuthClient:
         self._runner.on_upstream_connected()
 
     def _on_down(self, address: str, *, on_purpose: bool = False) -> None:
+        self._without_store.discard(address)
         if self._active_address == address:
             others = sorted(each for each, link in self._streams.items() if link.is_up and each != address)
             self._switch_to(others[0] if others else "", on_purpose=on_purpose)
@@ -196,6 +200,8 @@ class AuthClient:
             self.fallback.on_disconnected(on_purpose=on_purpose)
             return
         self.fallback.on_connected()
+        if address in self._without_store:
+            self.fallback.on_store_state(is_unavailable=True)
         self._settlements.resend_all()
         for request_id, (frame, _) in self._pending_identifies.items():
             self.fallback.on_request_sent(request_id)
@@ -222,8 +228,15 @@ class AuthClient:
                 self.fallback.on_response(frame.identified.request_id)
                 if response := self._pending_identify(frame.identified.request_id):
                     response.set_result(frame.identified.identity)
+            case "store_state":
+                self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
             case "end":
                 self._on_down(address, on_purpose=True)
+
+    def _on_store_state(self, address: str, *, is_unavailable: bool) -> None:
+        (self._without_store.add if is_unavailable else self._without_store.discard)(address)
+        if address == self._active_address:
+            self.fallback.on_store_state(is_unavailable=is_unavailable)
 
     def _pending_identify(self, request_id: str) -> "asyncio.Future[Identity] | None":
         _, response = self._pending_identifies.get(request_id, (None, None))

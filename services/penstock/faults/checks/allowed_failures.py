@@ -8,7 +8,8 @@ its engine is. A request may fail after its peers have waited for their configur
 - CONNECTION_LOST, raised by the client itself, if all edges are down.
 
 Two errors are allowed from the start of a fault, because no request waits for its end: AUTH_LOST while auth or a link
-to it is faulty, because an edge admits recently seen callers only; STORE_UNAVAILABLE while the disk is full. No fault
+to it is faulty or its disk is full, because an edge admits recently seen callers only; STORE_UNAVAILABLE while the disk
+is full, at an edge that auth has not answered yet. No fault
 allows a wrong token, a wrong charge or a leak.
 """
 
@@ -49,7 +50,7 @@ def allowed_failures(
         "QUEUE_LOST": _beyond_patience(tier_downtimes("queue")),
         "NO_WORKER": _beyond_patience(merge_overlapping([*tier_downtimes("worker"), *tier_downtimes("scheduler")])),
         "CONNECTION_LOST": _beyond_patience(tier_downtimes("edge")),
-        "AUTH_LOST": _with_recovery(disturbed.get("auth", ())),
+        "AUTH_LOST": _with_recovery([*disturbed.get("auth", ()), *disturbed.get("disk", ())]),
         "STORE_UNAVAILABLE": _with_recovery(disturbed.get("disk", ())),
     }
 

@@ -138,7 +138,7 @@ def check_charges(
     tokens_made:            tokens that engines generated, by prompt length.
     last_tickets:           the last new ticket of each request, by prompt length, if an edge died that may have
                             reported an end to its client and not to auth.
-    may_have_lost_deferred: an edge may have died with charges that it had deferred while auth was unreachable.
+    may_have_lost_deferred: an edge may have died with charges that it had deferred while auth could not record them.
     """
     by_length: dict[int, list[LedgerRow]] = defaultdict(list)
     for row in rows:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from penstock.auth.store import sql
 from penstock.auth.store.sql import migrate
-from penstock.auth.store.store import Barrier, Change, Charged, OnPersisted, StoredState
+from penstock.auth.store.store import Barrier, Change, OnAvailability, OnPersisted, PendingChange, StoredState
+from penstock.auth.store.writer import ChangeWriter
 
 COMMIT_DELAY_S = (0.0002, 0.004)  # range of s
 RETRY_INTERVAL_S = 0.2  # s between two attempts to write a charge
-
-PendingWrite = tuple[Change, OnPersisted]
 
 
 class DiskFull(sqlite3.OperationalError):
@@ -30,7 +29,7 @@ class Disk:
         self.is_full = False
         migrate(self.connection)
 
-    def commit(self, batch: list[PendingWrite]) -> Exception | None:
+    def commit(self, batch: list[PendingChange]) -> Exception | None:
         """Commit all of `batch` or none of it; return the error, or None after a commit."""
         if self.is_full:
             return DiskFull("database or disk is full")
@@ -41,9 +40,9 @@ class Disk:
         return None
 
     @asynccontextmanager
-    async def open_store(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", StoredState]]:
-        """Replace auth's `opened_store`."""
-        del path, fsync
+    async def open_store(self, path: str, **settings: object) -> AsyncIterator[tuple["DiskStore", StoredState]]:
+        """Replace auth's `opened_store`. No row becomes a daily total."""
+        del path, settings
         store = DiskStore(self)
         yield store, sql.read(self.connection)
         await store.flush()
@@ -55,9 +54,26 @@ class DiskStore:
 
     disk: Disk
     pending: int = 0
-    _entries: list[PendingWrite] = field(default_factory=list)
+    is_available: bool = True
+    _on_availability: list[OnAvailability] = field(default_factory=list)
+    _entries: list[PendingChange] = field(default_factory=list)
+    _completed: list[tuple[list[PendingChange], Exception | None]] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _is_committing: bool = False
+
+    def __post_init__(self) -> None:
+        self._writer = ChangeWriter(self.disk.commit, lambda *completed: self._completed.append(completed))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {"store_pending": self.pending, "store_available": self.is_available}
+
+    def notify_availability(self, on_change: OnAvailability) -> None:
+        self._on_availability.append(on_change)
+
+    async def watch(self) -> None:
+        """Wait until cancelled. This store has no thread that could fail."""
+        await asyncio.Event().wait()
 
     def write(self, change: Change, on_persisted: OnPersisted) -> None:
         self.pending += 1
@@ -76,19 +92,27 @@ class DiskStore:
 
     def _commit(self) -> None:
         batch, self._entries = self._entries, []
-        error = self.disk.commit(batch)
-        retried = [entry for entry in batch if error and isinstance(entry[0], Charged)]
-        self._entries = retried
-        self._is_committing = False
+        self._writer.write(batch)
         # The process may die here, between the commit and the callbacks.
-        finished = [entry for entry in batch if entry not in retried]
-        self._loop.call_later(self.disk.rng.uniform(*COMMIT_DELAY_S), self._finish, finished, error)
-        if retried:
-            self._schedule_commit(RETRY_INTERVAL_S)
+        self._loop.call_later(self.disk.rng.uniform(*COMMIT_DELAY_S), self._finish)
 
-    def _finish(self, batch: list[PendingWrite], error: Exception | None) -> None:
-        self.pending -= len(batch)
-        for _, on_persisted in batch:
-            on_persisted(error)
-        if self._entries and not self._is_committing:
+    def _finish(self) -> None:
+        self._is_committing = False
+        completed, self._completed = self._completed, []
+        for batch, error in completed:
+            self._set_available(is_available=error is None)
+            self.pending -= len(batch)
+            for _, on_persisted in batch:
+                on_persisted(error)
+        if self._is_committing:  # a callback wrote a change
+            return
+        if not self._writer.is_available:
+            self._schedule_commit(RETRY_INTERVAL_S)
+        elif self._entries:
             self._schedule_commit(self.disk.rng.uniform(*COMMIT_DELAY_S))
+
+    def _set_available(self, *, is_available: bool) -> None:
+        if is_available != self.is_available:
+            self.is_available = is_available
+            for on_change in self._on_availability:
+                on_change(is_available)

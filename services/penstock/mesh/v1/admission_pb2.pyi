@@ -278,6 +278,7 @@ class AdmitResponse(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    STORE_STATE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -308,6 +309,10 @@ class AdmitResponse(_message.Message):
         """Auth drains; the edge uses another replica."""
 
     @_builtins.property
+    def store_state(self) -> Global___StoreState:
+        """Tells whether auth can admit requests."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -321,13 +326,14 @@ class AdmitResponse(_message.Message):
         settled: Global___Settled | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        store_state: Global___StoreState | None = ...,
         more: _abc.Iterable[Global___AdmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "rejected", b"rejected", "settled", b"settled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "more", b"more", "rejected", b"rejected", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "more", b"more", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -474,6 +480,32 @@ class Rejected(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Rejected: _TypeAlias = Rejected  # noqa: Y015
+
+@_typing.final
+class StoreState(_message.Message):
+    """StoreState tells whether auth can persist reservations and charges. Auth sends it at each change, before it rejects
+    the requests that it could not persist, and at the beginning of a stream if the store is unavailable.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_UNAVAILABLE_FIELD_NUMBER: _builtins.int
+    is_unavailable: _builtins.bool
+    """Whether the store cannot be written, for example because its disk is full. The edge then decides as in an outage of
+    auth, until this is false or the stream ends.
+    """
+    def __init__(
+        self,
+        *,
+        is_unavailable: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_unavailable", b"is_unavailable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreState: _TypeAlias = StoreState  # noqa: Y015
 
 @_typing.final
 class Settled(_message.Message):
