@@ -1,6 +1,5 @@
 """Conversions between protobuf messages and the core's values. Holds no policy and cannot fail."""
 
-import hashlib
 import math
 import zlib
 from collections.abc import Iterable
@@ -97,6 +96,7 @@ def ended_frame(ended: RunEnded) -> pb.ExecuteResponse:
 def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
     message = pb.ModelCard(
         name=card.name,
+        digest=card.digest(block_size),
         context_length=card.context_length,
         vocabulary_size=card.vocab_size,
         eos_token_ids=card.eos_ids,
@@ -106,7 +106,6 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
     )
     if card.add_bos and card.bos_id is not None:
         message.bos_token_id = card.bos_id
-    message.digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).hexdigest()
     return message
 
 
