@@ -58,7 +58,7 @@ class QueueEdge(StreamClient):
 
 class QueueScheduler(StreamClient):
     def serve(self, *models):
-        entries = [CatalogEntry(model=each, card_digest="d", worker_address="w:1", workers_hint=1) for each in models]
+        entries = [CatalogEntry(model=each, worker_address="w:1", workers_hint=1) for each in models]
         self.send(catalog=pb.Catalog(entries=entries))
 
     def credit(self, tickets, **fields):

@@ -88,7 +88,14 @@ class AttachedWorker:
         assert self.link.send(scheduler_pb2.AttachRequest(**frame))
 
     def profile(self, **fields):
-        whole = {"model": "m", "slots": 2, "kv_blocks": 64, "block_size": 16, "context_length": 4_096}
+        whole = {
+            "model": "m",
+            "card_digest": "d",
+            "slots": 2,
+            "kv_blocks": 64,
+            "block_size": 16,
+            "context_length": 4_096,
+        }
         self.send(profile=scheduler_pb2.Profile(**whole | fields))
 
     def started(self, lease_id):

@@ -15,10 +15,14 @@ from penstock.mesh.v1.queue_pb2 import Head, OfferWithdrawn
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import ticket
+from queue_streams import ticket as ticket_of_model
 from scheduler_streams import TIMEOUT_S, scheduler_of, shard_server, worker_at
 
 TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
+
+
+def ticket(ticket_id, **fields):
+    return ticket_of_model(ticket_id, **{"model": "m@d", **fields})
 
 
 @asynccontextmanager
@@ -41,7 +45,7 @@ async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
             (entry,) = (await shard.receive("catalog")).entries
             assert (entry.model, entry.worker_address, entry.workers_hint) == ("m", "w1:1", 1)
             credit = await shard.receive("credit")
-            assert (credit.model, credit.tickets, credit.max_ticket_tokens) == ("m", 2, 160)
+            assert (credit.model, credit.tickets, credit.max_ticket_tokens) == ("m@d", 2, 160)
         await shard.catalog_of()
 
 
@@ -91,7 +95,7 @@ async def test_a_shard_receives_pool_stats():
         )
         while not (stats := await shard.receive("pool_stats")).running:
             pass
-        assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == ("m", 100.0, 900.0)
+        assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == ("m@d", 100.0, 900.0)
 
 
 async def test_a_ticket_goes_to_the_worker_with_its_prefix():
@@ -184,11 +188,11 @@ async def test_the_shard_with_the_better_head_gets_the_released_slot():
             await shard.receive("credit")
         first.offer(ticket("runs"))
         lease_id = (await first.receive("place")).lease.lease_id
-        first.send(head=Head(model="m", waiting=1, priority=3, age_nanos=9, waiting_tokens=100))
-        second.send(head=Head(model="m", waiting=1, priority=1, age_nanos=1, waiting_tokens=100))
+        first.send(head=Head(model="m@d", waiting=1, priority=3, age_nanos=9, waiting_tokens=100))
+        second.send(head=Head(model="m@d", waiting=1, priority=1, age_nanos=1, waiting_tokens=100))
         asked = await second.receive("credit")
         assert (asked.tickets, asked.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
-        second.send(credit_returned={"model": "m", "tickets": 1})
+        second.send(credit_returned={"model": "m@d", "tickets": 1})
         async with asyncio.timeout(TIMEOUT_S):  # streams have no mutual order, and the shard must not hold credit
             while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110  # a turn of the loop
                 await asyncio.sleep(0)

@@ -23,9 +23,14 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import TIMEOUT_S, StreamClient, edge_at, ticket
+from queue_streams import TIMEOUT_S, StreamClient, edge_at
+from queue_streams import ticket as ticket_of_model
 
 PROFILE = {"model": "m", "card_digest": "d", "slots": 2, "kv_blocks": 16, "block_size": 16, "context_length": 200}
+
+
+def ticket(ticket_id, **fields):
+    return ticket_of_model(ticket_id, **{"model": "m@d", **fields})
 
 
 class Clock:
@@ -118,6 +123,30 @@ async def mesh():
 async def serves_one_model(edge):
     while not (await edge.receive("catalog")).entries:
         pass
+
+
+async def test_tickets_are_placed_only_on_workers_of_their_digest():
+    async with (
+        shard_at() as shard,
+        scheduler_of(shard) as scheduler,
+        worker_at(scheduler.address, "old-1", card_digest="old", slots=8, kv_blocks=64) as old,
+        worker_at(scheduler.address, "new-1", card_digest="new", slots=8, kv_blocks=64) as new,
+        edge_at(shard) as edge,
+    ):
+        while len(entries := (await edge.receive("catalog")).entries) < 2:
+            pass
+        assert {(each.model, each.card_digest, each.workers_hint, each.slots_hint) for each in entries} == {
+            ("m", "old", 1, 8),
+            ("m", "new", 1, 8),
+        }
+        edge.enqueue(*(ticket(f"t{number}", model="m@old") for number in range(4)))
+        edge.enqueue(*(ticket(f"u{number}", model="m@new") for number in range(4)))
+        leases = [(await edge.receive("leased")).lease for _ in range(8)]
+        placed = {each.ticket_id: (each.worker_id, each.model) for each in leases}
+        assert all(placed[f"t{number}"] == ("old-1", "m@old") for number in range(4))
+        assert all(placed[f"u{number}"] == ("new-1", "m@new") for number in range(4))
+        assert {(await old.receive("expect")).lease.model for _ in range(4)} == {"m@old"}
+        assert {(await new.receive("expect")).lease.model for _ in range(4)} == {"m@new"}
 
 
 async def test_among_similar_workers_one_in_the_zone_of_the_edge_is_used():
@@ -281,6 +310,7 @@ async def test_the_workers_table_has_the_free_capacity_of_each():
                 "address": "worker-1:1",
                 "zone": "",
                 "model": "m",
+                "card_digest": "d",
                 "slots": 2,
                 "kv_blocks": 16,
                 "leases": 1,
@@ -293,7 +323,7 @@ async def test_the_workers_table_has_the_free_capacity_of_each():
         ]
 
 
-@pytest.mark.parametrize("name", ["model", "slots", "kv_blocks", "block_size", "context_length"])
+@pytest.mark.parametrize("name", ["model", "card_digest", "slots", "kv_blocks", "block_size", "context_length"])
 async def test_an_incomplete_profile_is_rejected(name):
     async with scheduler_of() as scheduler:
         lacking = {key: value for key, value in PROFILE.items() if key != name}

@@ -13,6 +13,7 @@ from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.sinks import ResponseBuffer
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.registry import ModelRegistry
+from penstock.edge.models.version_balancer import VersionBalancer
 from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_HASHES, answer_fingerprint, block_hashes
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
@@ -32,21 +33,72 @@ def test_models_of_all_shards_are_served():
     roster = ModelRegistry()
     roster.update_shard("a", [entry("x")], 0.0)
     roster.update_shard("b", [entry("y")], 0.0)
-    assert sorted(roster.entries(0.0)) == ["x", "y"]
+    assert sorted(roster.entries(0.0)) == ["x@d1", "y@d1"]
+    assert sorted(roster.versions(0.0)) == ["x", "y"]
 
 
-def test_the_card_of_the_most_workers_is_used():
+def test_the_address_of_the_largest_pool_is_used():
     roster = ModelRegistry()
-    roster.update_shard("a", [entry("x", digest="old", workers=1)], 0.0)
-    roster.update_shard("b", [entry("x", digest="new", workers=3)], 0.0)
-    assert roster.entries(0.0)["x"].card_digest == "new"
+    roster.update_shard("a", [entry("x", workers=1)], 0.0)
+    roster.update_shard("b", [entry("x", workers=3)], 0.0)
+    assert roster.entries(0.0)["x@d1"].workers_hint == 3
+
+
+def test_two_versions_of_one_name_are_two_models():
+    roster = ModelRegistry()
+    roster.update_shard("a", [entry("x", digest="old"), entry("x", digest="new", workers=3)], 0.0)
+    assert {key: each.workers_hint for key, each in roster.versions(0.0)["x"].items()} == {"x@old": 1, "x@new": 3}
+
+
+def test_a_version_is_replaced_once_every_shard_names_another_one_only():
+    roster = ModelRegistry(removal_delay=10.0)
+    old, new = entry("x", digest="old"), entry("x", digest="new")
+    roster.update_shard("a", [old], 0.0)
+    roster.update_shard("b", [old, new], 0.0)
+    assert roster.update_shard("a", [new], 1.0)
+    assert not roster.is_replaced("x@old", "x", 1.0)
+    assert roster.update_shard("b", [new], 1.0)
+    assert roster.is_replaced("x@old", "x", 1.0)
+    assert list(roster.versions(1.0)["x"]) == ["x@new"]
+    assert "x@old" in roster.entries(10.9)  # for answers that continue: a worker of it may be restarting
+    assert "x@old" not in roster.entries(11.0)
+
+
+def test_a_model_that_is_lost_altogether_is_not_replaced():
+    roster = ModelRegistry()
+    roster.update_shard("a", [entry("x", digest="old")], 0.0)
+    roster.update_shard("a", [], 1.0)
+    assert not roster.is_replaced("x@old", "x", 1.0)
+    assert list(roster.versions(1.0)["x"]) == ["x@old"]
+
+
+def requests_by_version(weights, count):
+    balancer = VersionBalancer()
+    chosen = [balancer.choose(weights) for _ in range(count)]
+    return {version: chosen.count(version) for version in weights}, chosen
+
+
+def test_each_version_receives_requests_in_proportion_to_its_capacity():
+    counts, chosen = requests_by_version({"old": 7, "new": 1}, 800)
+    assert counts == {"old": 700, "new": 100}
+    assert all("new" in chosen[start : start + 8] for start in range(0, 800, 8))
+
+
+def test_a_first_new_worker_does_not_receive_all_requests_and_the_last_old_one_keeps_its_share():
+    balancer = VersionBalancer()
+    for _ in range(100):
+        assert balancer.choose({"old": 4}) == "old"
+    chosen = [balancer.choose({"old": 3, "new": 1}) for _ in range(8)]
+    assert chosen.count("new") == 2
+    chosen = [balancer.choose({"old": 1, "new": 3}) for _ in range(8)]
+    assert chosen.count("old") == 2
 
 
 def test_a_restarting_shard_does_not_remove_models_at_once():
     roster = ModelRegistry(removal_delay=10.0)
     roster.update_shard("a", [entry("x")], 0.0)
     roster.update_shard("a", [], 5.0)
-    assert list(roster.entries(14.9)) == ["x"]
+    assert list(roster.entries(14.9)) == ["x@d1"]
     assert list(roster.entries(15.0)) == []
 
 
@@ -54,7 +106,7 @@ def test_a_removed_shard_removes_its_models():
     roster = ModelRegistry(removal_delay=10.0)
     roster.update_shard("a", [entry("x")], 0.0)
     roster.remove_shard("a", 5.0)
-    assert list(roster.entries(6.0)) == ["x"]
+    assert list(roster.entries(6.0)) == ["x@d1"]
     assert list(roster.entries(15.0)) == []
 
 

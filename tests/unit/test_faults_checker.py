@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 ASK = PlannedRequest(starts_at=0.0, prompt=(1, 2, 3, 4), max_output_tokens=6, seed=7, ignore_eos=True)
 OWED = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=())
+NEW = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=(), version=1)
+VERSIONS = {"old": 0, "new": 1}  # by digest
 
 
 def whole(**changes):
@@ -218,7 +220,7 @@ def test_a_resumed_answer_is_charged_by_the_next_edge_unless_that_died_as_well()
 
 
 def test_the_last_ticket_of_a_request_is_its_last_new_one():
-    monitor = FrameInvariants({4: ASK})
+    monitor = FrameInvariants({4: ASK}, VERSIONS)
     for ticket_id in ("t1", "t2", "t1"):
         monitor.on_frame("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
     assert monitor.last_tickets == {4: "t2"}
@@ -253,7 +255,7 @@ def test_remaining_state_and_a_missing_figure_are_leaks():
 
 
 def start(**changes):
-    given = {"lease_id": "l1", "ticket_id": "t1", "token_ids": ASK.prompt, "max_output_tokens": 6}
+    given = {"lease_id": "l1", "ticket_id": "t1", "token_ids": ASK.prompt, "max_output_tokens": 6, "model": "m@old"}
     return ExecuteRequest(start=Start(**{**given, "sampling": Sampling(seed=7), **changes}))
 
 
@@ -263,7 +265,7 @@ def resumed(count, **changes):
 
 
 def heard(kind, *frames):
-    monitor = FrameInvariants({4: ASK})
+    monitor = FrameInvariants({4: ASK}, VERSIONS)
     for frame in frames:
         monitor.on_frame(kind, frame)
     return monitor.violations
@@ -280,11 +282,29 @@ def test_a_run_that_resumes_at_its_position_is_correct():
         resumed(2, max_output_tokens=6),
         resumed(2, emitted=1),
         resumed(2, token_ids=[*ASK.prompt, 0, 0]),
+        resumed(2, model="m@new"),
+        resumed(2, model="m@other"),
         start(ticket_id="t2"),
     ],
 )
 def test_a_run_that_resumes_otherwise_is_found(second):
     assert kinds(heard("start", start(), second)) == {"frame"}
+
+
+def test_an_answer_is_compared_with_that_of_its_version():
+    new = whole(version=1, token_ids=list(NEW.token_ids), text=NEW.text)
+    assert list(check_answers([new])) == []
+    assert kinds(check_answers([replace(new, version=0)])) == {"changed"}
+    mixed = [*OWED.token_ids[:3], *NEW.token_ids[3:]]
+    for version in oracle.VERSIONS:
+        assert "changed" in kinds(check_answers([whole(version=version, token_ids=mixed)]))
+
+
+def test_versions_differ_in_their_letters_and_in_their_answers():
+    assert oracle.letter_ids(oracle.text_of((1, 2), 0), 1) != (1, 2)
+    assert oracle.letter_ids(oracle.text_of((1, 2), 1), 1) == (1, 2)
+    assert OWED.token_ids != NEW.token_ids
+    assert len(oracle.versions_by_digest(8)) == len(oracle.VERSIONS)
 
 
 def test_a_ticket_keeps_its_place_in_the_queue_over_attempts():

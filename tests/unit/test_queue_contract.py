@@ -23,6 +23,7 @@ ALLOWED = {
     "prefix_hashes",
     "queue_id",
     "reason",
+    "release",
     "removed",
     "subject",
     "tenant_id",

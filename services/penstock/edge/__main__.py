@@ -15,6 +15,7 @@ from penstock.edge.api.http.server import serving_http
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request import limits
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import TokenizerPools
@@ -37,8 +38,9 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="edge", zone=config.zone)
     with TokenizerPools(config.tokenizer_threads) as threads:
         catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout)
-        runner = RequestRunner(config, hello, catalog, clock)
-        gateway = Gateway(config, runner, catalog, threads)
+        planner = RequestPlanner(catalog, threads, default_output_tokens=config.default_output_tokens)
+        runner = RequestRunner(config, hello, catalog, planner, clock)
+        gateway = Gateway(config, runner, catalog, planner, threads)
         async with background(catalog.run(), runner.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
             async with (

@@ -42,6 +42,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         ticket_id=start.ticket_id,
         spec=spec,
         arrived_at=now,
+        model=start.model,
         deadline=now + min(start.time_left_nanos, MAX_NANOS) / NANOS_PER_S if start.time_left_nanos else math.inf,
         traceparent=start.traceparent,
         fingerprint=start.fingerprint,

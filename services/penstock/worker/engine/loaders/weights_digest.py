@@ -48,7 +48,7 @@ def weights_digest(path: Path) -> str:
 def _cached_digest(path: Path) -> str:
     path = path.resolve()
     stat = path.stat()
-    state = [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    state: list[str | int] = [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     entry = _cache_folder() / f"{_join([os.fsencode(path)])}.json"
     if digest := _read_entry(entry, state):
         return digest
