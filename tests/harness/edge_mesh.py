@@ -11,7 +11,8 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import PenstockError, Unauthenticated
-from penstock.chassis.streams.link import PROTOCOL_VERSION, accept_stream
+from penstock.chassis.streams.link import accept_stream
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
@@ -54,7 +55,7 @@ def text_of(count: int) -> str:
 
 
 def hello(tier: str, instance_id: str) -> Hello:
-    return Hello(protocol=PROTOCOL_VERSION, instance_id=instance_id, tier=tier)
+    return Hello(protocol=HIGHEST_VERSION, instance_id=instance_id, tier=tier)
 
 
 class FakeAuth(AdmissionServiceServicer):

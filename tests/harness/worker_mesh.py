@@ -11,7 +11,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.lifecycle import request_stop
-from penstock.chassis.streams.link import PROTOCOL_VERSION, Link, accept_stream
+from penstock.chassis.streams.link import Link, accept_stream
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse, DrainWorker, Expect, Revoke
@@ -45,7 +46,7 @@ class FakeScheduler(SchedulerServiceServicer):
 
     async def Attach(self, request_iterator, context):
         async with accept_stream(
-            context, AttachResponse, Hello(protocol=PROTOCOL_VERSION, instance_id="s1", tier="scheduler")
+            context, AttachResponse, Hello(protocol=HIGHEST_VERSION, instance_id="s1", tier="scheduler")
         ) as peer:
             is_broadcast = False
             try:
@@ -137,7 +138,7 @@ class WorkerEdge:
         self.model = ""  # key of the worker's model
         self.frames = asyncio.Queue()
         self.up, self.down = asyncio.Queue(), asyncio.Queue()
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="edge-1", tier="edge")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="edge-1", tier="edge")
         self.link = Link(
             "worker",
             lambda: WorkerServiceStub(to_worker).Execute(),

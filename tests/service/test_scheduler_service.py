@@ -9,7 +9,7 @@ import pytest
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.observability import semconv
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1.queue_pb2 import Head, OfferWithdrawn
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -204,7 +204,7 @@ async def test_a_worker_without_a_profile_is_rejected_with_a_message():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         async with channel(scheduler.address) as to_scheduler:
             call = SchedulerServiceStub(to_scheduler).Attach()
-            hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker")
+            hello = Hello(protocol=HIGHEST_VERSION, instance_id="w", tier="worker")
             await call.write(scheduler_pb2.AttachRequest(hello=hello))
             await call.write(scheduler_pb2.AttachRequest(load_report=scheduler_pb2.LoadReport()))
             with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -222,7 +222,7 @@ async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
         channel(scheduler.address) as to_scheduler,
     ):
         call = SchedulerServiceStub(to_scheduler).Attach()
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
         assert not (await shard.receive("catalog")).poison_reports
         for reports in ([report], []):

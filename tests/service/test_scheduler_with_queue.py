@@ -12,7 +12,8 @@ from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import Link
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, LoadReport, Profile, Released, RunningLease, Started
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
@@ -46,7 +47,7 @@ class Scheduler:
     def __init__(self, queues):
         self.clock = Clock()
         self.dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="scheduler-1", tier="scheduler")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="scheduler-1", tier="scheduler")
         self.service = SchedulerService(self.dispatcher, queues, hello, now=self.clock)
         self.address = ""
 
@@ -64,7 +65,7 @@ async def turns_until(is_so):
 
 @asynccontextmanager
 async def shard_at(listen="127.0.0.1:0"):
-    hello = Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue")
+    hello = Hello(protocol=HIGHEST_VERSION, instance_id="queue-1", tier="queue")
     service = QueueService(book_of(), hello, now=time.monotonic)
     registration = add_QueueServiceServicer_to_server, service
     async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
@@ -93,7 +94,7 @@ class Worker(StreamClient):
 async def worker_at(address, name="worker-1", zone="", **profile):
     """An attached worker. Leaving the block breaks its stream."""
     async with channel(address) as to_scheduler:
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
         call = SchedulerServiceStub(to_scheduler).Attach
         worker = Worker(lambda **callbacks: Link(name, call, AttachRequest, hello, **callbacks), AttachRequest)
         running = asyncio.create_task(worker.link.run())
@@ -178,7 +179,7 @@ async def refusal_of(address, *frames):
 
 
 def hello_frame():
-    return AttachRequest(hello=Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker"))
+    return AttachRequest(hello=Hello(protocol=HIGHEST_VERSION, instance_id="w", tier="worker"))
 
 
 async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_capacity():
