@@ -1,6 +1,5 @@
 """Small cores of the edge: model registry, request table, response buffer, block hashes."""
 
-from array import array
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from penstock.edge.lifecycle.sinks import ResponseBuffer
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.registry import ModelRegistry
 from penstock.edge.models.version_balancer import VersionBalancer
+from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
 from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_HASHES, answer_fingerprint, block_hashes
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
@@ -116,25 +116,33 @@ def planned(**changes):
 
 
 def test_all_requests_of_one_answer_have_one_fingerprint():
-    first = answer_fingerprint("key", planned())
+    first = answer_fingerprint("key", TokenInput((1, 2)), planned())
     assert len(first) == ANSWER_FINGERPRINT_BYTES
-    assert first == answer_fingerprint("key", planned(prompt_ids=array("I", [1, 2])))
-    assert first == answer_fingerprint("key", replace(planned(), max_output_tokens=9, resumed_ids=(3, 4)))
+    longer = replace(planned(), max_output_tokens=9, resumed_ids=(3, 4))
+    assert first == answer_fingerprint("key", TokenInput((1, 2)), longer)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"model": "n"},
-        {"prompt_ids": [1, 3]},
-        {"prompt_ids": [1, 2, 0]},
-        {"sampling": Sampling(seed=2)},
-        {"ignore_eos": True},
-    ],
-)
-def test_other_inputs_and_other_keys_have_other_fingerprints(other):
-    assert answer_fingerprint("key", planned()) != answer_fingerprint("key", planned(**other))
-    assert answer_fingerprint("key", planned()) != answer_fingerprint("another", planned())
+def test_the_fingerprint_of_an_answer_does_not_depend_on_the_tokenizer():
+    for prompt in (TextInput("hi"), ChatInput((Message("user", "hi"),))):
+        old, new = planned(prompt_ids=[7]), planned(prompt_ids=[1, 8], model_version="new")
+        assert answer_fingerprint("key", prompt, old) == answer_fingerprint("key", prompt, new)
+
+
+@pytest.mark.parametrize("other", [{"model": "n"}, {"sampling": Sampling(seed=2)}, {"ignore_eos": True}])
+def test_other_settings_and_other_keys_have_other_fingerprints(other):
+    prompt = TextInput("hi")
+    first = answer_fingerprint("key", prompt, planned())
+    assert first != answer_fingerprint("key", prompt, planned(**other))
+    assert first != answer_fingerprint("another", prompt, planned())
+
+
+def test_other_prompts_have_other_fingerprints():
+    prompts = [
+        *(TokenInput((1, 2)), TokenInput((1, 3)), TokenInput((1, 2, 0)), TextInput("ab"), TextInput("abc")),
+        *(ChatInput((Message("user", "ab"),)), ChatInput((Message("usera", "b"),))),
+        ChatInput((Message("user", "a"), Message("user", "b"))),
+    ]
+    assert len({answer_fingerprint("key", prompt, planned()) for prompt in prompts}) == len(prompts)
 
 
 def test_a_full_table_rejects_by_number_and_by_bytes():

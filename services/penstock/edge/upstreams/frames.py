@@ -23,7 +23,7 @@ def reserve(context: RequestContext) -> AdmitRequest:
             traceparent=context.telemetry.traceparent,
             answer_id=context.spec.answer_id,
             emitted_tokens=len(request.plan.resumed_ids),
-            answer_fingerprint=answer_fingerprint(context.credential.bearer, request.plan),
+            answer_fingerprint=answer_fingerprint(context.credential.bearer, context.spec.input, request.plan),
         )
     )
 
