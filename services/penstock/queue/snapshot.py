@@ -57,6 +57,7 @@ def _models(book: TicketBook) -> list[dict[str, Any]]:
             "leased": book.counters.leased_by_model.get(queue.model, 0),
         }
         for queue in book.model_queues
+        if waiting[queue.model] or running[queue.model] or any(book.schedulers.schedulers_serving(queue.model))
     ]
 
 

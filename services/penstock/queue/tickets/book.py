@@ -261,7 +261,10 @@ class TicketBook:
 
     def _on_catalog_changed(self, now: float) -> list[Effect]:
         models = self.schedulers.catalog()
-        self._availability.update({model_key(entry.model, entry.card_digest) for entry in models}, now)
+        served = {model_key(entry.model, entry.card_digest) for entry in models}
+        self._availability.update(served, now)
+        for model in self.model_queues.forget_unserved(served):
+            self.counters.leased_by_model.pop(model, None)
         effects = self._transitions.drop_refused(self._transitions.refused_tickets.values())
         if models != self._models:
             self._models = models
