@@ -52,8 +52,9 @@ class Progress:
         if isinstance(event, Finished):
             self.finished = event
         elif self.accepted is None:  # later attempts use the values of the first
-            self.accepted = event
-        elif not self._next_index:  # unless another version of the model answers from here on
+            self.accepted = Accepted()
+            self.accepted.CopyFrom(event)
+        elif not self._next_index:  # except the version of the model, which may change before the first token
             self.accepted.model_version = event.model_version
         return None
 
