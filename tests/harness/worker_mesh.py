@@ -157,8 +157,7 @@ class WorkerEdge:
             ticket_id=f"ticket {lease_id}",
             token_ids=prompt,
             max_output_tokens=tokens,
-            model=self.model,
-            **{"ignore_eos": True, "sampling": Sampling(temperature=0.0, seed=1), **more},
+            **{"model": self.model, "ignore_eos": True, "sampling": Sampling(temperature=0.0, seed=1), **more},
         )
         assert self.link.send(ExecuteRequest(start=start))
 
