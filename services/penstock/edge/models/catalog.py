@@ -120,6 +120,8 @@ class ModelCatalog:
         return self._registry.versions(self._clock.now())
 
     async def _wait_loaded(self, name: str, find: Callable[[], LoadedModel | None]) -> LoadedModel:
+        if model := find():  # almost always, and a timeout costs more than the rest
+            return model
         try:
             async with asyncio.timeout(self._wait_timeout):
                 while (model := find()) is None:
