@@ -64,6 +64,21 @@ async def test_a_queued_request_is_tokenized_again_when_its_version_is_replaced(
         await wait_at_rest(mesh)
 
 
+async def test_a_queued_request_moves_to_a_version_that_appears_after_its_own_is_gone():
+    async with edge_mesh(fakes=old_and_new()) as mesh:
+        replace_workers(mesh, "old")
+        mesh.queue.holds_tickets = True
+        calls = [mesh.generate(max_output_tokens=2) for _ in range(2)]
+        for _ in calls:
+            await mesh.queue.held_tickets.get()
+        mesh.queue.holds_tickets = False
+        replace_workers(mesh, "none")
+        replace_workers(mesh, "new")
+        moved = await read_answer(calls[1])
+        assert moved[0].model_version == "new"
+        calls[0].cancel()
+
+
 async def test_a_resumed_answer_stays_on_its_version_also_if_another_has_more_workers():
     async with edge_mesh(fakes=old_and_new(1, 3)) as mesh:
         for _ in range(4):

@@ -53,8 +53,9 @@ def test_two_versions_of_one_name_are_two_models():
 def test_a_version_is_replaced_once_every_shard_names_another_one_only():
     roster = ModelRegistry(removal_delay=10.0)
     old, new = entry("x", digest="old"), entry("x", digest="new")
-    roster.update_shard("a", [old], 0.0)
-    roster.update_shard("b", [old, new], 0.0)
+    assert roster.update_shard("a", [old], 0.0)
+    assert not roster.update_shard("a", [entry("x", digest="old", workers=2)], 0.0)
+    assert roster.update_shard("b", [old, new], 0.0)
     assert roster.update_shard("a", [new], 1.0)
     assert not roster.is_replaced("x@old", "x", 1.0)
     assert roster.update_shard("b", [new], 1.0)

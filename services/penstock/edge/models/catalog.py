@@ -50,12 +50,12 @@ class ModelCatalog:
             await asyncio.Event().wait()
 
     def on_catalog(self, shard: str, frame: CatalogFrame) -> bool:
-        """Apply the catalog of a shard. Return whether the shard has stopped naming a model."""
+        """Apply the catalog of a shard. Return whether the shard names other models than before."""
         self._reachable_shards.add(shard)
-        has_lost = self._registry.update_shard(shard, frame.entries, self._clock.now())
+        has_changed = self._registry.update_shard(shard, frame.entries, self._clock.now())
         self._load_missing()
         self._notify_changed()
-        return has_lost
+        return has_changed
 
     def on_shard_removed(self, shard: str) -> None:
         """The shard was removed from the configuration or from DNS, so its models are removed."""

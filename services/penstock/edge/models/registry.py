@@ -38,13 +38,13 @@ class ModelRegistry:
         return f"<ModelRegistry {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
 
     def update_shard(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> bool:
-        """Replace the models of a shard by its latest catalog. Return whether the shard has stopped naming a model."""
+        """Replace the models of a shard by its latest catalog. Return whether it names other models than before."""
         self._merged_until = -inf
         before = self._by_shard.get(shard, {})
         after = self._by_shard[shard] = {key_of(entry): entry for entry in entries}
         for key, entry in (before | after).items():
             self._last_seen[key] = entry, now
-        return not before.keys() <= after.keys()
+        return before.keys() != after.keys()
 
     def remove_shard(self, shard: str, now: float) -> None:
         if shard in self._by_shard:
