@@ -55,6 +55,7 @@ def keep(accepted: Accepted, request: GenerateRequest) -> None:
     request.max_output_tokens = accepted.max_output_tokens
     request.sampling.seed = accepted.seed
     request.resume.answer_id = accepted.answer_id
+    request.resume.model_version = accepted.model_version
 
 
 if __name__ == "__main__":

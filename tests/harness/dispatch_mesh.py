@@ -49,7 +49,7 @@ def ticket_of(name, *, priority=2, tokens=32, age=0.0, attempt=1, avoid=(), mode
 def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000):
     return Profile(
         model=model,
-        card_digest="d",
+        card_digest="",
         slots=slots,
         kv_blocks=kv_blocks,
         block_size=BLOCK_TOKENS,

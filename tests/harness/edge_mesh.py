@@ -11,9 +11,11 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import PenstockError, Unauthenticated
-from penstock.chassis.streams.link import PROTOCOL_VERSION, accept_stream
+from penstock.chassis.streams.link import accept_stream
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
+from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
 from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
@@ -54,7 +56,7 @@ def text_of(count: int) -> str:
 
 
 def hello(tier: str, instance_id: str) -> Hello:
-    return Hello(protocol=PROTOCOL_VERSION, instance_id=instance_id, tier=tier)
+    return Hello(protocol=HIGHEST_VERSION, instance_id=instance_id, tier=tier)
 
 
 class FakeAuth(AdmissionServiceServicer):
@@ -120,15 +122,26 @@ class FakeQueue(QueueServiceServicer):
     async def Submit(self, request_iterator, context):
         async with accept_stream(context, SubmitResponse, hello("queue", "q1")) as peer:
             self.peers.add(peer)
-            entry = CatalogEntry(
-                model="tiny", card_digest="d1", worker_address=self.workers[0].address, workers_hint=len(self.workers)
-            )
-            peer.send(SubmitResponse(catalog=Catalog(entries=[entry])))
+            peer.send(self.catalog())
             try:
                 async for frame in peer:
                     self.on_frame(peer, frame)
             finally:
                 self.peers.discard(peer)
+
+    def catalog(self):
+        by_digest = {
+            each.digest: [other for other in self.workers if other.digest == each.digest] for each in self.workers
+        }
+        entries = [
+            CatalogEntry(model="tiny", card_digest=digest, worker_address=of[0].address, workers_hint=len(of))
+            for digest, of in by_digest.items()
+        ]
+        return SubmitResponse(catalog=Catalog(entries=entries))
+
+    def send_catalog(self):
+        for peer in self.peers:
+            peer.send(self.catalog())
 
     def on_frame(self, peer, frame):
         for ticket in frame.enqueue.tickets:
@@ -152,7 +165,8 @@ class FakeQueue(QueueServiceServicer):
         )
 
     def lease(self, ticket):
-        worker = next(each for each in self.workers if each.name not in ticket.avoid_workers)
+        served = [each for each in self.workers if ticket.model == model_key("tiny", each.digest)]
+        worker = next(each for each in served if each.name not in ticket.avoid_workers)
         lease = Lease(
             lease_id=f"l-{ticket.ticket_id}-{ticket.attempt}",
             ticket_id=ticket.ticket_id,
@@ -160,6 +174,7 @@ class FakeQueue(QueueServiceServicer):
             worker_address=worker.address,
             ttl=timedelta(seconds=10),
             attempt=ticket.attempt,
+            model=ticket.model,
         )
         return SubmitResponse(leased=Leased(lease=lease))
 
@@ -170,6 +185,8 @@ class FakeWorker(WorkerServiceServicer):
 
     name: str
     address: str = ""
+    digest: str = "d1"
+    bos_token_id: int | None = None  # of the card: another tokenization
     pause_at_index: int | None = None
     sends_one_frame: bool = False  # all tokens in one frame
     starts: list = field(default_factory=list)
@@ -181,7 +198,8 @@ class FakeWorker(WorkerServiceServicer):
     async def GetModelCard(self, request, context):
         card = ModelCard(
             name="tiny",
-            digest="d1",
+            digest=self.digest,
+            bos_token_id=self.bos_token_id,
             context_length=CONTEXT,
             vocabulary_size=VOCABULARY,
             eos_token_ids=[EOS_ID],
@@ -276,12 +294,12 @@ async def served(add, servicer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def edge_mesh(workers=1, shards=1, **settings) -> AsyncIterator[EdgeMesh]:
+async def edge_mesh(workers=1, shards=1, fakes=(), **settings) -> AsyncIterator[EdgeMesh]:
     async with AsyncExitStack() as stack:
-        fakes = [FakeWorker(f"w{number + 1}") for number in range(workers)]
+        fakes = list(fakes) or [FakeWorker(f"w{number + 1}") for number in range(workers)]
         for fake in fakes:
             fake.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, fake))
-        auth, queues = FakeAuth(), [FakeQueue(fakes) for _ in range(shards)]
+        auth, queues = FakeAuth(), [FakeQueue(list(fakes)) for _ in range(shards)]
         auths = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, auth))
         at = [await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue)) for queue in queues]
         own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": tuple(at), "instance_id": "e1", "drain_grace": 0.0}

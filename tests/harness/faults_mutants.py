@@ -21,6 +21,8 @@ from mutant_registry import (
     poison_with_edge_kills,
     poison_with_scheduler_unreachable,
     poison_without_schedulers,
+    rollout_with_lost_edges,
+    rollout_with_lost_workers,
     unchanged,
 )
 from penstock.auth.edge_sessions import EdgeSessions
@@ -29,9 +31,10 @@ from penstock.chassis.clocks import StallFreeClock, WallMonotonicClock
 from penstock.chassis.server import write_timeout
 from penstock.client.progress import Progress
 from penstock.client.stream import EdgeStream
-from penstock.edge import gateway
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.output import OutputStream
+from penstock.edge.lifecycle.record import RequestState
+from penstock.edge.models import planner
 from penstock.edge.runner import RequestRunner
 from penstock.edge.upstreams import frames as edge_frames
 from penstock.edge.upstreams.queue import QueueClient
@@ -128,11 +131,28 @@ def a_lost_run_is_never_retried(worker_lost, self, now, *, died):
     return []
 
 
-@mutant(gateway, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
+@mutant(planner, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
     plan = plan_generation(spec, model, **given)
     detokenizer = model.codec.new_detokenizer(spec.input, plan.prompt_ids, spec.stop)
     return dataclasses.replace(plan, detokenizer=detokenizer)
+
+
+@mutant(planner.RequestPlanner, "plan", mutate_plan=rollout_with_lost_edges)
+async def a_resumed_answer_continues_with_any_version(plan, self, spec, size_bytes):
+    return await plan(self, dataclasses.replace(spec, model_version=""), size_bytes)
+
+
+@mutant(Progress, "next_request", mutate_plan=rollout_with_lost_edges)
+def the_client_omits_the_version_when_it_resumes(next_request, self):
+    request = next_request(self)
+    request.resume.model_version = ""
+    return request
+
+
+@mutant(ActiveRequest, "on_model_replaced", mutate_plan=rollout_with_lost_workers)
+def an_answer_with_output_moves_to_another_version(on_model_replaced, self):
+    return self._plan_again() if self.state is RequestState.QUEUED else []
 
 
 @mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.mutations import plan_world, with_poison
-from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault, PlannedTokenCount
+from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault, PlannedReplacement, PlannedTokenCount
 from penstock.faults.world.tiers import TIERS
 
 MUTANTS = {}
@@ -76,6 +76,41 @@ def clocks_that_step(plan, rng):
         for tier in TIERS
     )
     return replace(plan, has_own_clocks=True, clock_steps=tuple(steps))
+
+
+def rollout_with_lost_workers(plan, rng):
+    """Each worker is replaced by one of another version, and a worker dies in the middle of answers before that."""
+    killed = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=0.3,
+        victim_tier="worker",
+        victim_pick=rng.random(),
+        failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+        frame_number=rng.randint(2, 8),
+    )
+    replacements = tuple(
+        PlannedReplacement(at=rng.uniform(0.2, 0.4), worker=number, version=1) for number in range(plan.shape.workers)
+    )
+    return replace(plan, faults=(killed,), replacements=replacements)
+
+
+def rollout_with_lost_edges(plan, rng):
+    """Half of the workers are of another version, and edges die in the middle of answers."""
+    killed = tuple(
+        PlannedFault(
+            kind=FaultKind.KILL,
+            duration_s=0.3,
+            victim_tier="edge",
+            victim_pick=rng.random(),
+            failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+            frame_number=number,
+        )
+        for number in (3, 6)
+    )
+    replacements = (PlannedReplacement(at=0.0, worker=0, version=1),)
+    return replace(
+        plan, shape=replace(plan.shape, workers=2, edges=2), faults=killed, replacements=replacements, token_counts=()
+    )
 
 
 def poison_with_edge_kills(plan, rng):

@@ -4,7 +4,8 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from penstock.chassis.channels import channel
-from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import Link
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, Ticket
@@ -58,7 +59,7 @@ class QueueEdge(StreamClient):
 
 class QueueScheduler(StreamClient):
     def serve(self, *models):
-        entries = [CatalogEntry(model=each, card_digest="d", worker_address="w:1", workers_hint=1) for each in models]
+        entries = [CatalogEntry(model=each, worker_address="w:1", workers_hint=1) for each in models]
         self.send(catalog=pb.Catalog(entries=entries))
 
     def credit(self, tickets, **fields):
@@ -89,7 +90,7 @@ async def scheduler_at(address, name="scheduler-1", models=("m",)):
 async def _connected(kind, method, out, address, name, *, zone=""):
     """A connected client. Leaving the block breaks its stream."""
     async with channel(address) as to_shard:
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier=kind.__name__.lower(), zone=zone)
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id=name, tier=kind.__name__.lower(), zone=zone)
         call = method(QueueServiceStub(to_shard))
         side = kind(lambda **callbacks: Link(name, call, out, hello, **callbacks), out)
         running = asyncio.create_task(side.link.run())

@@ -33,8 +33,8 @@ def ticket(
     )
 
 
-def entry(model="m", workers=1):
-    return CatalogEntry(model=model, card_digest="d", worker_address="w:1", workers_hint=workers)
+def entry(model="m", workers=1, digest=""):
+    return CatalogEntry(model=model, card_digest=digest, worker_address="w:1", workers_hint=workers)
 
 
 @dataclass

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from penstock.chassis.channels import channel
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION, Link, accept_stream
+from penstock.chassis.streams.link import Link, accept_stream
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
@@ -39,7 +40,7 @@ class FakeShard(QueueServiceServicer):
     """The queue's end of a stream with a scheduler."""
 
     def __init__(self, name):
-        self.hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue")
+        self.hello = Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="queue")
         self.frames = ReceivedFrames()
         self.receive = self.frames.receive
         self.address = ""
@@ -74,7 +75,7 @@ class AttachedWorker:
         self.frames = ReceivedFrames()
         self.receive = self.frames.receive
         self.up = asyncio.Event()
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="worker", address=f"{name}:1")
         self.link = Link(
             name,
             call,
@@ -88,7 +89,14 @@ class AttachedWorker:
         assert self.link.send(scheduler_pb2.AttachRequest(**frame))
 
     def profile(self, **fields):
-        whole = {"model": "m", "slots": 2, "kv_blocks": 64, "block_size": 16, "context_length": 4_096}
+        whole = {
+            "model": "m",
+            "card_digest": "d",
+            "slots": 2,
+            "kv_blocks": 64,
+            "block_size": 16,
+            "context_length": 4_096,
+        }
         self.send(profile=scheduler_pb2.Profile(**whole | fields))
 
     def started(self, lease_id):
@@ -119,7 +127,7 @@ async def shard_server(name):
 async def scheduler_of(*shards, ttl=5.0, look_ahead=0):
     """A scheduler that listens and keeps a stream to each of `shards`."""
     dispatcher = Dispatcher(leases=LeaseBook(ttl=ttl, prefix="s"), look_ahead=look_ahead)
-    hello = Hello(protocol=PROTOCOL_VERSION, instance_id="scheduler-1", tier="scheduler")
+    hello = Hello(protocol=HIGHEST_VERSION, instance_id="scheduler-1", tier="scheduler")
     service = SchedulerService(dispatcher, [shard.address for shard in shards], hello)
     registration = add_SchedulerServiceServicer_to_server, service
     async with (

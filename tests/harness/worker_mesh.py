@@ -11,12 +11,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.lifecycle import request_stop
-from penstock.chassis.streams.link import PROTOCOL_VERSION, Link, accept_stream
+from penstock.chassis.streams.link import Link, accept_stream
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST
+from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse, DrainWorker, Expect, Revoke
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import Lease
-from penstock.mesh.v1.worker_pb2 import Cancel, ExecuteRequest, Start
+from penstock.mesh.v1.worker_pb2 import Cancel, ExecuteRequest, GetModelCardRequest, Start
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.admin_pb2 import GetSnapshotRequest, WatchSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -44,7 +46,7 @@ class FakeScheduler(SchedulerServiceServicer):
 
     async def Attach(self, request_iterator, context):
         async with accept_stream(
-            context, AttachResponse, Hello(protocol=PROTOCOL_VERSION, instance_id="s1", tier="scheduler")
+            context, AttachResponse, Hello(protocol=HIGHEST_VERSION, instance_id="s1", tier="scheduler")
         ) as peer:
             is_broadcast = False
             try:
@@ -133,9 +135,10 @@ class WorkerEdge:
     """One edge's stream: `frames` has all received frames, in order; `down` the reason of each loss of the stream."""
 
     def __init__(self, to_worker):
+        self.model = ""  # key of the worker's model
         self.frames = asyncio.Queue()
         self.up, self.down = asyncio.Queue(), asyncio.Queue()
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="edge-1", tier="edge")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="edge-1", tier="edge")
         self.link = Link(
             "worker",
             lambda: WorkerServiceStub(to_worker).Execute(),
@@ -154,7 +157,7 @@ class WorkerEdge:
             ticket_id=f"ticket {lease_id}",
             token_ids=prompt,
             max_output_tokens=tokens,
-            **{"ignore_eos": True, "sampling": Sampling(temperature=0.0, seed=1), **more},
+            **{"model": self.model, "ignore_eos": True, "sampling": Sampling(temperature=0.0, seed=1), **more},
         )
         assert self.link.send(ExecuteRequest(start=start))
 
@@ -200,10 +203,19 @@ async def connected_edge(address, *options) -> AsyncIterator[WorkerEdge]:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await edge.up.get()
+                edge.model = await served_model(WorkerServiceStub(to_worker))
             yield edge
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+async def served_model(stub):
+    """Key of the worker's model; empty while it loads."""
+    with suppress(grpc.aio.AioRpcError):
+        card = (await stub.GetModelCard(GetModelCardRequest())).card
+        return model_key(card.name, card.digest)
+    return ""
 
 
 class RunningWorker:

@@ -16,7 +16,7 @@ EDGE = 7
 
 def ready_table(**options):
     table = RunTable(leases=LeaseTable("me"), **options)
-    table.on_engine_ready(LIMITS)
+    table.on_engine_ready(LIMITS, 0.0)
     table.streams.open(EDGE)
     return table
 

@@ -75,7 +75,7 @@ async def crashed_in_a_session(mesh):
 async def test_an_unexpected_error_is_logged_with_its_caller(monkeypatch, crashed):
     async with edge_mesh() as mesh:
         await read_answer(mesh.generate(max_output_tokens=1))
-        monkeypatch.setattr("penstock.edge.gateway.plan_generation", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr("penstock.edge.models.planner.plan_generation", lambda *_, **__: 1 / 0)
         with capture_logs([merge_contextvars]) as logs:
             assert (await crashed(mesh)).reason == "INTERNAL"
             await wait_at_rest(mesh)

@@ -62,6 +62,15 @@ async def test_deltas_that_are_ready_together_are_merged():
     assert [json.loads(line[6:])["choices"][0]["text"] for line in lines] == ["abc", ""]
 
 
+async def test_a_request_that_is_accepted_again_for_another_version_begins_its_stream_once():
+    async with http_edge() as edge, edge.accepted_stream() as (response, call):
+        call.accept()
+        call.send("a")
+        call.finish()
+        lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
+    assert [json.loads(line[6:])["choices"][0]["text"] for line in lines] == ["a", ""]
+
+
 async def test_a_stream_has_headers_against_buffering():
     async with http_edge() as edge, edge.accepted_stream() as (response, call):
         call.finish()

@@ -10,7 +10,7 @@ from edge_mesh import KEY, KV_BLOCKS, edge_mesh, hello, text_of, token_at
 from edge_sessions import session
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.chassis.streams import endpoint, link
-from penstock.edge import gateway
+from penstock.edge.models import planner
 from penstock.v1.inference_pb2 import (
     GenerateRequest,
     Sampling,
@@ -168,7 +168,7 @@ async def test_an_internal_error_ends_one_request_and_not_its_session(monkeypatc
 
     async with edge_mesh() as mesh, session(mesh) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.edge.gateway.plan_generation", fail)
+            patch.setattr("penstock.edge.models.planner.plan_generation", fail)
             client.generate(1)
             failure = (await client.next_frame("failed")).failure
             assert (failure.reason, failure.message) == ("INTERNAL", "internal error")
@@ -178,7 +178,7 @@ async def test_an_internal_error_ends_one_request_and_not_its_session(monkeypatc
 
 async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_tokenizing(monkeypatch):
     begun, may_continue, planned = asyncio.Event(), threading.Event(), []
-    loop, plan_for = asyncio.get_running_loop(), gateway.plan_generation
+    loop, plan_for = asyncio.get_running_loop(), planner.plan_generation
 
     def plan_slowly(spec, *args, **options):
         planned.append(spec.request_id)
@@ -186,8 +186,8 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
         may_continue.wait()
         return plan_for(spec, *args, **options)
 
-    monkeypatch.setattr(gateway, "plan_generation", plan_slowly)
-    monkeypatch.setattr(gateway, "MAX_INLINE_PROMPT_CHARS", -1)  # every prompt is tokenized in a thread
+    monkeypatch.setattr(planner, "plan_generation", plan_slowly)
+    monkeypatch.setattr(planner, "MAX_INLINE_PROMPT_CHARS", -1)  # every prompt is tokenized in a thread
     async with edge_mesh(tokenizer_threads=1) as mesh, session(mesh) as client:
         client.generate(1, request_id="first", max_output_tokens=2)
         await begun.wait()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.chassis.lifecycle import background
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.v1.stream_pb2 import Hello
 from penstock.worker.quarantine.broadcast import PoisonBroadcast
 from penstock.worker.quarantine.poison_list import PoisonReport
@@ -19,7 +19,7 @@ async def broadcasting():
     """The worker's poison reports, their broadcast, and two schedulers that receive it."""
     known = []
     async with fake_scheduler() as (one, at_one), fake_scheduler() as (other, at_other):
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         broadcast = PoisonBroadcast([at_one, at_other], hello, lambda: known)
         async with background(broadcast.run()):
             yield known, broadcast, (one, other)

@@ -13,7 +13,7 @@ from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloade
 from penstock.chassis.lifecycle import background
 from penstock.chassis.observability import semconv
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
 from penstock.queue.admission.admission import QueueLimits
@@ -39,7 +39,7 @@ class Shard:
             availability=ModelAvailability(timeout=10.0, warm_up=5.0, started_at=START_S - 60),
             recent_leases=RecentLeases(10.0),
         )
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="queue-1", tier="queue")
         self.service = QueueService(self.book, hello, scheduler_wait=scheduler_wait, now=lambda: self.time)
         self.address, self.calls = "", None
 

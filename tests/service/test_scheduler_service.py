@@ -9,16 +9,20 @@ import pytest
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.observability import semconv
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1.queue_pb2 import Head, OfferWithdrawn
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import ticket
+from queue_streams import ticket as ticket_of_model
 from scheduler_streams import TIMEOUT_S, scheduler_of, shard_server, worker_at
 
 TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
+
+
+def ticket(ticket_id, **fields):
+    return ticket_of_model(ticket_id, **{"model": "m@d", **fields})
 
 
 @asynccontextmanager
@@ -41,7 +45,7 @@ async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
             (entry,) = (await shard.receive("catalog")).entries
             assert (entry.model, entry.worker_address, entry.workers_hint) == ("m", "w1:1", 1)
             credit = await shard.receive("credit")
-            assert (credit.model, credit.tickets, credit.max_ticket_tokens) == ("m", 2, 160)
+            assert (credit.model, credit.tickets, credit.max_ticket_tokens) == ("m@d", 2, 160)
         await shard.catalog_of()
 
 
@@ -92,7 +96,7 @@ async def test_a_shard_receives_pool_stats():
         )
         while not (stats := await shard.receive("pool_stats")).running:
             pass
-        assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == ("m", 100.0, 900.0)
+        assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == ("m@d", 100.0, 900.0)
 
 
 async def test_a_ticket_goes_to_the_worker_with_its_prefix():
@@ -185,11 +189,11 @@ async def test_the_shard_with_the_better_head_gets_the_released_slot():
             await shard.receive("credit")
         first.offer(ticket("runs"))
         lease_id = (await first.receive("place")).lease.lease_id
-        first.send(head=Head(model="m", waiting=1, priority=3, age_nanos=9, waiting_tokens=100))
-        second.send(head=Head(model="m", waiting=1, priority=1, age_nanos=1, waiting_tokens=100))
+        first.send(head=Head(model="m@d", waiting=1, priority=3, age_nanos=9, waiting_tokens=100))
+        second.send(head=Head(model="m@d", waiting=1, priority=1, age_nanos=1, waiting_tokens=100))
         credit = await second.receive("credit")
         assert (credit.tickets, credit.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
-        second.send(credit_returned={"model": "m", "tickets": 1})
+        second.send(credit_returned={"model": "m@d", "tickets": 1})
         async with asyncio.timeout(TIMEOUT_S):  # streams have no mutual order, and the shard must not hold credit
             while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110  # a turn of the loop
                 await asyncio.sleep(0)
@@ -201,7 +205,7 @@ async def test_a_worker_without_a_profile_is_rejected_with_a_message():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         async with channel(scheduler.address) as to_scheduler:
             call = SchedulerServiceStub(to_scheduler).Attach()
-            hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker")
+            hello = Hello(protocol=HIGHEST_VERSION, instance_id="w", tier="worker")
             await call.write(scheduler_pb2.AttachRequest(hello=hello))
             await call.write(scheduler_pb2.AttachRequest(load_report=scheduler_pb2.LoadReport()))
             with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -219,7 +223,7 @@ async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
         channel(scheduler.address) as to_scheduler,
     ):
         call = SchedulerServiceStub(to_scheduler).Attach()
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
         assert not (await shard.receive("catalog")).poison_reports
         for reports in ([report], []):

@@ -12,7 +12,8 @@ from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import Link
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, LoadReport, Profile, Released, RunningLease, Started
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
@@ -23,9 +24,14 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import TIMEOUT_S, StreamClient, edge_at, ticket
+from queue_streams import TIMEOUT_S, StreamClient, edge_at
+from queue_streams import ticket as ticket_of_model
 
 PROFILE = {"model": "m", "card_digest": "d", "slots": 2, "kv_blocks": 16, "block_size": 16, "context_length": 200}
+
+
+def ticket(ticket_id, **fields):
+    return ticket_of_model(ticket_id, **{"model": "m@d", **fields})
 
 
 class Clock:
@@ -41,7 +47,7 @@ class Scheduler:
     def __init__(self, queues):
         self.clock = Clock()
         self.dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="scheduler-1", tier="scheduler")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="scheduler-1", tier="scheduler")
         self.service = SchedulerService(self.dispatcher, queues, hello, now=self.clock)
         self.address = ""
 
@@ -59,7 +65,7 @@ async def turns_until(is_so):
 
 @asynccontextmanager
 async def shard_at(listen="127.0.0.1:0"):
-    hello = Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue")
+    hello = Hello(protocol=HIGHEST_VERSION, instance_id="queue-1", tier="queue")
     service = QueueService(book_of(), hello, now=time.monotonic)
     registration = add_QueueServiceServicer_to_server, service
     async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
@@ -88,7 +94,7 @@ class Worker(StreamClient):
 async def worker_at(address, name="worker-1", zone="", **profile):
     """An attached worker. Leaving the block breaks its stream."""
     async with channel(address) as to_scheduler:
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
         call = SchedulerServiceStub(to_scheduler).Attach
         worker = Worker(lambda **callbacks: Link(name, call, AttachRequest, hello, **callbacks), AttachRequest)
         running = asyncio.create_task(worker.link.run())
@@ -120,6 +126,30 @@ async def serves_one_model(edge):
         pass
 
 
+async def test_tickets_are_placed_only_on_workers_of_their_digest():
+    async with (
+        shard_at() as shard,
+        scheduler_of(shard) as scheduler,
+        worker_at(scheduler.address, "old-1", card_digest="old", slots=8, kv_blocks=64) as old,
+        worker_at(scheduler.address, "new-1", card_digest="new", slots=8, kv_blocks=64) as new,
+        edge_at(shard) as edge,
+    ):
+        while len(entries := (await edge.receive("catalog")).entries) < 2:
+            pass
+        assert {(each.model, each.card_digest, each.workers_hint, each.slots_hint) for each in entries} == {
+            ("m", "old", 1, 8),
+            ("m", "new", 1, 8),
+        }
+        edge.enqueue(*(ticket(f"t{number}", model="m@old") for number in range(4)))
+        edge.enqueue(*(ticket(f"u{number}", model="m@new") for number in range(4)))
+        leases = [(await edge.receive("leased")).lease for _ in range(8)]
+        placed = {each.ticket_id: (each.worker_id, each.model) for each in leases}
+        assert all(placed[f"t{number}"] == ("old-1", "m@old") for number in range(4))
+        assert all(placed[f"u{number}"] == ("new-1", "m@new") for number in range(4))
+        assert {(await old.receive("expect")).lease.model for _ in range(4)} == {"m@old"}
+        assert {(await new.receive("expect")).lease.model for _ in range(4)} == {"m@new"}
+
+
 async def test_among_similar_workers_one_in_the_zone_of_the_edge_is_used():
     async with (
         shard_at() as shard,
@@ -149,7 +179,7 @@ async def rejection_of(address, *frames):
 
 
 def hello_frame():
-    return AttachRequest(hello=Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker"))
+    return AttachRequest(hello=Hello(protocol=HIGHEST_VERSION, instance_id="w", tier="worker"))
 
 
 async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_capacity():
@@ -281,6 +311,7 @@ async def test_the_workers_table_has_the_free_capacity_of_each():
                 "address": "worker-1:1",
                 "zone": "",
                 "model": "m",
+                "card_digest": "d",
                 "slots": 2,
                 "kv_blocks": 16,
                 "leases": 1,
@@ -293,7 +324,7 @@ async def test_the_workers_table_has_the_free_capacity_of_each():
         ]
 
 
-@pytest.mark.parametrize("name", ["model", "slots", "kv_blocks", "block_size", "context_length"])
+@pytest.mark.parametrize("name", ["model", "card_digest", "slots", "kv_blocks", "block_size", "context_length"])
 async def test_an_incomplete_profile_is_rejected(name):
     async with scheduler_of() as scheduler:
         lacking = {key: value for key, value in PROFILE.items() if key != name}

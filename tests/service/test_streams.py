@@ -5,14 +5,17 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
+from penstock.chassis.server.server import serving
 from penstock.chassis.streams import endpoint
 from penstock.chassis.streams import link as link_module
 from penstock.chassis.streams.endpoint import StreamEndpoint
-from penstock.chassis.streams.link import Link, accept_stream, check_hello
+from penstock.chassis.streams.link import Link, accept_stream
 from penstock.chassis.streams.outbox import MAX_BUNDLE_BYTES, MAX_BUNDLE_FRAMES, Outbox
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Settled
 from penstock.mesh.v1.admission_pb2_grpc import (
     AdmissionServiceServicer,
@@ -30,7 +33,7 @@ class Echo(AdmissionServiceServicer):
         self.left = asyncio.Queue()
 
     async def Admit(self, request_iterator, context):
-        hello = Hello(protocol=link_module.PROTOCOL_VERSION, instance_id="echo", tier="auth")
+        hello = Hello(protocol=HIGHEST_VERSION, instance_id="echo", tier="auth")
         async with accept_stream(context, AdmitResponse, hello) as peer:
             self.peers.put_nowait(peer)
             try:
@@ -61,7 +64,7 @@ async def link_to(address, **options):
             "echo",
             lambda: AdmissionServiceStub(open_channel).Admit(),
             AdmitRequest,
-            Hello(protocol=options.pop("protocol", link_module.PROTOCOL_VERSION), instance_id="me", tier="edge"),
+            Hello(protocol=options.pop("protocol", HIGHEST_VERSION), instance_id="me", tier="edge"),
             on_frame=lambda frame: events.put_nowait(("frame", frame)),
             on_up=lambda hello: events.put_nowait(("up", hello.instance_id)),
             on_down=lambda reason: events.put_nowait(("down", reason)),
@@ -92,7 +95,7 @@ async def raw_call(address, **hello):
     """A peer that the test controls, after its handshake."""
     async with channel(address) as open_channel:
         call = AdmissionServiceStub(open_channel).Admit()
-        greeting = Hello(protocol=link_module.PROTOCOL_VERSION, instance_id="raw", tier="edge", **hello)
+        greeting = Hello(protocol=HIGHEST_VERSION, instance_id="raw", tier="edge", **hello)
         await call.write(AdmitRequest(hello=greeting))
         answer = await call.read()
         assert (answer.WhichOneof("frame"), answer.hello.bundles, list(answer.more)) == ("hello", True, [])
@@ -296,14 +299,64 @@ async def test_a_stream_must_begin_with_hello():
             await call.read()
 
 
+def supporting(lowest, highest, instance_id="me", **fields):
+    return Hello(min_protocol=lowest, protocol=highest, instance_id=instance_id, tier="edge", **fields)
+
+
+def endpoint_after(frame, own=None):
+    endpoint = StreamEndpoint(AdmitRequest, own or supporting(1, 1), 8)
+    endpoint.accept_hello(frame)
+    return endpoint
+
+
 @pytest.mark.parametrize("frame", [grpc.aio.EOF, identify_frame("a"), AdmitRequest()])
-def test_a_first_frame_that_is_no_hello_is_rejected_with_its_reason(frame):
+async def test_a_first_frame_that_is_no_hello_is_rejected_with_its_reason(frame):
     with pytest.raises(FailedPrecondition) as failure:
-        check_hello(frame)
+        endpoint_after(frame)
     assert failure.value.reason == "HELLO_MISSING"
 
 
-def test_another_protocol_is_rejected_with_both_versions():
-    with pytest.raises(FailedPrecondition, match="protocol 1, the peer 2") as failure:
-        check_hello(AdmitRequest(hello=Hello(protocol=2)))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agreed"),
+    [((1, 1), (1, 1), 1), ((1, 2), (1, 1), 1), ((1, 2), (2, 3), 2), ((2, 4), (1, 3), 3), ((1, 3), (0, 2), 2)],
+)
+async def test_peers_agree_on_the_highest_protocol_that_both_support(ours, theirs, agreed):
+    for one, other in ((ours, theirs), (theirs, ours)):
+        assert endpoint_after(AdmitRequest(hello=supporting(*one)), supporting(*other)).protocol == agreed
+
+
+@pytest.mark.parametrize("theirs", [(2, 3), (0, 2), (0, 0), (3, 1)])
+async def test_a_peer_without_a_common_protocol_is_rejected_with_both_ranges(theirs):
+    lowest, highest = theirs
+    text = f"protocols 1 to 1, the peer {lowest or highest} to {highest} .release 9.9.; upgrade the older one"
+    with pytest.raises(FailedPrecondition, match=text) as failure:
+        endpoint_after(AdmitRequest(hello=supporting(*theirs, release="9.9")))
     assert failure.value.reason == "PROTOCOL_UNSUPPORTED"
+
+
+async def test_releases_roll_while_their_ranges_overlap():
+    async with echo_server() as (echo, address, _), channel(address) as open_channel:
+        call = AdmissionServiceStub(open_channel).Admit()
+        await call.write(AdmitRequest(hello=supporting(1, HIGHEST_VERSION + 1)))
+        assert (await call.read()).hello.protocol == HIGHEST_VERSION
+        assert (await echo.peers.get()).protocol == HIGHEST_VERSION
+
+
+async def test_a_client_logs_once_why_its_stream_is_rejected():
+    registration = add_AdmissionServiceServicer_to_server, Echo()
+    async with (
+        serving("127.0.0.1:0", [registration], drain_grace=0.5) as server,
+        channel(server.address) as open_channel,
+    ):
+        link = Link(
+            "echo",
+            lambda: AdmissionServiceStub(open_channel).Admit(),
+            AdmitRequest,
+            supporting(7, 8),
+            on_frame=print,
+        )
+        with capture_logs() as logs:
+            for _ in range(2):
+                assert not await link.run_once()
+    [rejected] = [each for each in logs if each["event"] == "link_rejected"]
+    assert "protocols 1 to 1, the peer 7 to 8" in rejected["because"]

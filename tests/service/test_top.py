@@ -6,6 +6,7 @@ import json
 import re
 import time
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,7 @@ from penstock.chassis.errors import Unavailable
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.cli.top import command
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
@@ -27,16 +28,22 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import TIMEOUT_S, edge_at, ticket
+from queue_streams import TIMEOUT_S, edge_at
+from queue_streams import ticket as ticket_of_model
 from scheduler_streams import worker_at
 
 TERMINAL_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+DIGEST = "d"
+
+
+def ticket(ticket_id, **fields):
+    return ticket_of_model(ticket_id, **{"model": f"m@{DIGEST}", **fields})
 
 
 @asynccontextmanager
 async def shard_at(name):
     book = book_of()
-    service = QueueService(book, Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue"), now=time.time)
+    service = QueueService(book, Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="queue"), now=time.time)
     admin = AdminService("queue", name, service.figures, lambda: queue_snapshot.tables(book))
     registration = add_QueueServiceServicer_to_server, service
     async with (
@@ -50,7 +57,7 @@ async def shard_at(name):
 @asynccontextmanager
 async def scheduler_of(*queues):
     dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
-    service = SchedulerService(dispatcher, queues, Hello(protocol=PROTOCOL_VERSION, instance_id="s", tier="scheduler"))
+    service = SchedulerService(dispatcher, queues, Hello(protocol=HIGHEST_VERSION, instance_id="s", tier="scheduler"))
     tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as in the composition root
     admin = AdminService("scheduler", "scheduler-1", service.figures, tables)
     registration = add_SchedulerServiceServicer_to_server, service
@@ -113,6 +120,29 @@ async def test_json_is_one_object_with_waiting_and_running_requests(screen):
         assert (row["worker"], row["leases"], row["running"], row["batch_fill"]) == ("w1", 2, 2, 1.0)
         assert row["free_kv_blocks"] == 64 - 2 * 7
         assert {row["tier"] for row in frame["processes"]} == {"queue", "scheduler"}
+
+
+async def test_versions_of_a_model_and_releases_of_processes_are_shown(monkeypatch):
+    digests = "0123456789abcdef", "fedcba9876543210"
+
+    async def frame(addresses):
+        return json.loads(await Screen(monkeypatch, is_terminal=False).top(addresses, as_json=True))
+
+    async with (
+        busy_mesh() as (addresses, _),
+        worker_at(addresses[-1], "w2", card_digest=digests[0]),
+        worker_at(addresses[-1], "w3", card_digest=digests[1]),
+        asyncio.timeout(TIMEOUT_S),
+    ):
+        while len((shown := await frame(addresses))["models"]) < 3:
+            pass
+        models = {(row["model"], row["card_digest"]): row["workers"] for row in shown["models"]}
+        assert models == {("m", DIGEST): 1, ("m", digests[0]): 1, ("m", digests[1]): 1}
+        assert {row["release"] for row in shown["processes"]} == {version("penstock")}
+        text = await Screen(monkeypatch, is_terminal=False).top(addresses)
+        assert "01234567 " in text
+        assert digests[0] not in text
+        assert version("penstock") in text
 
 
 async def test_once_prints_one_frame(screen):

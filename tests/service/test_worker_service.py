@@ -167,6 +167,17 @@ async def test_a_cut_stream_stops_its_runs_and_no_other_edge_notices(model):
         assert figures["tokens_generated"] < 300
 
 
+async def test_a_run_for_another_model_is_rejected_and_its_lease_is_free_again(model):
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
+        for lease, other in (("lease 1", "tiny@other"), ("lease 2", ""), ("lease 3", "tiny")):
+            worker.scheduler.expect(lease)
+            edge.start(1, lease, model=other)
+            failed = await edge.read_to_end(1)
+            assert (failed.failure.reason, failed.never_ran) == ("MODEL_MISMATCH", True)
+        figures = await worker.wait_at_rest()
+        assert figures["tokens_generated"] == 0
+
+
 async def test_a_run_too_large_for_the_model_fails_with_the_numbers(model):
     async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")

@@ -123,3 +123,25 @@ def test_a_step_of_a_session_is_split_into_the_deltas_of_its_requests():
         (1, delta(0)),
         (2, delta(9, 9, text="c", logprobs=[0.0])),
     ]
+
+
+def version_of(found: Progress) -> str:
+    return found.next_request().resume.model_version
+
+
+def test_an_answer_with_tokens_is_resumed_with_its_version():
+    found = progress()
+    found.apply(Accepted(model_version="old"))
+    found.apply(delta(0, 7))
+    found.apply(Accepted(model_version="new"))  # of a later attempt, which continues the same version
+    assert version_of(found) == found.accepted.model_version == "old"
+
+
+def test_the_version_may_change_before_the_first_token():
+    found = progress()
+    found.apply(Accepted(model_version="old"))
+    assert version_of(found) == ""
+    found.apply(Accepted(model_version="new"))
+    found.apply(delta(0, 7))
+    assert version_of(found) == "new"
+    assert found.accepted.seed == ACCEPTED_FRAME.seed

@@ -45,7 +45,10 @@ COMMON = {f"PENSTOCK_<TIER>_{name}" for name in re.findall(r"`PENSTOCK_<TIER>_([
 # Words in code spans that are not in Penstock's code: Kubernetes, packages, folders, naming conventions.
 ALLOWED_WORDS = {"maxUnavailable", "terminationGracePeriodSeconds", "ops", "venv", "vllm", "on_x", "pop_", "is_"}
 # Reasons that end within the mesh, and defaults of types that are always raised with a reason of their own.
-BETWEEN_TIERS = {"LEASE_LOST", "START_INVALID", "TICKET_INVALID", "PROFILE_INVALID", "ENGINE_DIED", "LOADING"}
+BETWEEN_TIERS = {
+    *("LEASE_LOST", "START_INVALID", "TICKET_INVALID", "PROFILE_INVALID", "ENGINE_DIED", "LOADING"),
+    "MODEL_MISMATCH",
+}
 BETWEEN_TIERS |= {"ABORTED", "CANCELLED", "FAILED_PRECONDITION", "NOT_FOUND", "PERMISSION_DENIED", "SERVICE_UNKNOWN"}
 BETWEEN_TIERS |= {"UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED"}
 WITH_FORMER_NAMES = {"CHANGELOG.md", "configuration.md", "glossary.md"}

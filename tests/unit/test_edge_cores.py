@@ -1,6 +1,5 @@
 """Small cores of the edge: model registry, request table, response buffer, block hashes."""
 
-from array import array
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +12,8 @@ from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.sinks import ResponseBuffer
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.registry import ModelRegistry
+from penstock.edge.models.version_balancer import VersionBalancer
+from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
 from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_HASHES, answer_fingerprint, block_hashes
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
@@ -29,33 +30,85 @@ def active_request(ticket_id, size=10):
 
 
 def test_models_of_all_shards_are_served():
-    registry = ModelRegistry()
-    registry.update_shard("a", [entry("x")], 0.0)
-    registry.update_shard("b", [entry("y")], 0.0)
-    assert sorted(registry.entries(0.0)) == ["x", "y"]
+    roster = ModelRegistry()
+    roster.update_shard("a", [entry("x")], 0.0)
+    roster.update_shard("b", [entry("y")], 0.0)
+    assert sorted(roster.entries(0.0)) == ["x@d1", "y@d1"]
+    assert sorted(roster.versions(0.0)) == ["x", "y"]
 
 
-def test_the_card_of_the_most_workers_is_used():
-    registry = ModelRegistry()
-    registry.update_shard("a", [entry("x", digest="old", workers=1)], 0.0)
-    registry.update_shard("b", [entry("x", digest="new", workers=3)], 0.0)
-    assert registry.entries(0.0)["x"].card_digest == "new"
+def test_the_address_of_the_largest_pool_is_used():
+    roster = ModelRegistry()
+    roster.update_shard("a", [entry("x", workers=1)], 0.0)
+    roster.update_shard("b", [entry("x", workers=3)], 0.0)
+    assert roster.entries(0.0)["x@d1"].workers_hint == 3
+
+
+def test_two_versions_of_one_name_are_two_models():
+    roster = ModelRegistry()
+    roster.update_shard("a", [entry("x", digest="old"), entry("x", digest="new", workers=3)], 0.0)
+    assert {key: each.workers_hint for key, each in roster.versions(0.0)["x"].items()} == {"x@old": 1, "x@new": 3}
+
+
+def test_a_version_is_replaced_once_every_shard_names_another_one_only():
+    roster = ModelRegistry(removal_delay=10.0)
+    old, new = entry("x", digest="old"), entry("x", digest="new")
+    assert roster.update_shard("a", [old], 0.0)
+    assert not roster.update_shard("a", [entry("x", digest="old", workers=2)], 0.0)
+    assert roster.update_shard("b", [old, new], 0.0)
+    assert roster.update_shard("a", [new], 1.0)
+    assert not roster.is_replaced("x@old", "x", 1.0)
+    assert roster.update_shard("b", [new], 1.0)
+    assert roster.is_replaced("x@old", "x", 1.0)
+    assert list(roster.versions(1.0)["x"]) == ["x@new"]
+    assert "x@old" in roster.entries(10.9)  # for answers that continue: a worker of it may be restarting
+    assert "x@old" not in roster.entries(11.0)
+
+
+def test_a_model_that_is_lost_altogether_is_not_replaced():
+    roster = ModelRegistry()
+    roster.update_shard("a", [entry("x", digest="old")], 0.0)
+    roster.update_shard("a", [], 1.0)
+    assert not roster.is_replaced("x@old", "x", 1.0)
+    assert list(roster.versions(1.0)["x"]) == ["x@old"]
+
+
+def requests_by_version(weights, count):
+    balancer = VersionBalancer()
+    chosen = [balancer.choose(weights) for _ in range(count)]
+    return {version: chosen.count(version) for version in weights}, chosen
+
+
+def test_each_version_receives_requests_in_proportion_to_its_capacity():
+    counts, chosen = requests_by_version({"old": 7, "new": 1}, 800)
+    assert counts == {"old": 700, "new": 100}
+    assert all("new" in chosen[start : start + 8] for start in range(0, 800, 8))
+
+
+def test_a_first_new_worker_does_not_receive_all_requests_and_the_last_old_one_keeps_its_share():
+    balancer = VersionBalancer()
+    for _ in range(100):
+        assert balancer.choose({"old": 4}) == "old"
+    chosen = [balancer.choose({"old": 3, "new": 1}) for _ in range(8)]
+    assert chosen.count("new") == 2
+    chosen = [balancer.choose({"old": 1, "new": 3}) for _ in range(8)]
+    assert chosen.count("old") == 2
 
 
 def test_a_restarting_shard_does_not_remove_models_at_once():
-    registry = ModelRegistry(removal_delay=10.0)
-    registry.update_shard("a", [entry("x")], 0.0)
-    registry.update_shard("a", [], 5.0)
-    assert list(registry.entries(14.9)) == ["x"]
-    assert list(registry.entries(15.0)) == []
+    roster = ModelRegistry(removal_delay=10.0)
+    roster.update_shard("a", [entry("x")], 0.0)
+    roster.update_shard("a", [], 5.0)
+    assert list(roster.entries(14.9)) == ["x@d1"]
+    assert list(roster.entries(15.0)) == []
 
 
 def test_a_removed_shard_removes_its_models():
-    registry = ModelRegistry(removal_delay=10.0)
-    registry.update_shard("a", [entry("x")], 0.0)
-    registry.remove_shard("a", 5.0)
-    assert list(registry.entries(6.0)) == ["x"]
-    assert list(registry.entries(15.0)) == []
+    roster = ModelRegistry(removal_delay=10.0)
+    roster.update_shard("a", [entry("x")], 0.0)
+    roster.remove_shard("a", 5.0)
+    assert list(roster.entries(6.0)) == ["x@d1"]
+    assert list(roster.entries(15.0)) == []
 
 
 def planned(**changes):
@@ -64,25 +117,33 @@ def planned(**changes):
 
 
 def test_all_requests_of_one_answer_have_one_fingerprint():
-    first = answer_fingerprint("key", planned())
+    first = answer_fingerprint("key", TokenInput((1, 2)), planned())
     assert len(first) == ANSWER_FINGERPRINT_BYTES
-    assert first == answer_fingerprint("key", planned(prompt_ids=array("I", [1, 2])))
-    assert first == answer_fingerprint("key", replace(planned(), max_output_tokens=9, resumed_ids=(3, 4)))
+    longer = replace(planned(), max_output_tokens=9, resumed_ids=(3, 4))
+    assert first == answer_fingerprint("key", TokenInput((1, 2)), longer)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"model": "n"},
-        {"prompt_ids": [1, 3]},
-        {"prompt_ids": [1, 2, 0]},
-        {"sampling": Sampling(seed=2)},
-        {"ignore_eos": True},
-    ],
-)
-def test_other_inputs_and_other_keys_have_other_fingerprints(other):
-    assert answer_fingerprint("key", planned()) != answer_fingerprint("key", planned(**other))
-    assert answer_fingerprint("key", planned()) != answer_fingerprint("another", planned())
+def test_the_fingerprint_of_an_answer_does_not_depend_on_the_tokenizer():
+    for prompt in (TextInput("hi"), ChatInput((Message("user", "hi"),))):
+        old, new = planned(prompt_ids=[7]), planned(prompt_ids=[1, 8], model_version="new")
+        assert answer_fingerprint("key", prompt, old) == answer_fingerprint("key", prompt, new)
+
+
+@pytest.mark.parametrize("other", [{"model": "n"}, {"sampling": Sampling(seed=2)}, {"ignore_eos": True}])
+def test_other_settings_and_other_keys_have_other_fingerprints(other):
+    prompt = TextInput("hi")
+    first = answer_fingerprint("key", prompt, planned())
+    assert first != answer_fingerprint("key", prompt, planned(**other))
+    assert first != answer_fingerprint("another", prompt, planned())
+
+
+def test_other_prompts_have_other_fingerprints():
+    prompts = [
+        *(TokenInput((1, 2)), TokenInput((1, 3)), TokenInput((1, 2, 0)), TextInput("ab"), TextInput("abc")),
+        *(ChatInput((Message("user", "ab"),)), ChatInput((Message("usera", "b"),))),
+        ChatInput((Message("user", "a"), Message("user", "b"))),
+    ]
+    assert len({answer_fingerprint("key", prompt, planned()) for prompt in prompts}) == len(prompts)
 
 
 def test_a_full_table_rejects_by_number_and_by_bytes():

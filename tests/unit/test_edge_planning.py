@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.models.catalog import LoadedModel
+from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.models.planning import plan_generation
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from

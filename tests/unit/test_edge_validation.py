@@ -26,6 +26,7 @@ FIELD_LIMITS = [
     ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("request_id", "aZ9._:-", "a b"),
     ("answer_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
+    ("model_version", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("model", "é" * (limits.MODEL_NAME_BYTES // 2), "é" * (limits.MODEL_NAME_BYTES // 2) + "x"),
     ("input", TextInput("é" * (limits.TEXT_BYTES // 2)), TextInput("é" * (limits.TEXT_BYTES // 2) + "x")),
     ("input", chat(["x" * (limits.TEXT_BYTES - 1), "y"]), chat(["x" * limits.TEXT_BYTES, "y"])),

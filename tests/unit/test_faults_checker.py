@@ -35,6 +35,8 @@ pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 PLANNED_REQUEST = PlannedRequest(starts_at=0.0, prompt=(1, 2, 3, 4), max_output_tokens=6, seed=7, ignore_eos=True)
 EXPECTED_ANSWER = oracle.expected_answer(PLANNED_REQUEST.prompt, 7, 6, ignore_eos=True, stops=())
+NEW = oracle.expected_answer(PLANNED_REQUEST.prompt, 7, 6, ignore_eos=True, stops=(), version=1)
+VERSIONS = {"old": 0, "new": 1}  # by digest
 
 
 def transcript(**changes):
@@ -228,7 +230,7 @@ def test_a_resumed_answer_is_charged_by_the_next_edge_unless_that_died_as_well()
 
 
 def test_the_last_ticket_of_a_request_is_its_last_new_one():
-    monitor = FrameInvariants({4: PLANNED_REQUEST}, lambda: 0.0)
+    monitor = FrameInvariants({4: PLANNED_REQUEST}, VERSIONS, lambda: 0.0)
     for ticket_id in ("t1", "t2", "t1"):
         monitor.on_frame("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
     assert monitor.last_tickets == {4: "t2"}
@@ -264,6 +266,7 @@ def test_remaining_state_and_a_missing_figure_are_leaks():
 
 def start(**changes):
     given = {"lease_id": "l1", "ticket_id": "t1", "token_ids": PLANNED_REQUEST.prompt, "max_output_tokens": 6}
+    given["model"] = "m@old"
     return ExecuteRequest(start=Start(**{**given, "sampling": Sampling(seed=7), **changes}))
 
 
@@ -275,7 +278,7 @@ def resumed(count, **changes):
 def violations_of(kind, *frames, period_s=1.0):
     """Return the violations of frames of which one is sent every `period_s`."""
     times = itertools.count(step=period_s)
-    monitor = FrameInvariants({4: PLANNED_REQUEST}, lambda: next(times))
+    monitor = FrameInvariants({4: PLANNED_REQUEST}, VERSIONS, lambda: next(times))
     for frame in frames:
         monitor.on_frame(kind, frame)
     return monitor.violations
@@ -292,11 +295,29 @@ def test_a_run_that_resumes_at_its_position_is_correct():
         resumed(2, max_output_tokens=6),
         resumed(2, emitted=1),
         resumed(2, token_ids=[*PLANNED_REQUEST.prompt, 0, 0]),
+        resumed(2, model="m@new"),
+        resumed(2, model="m@other"),
         start(ticket_id="t2"),
     ],
 )
 def test_a_run_that_resumes_with_other_fields_is_found(second):
     assert kinds(violations_of("start", start(), second)) == {"frame"}
+
+
+def test_an_answer_is_compared_with_that_of_its_version():
+    new = transcript(version=1, token_ids=list(NEW.token_ids), text=NEW.text)
+    assert list(check_answers([new])) == []
+    assert kinds(check_answers([replace(new, version=0)])) == {"changed"}
+    mixed = [*EXPECTED_ANSWER.token_ids[:3], *NEW.token_ids[3:]]
+    for version in oracle.VERSIONS:
+        assert "changed" in kinds(check_answers([transcript(version=version, token_ids=mixed)]))
+
+
+def test_versions_differ_in_their_letters_and_in_their_answers():
+    assert oracle.letter_ids(oracle.text_of((1, 2), 0), 1) != (1, 2)
+    assert oracle.letter_ids(oracle.text_of((1, 2), 1), 1) == (1, 2)
+    assert EXPECTED_ANSWER.token_ids != NEW.token_ids
+    assert len(oracle.versions_by_digest(8)) == len(oracle.VERSIONS)
 
 
 def test_a_ticket_keeps_its_place_in_the_queue_over_attempts():

@@ -26,6 +26,7 @@ RANDOM_CALL = re.compile(
     r"\brandom\.(random|uniform|choice|choices|sample|shuffle|randint|randrange|getrandbits|gauss)\("
 )
 SEED_COUNT = 2_000  # each time, a minute or two on two cores; `penstock faults --seeds 10000` runs more
+ROLLOUT_SEEDS = 300  # likewise, with `--rollout`
 LONG_SEEDS = 60  # likewise, with `--longest-freeze 40`; they take four times as long
 MUTANT_SEED_COUNT = 100  # seeds within which each planted bug is found; most take one or two
 
@@ -50,6 +51,15 @@ def test_no_seed_violates_a_guarantee_with_freezes_beyond_the_patience_of_peers(
         tally.add(outcome)
     assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
     assert tally.faults_by_kind["freeze"] > 0.8 * LONG_SEEDS
+
+
+@pytest.mark.timeout(900)
+def test_no_answer_mixes_two_versions_of_a_model_during_a_rollout():
+    tally = SweepSummary()
+    for outcome in run_seeds(range(ROLLOUT_SEEDS), PlanOverrides(has_rollout=True)):
+        tally.add(outcome)
+    assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
+    assert tally.faults_by_kind["term"] > 0.8 * ROLLOUT_SEEDS  # workers were replaced
 
 
 def test_a_seed_replays_exactly_alone_and_in_a_sweep():

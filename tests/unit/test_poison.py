@@ -53,7 +53,7 @@ def book_with_suspect(fingerprint=5):
 def test_a_suspected_request_is_reported_while_tested_and_once_confirmed():
     book, _ = book_with_suspect()
     assert book.quarantine.poison_reports(1.0) == [(5, False, 30.0)]
-    book.on_engine_ready(LIMITS)
+    book.on_engine_ready(LIMITS, 0.0)
     assert book.quarantine.poison_reports(2.0) == [(5, False, 30.0)]
     book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     assert book.quarantine.poison_reports(3.0) == [(5, True, 600.0)]
@@ -66,7 +66,7 @@ def test_a_request_equal_to_a_confirmed_one_is_not_tested():
     for run, fingerprint in zip(runs, (5, 5, 6), strict=True):
         run.fingerprint = fingerprint
     book.on_engine_lost(errors.engine_died(), 1.0, crashed=True)
-    book.on_engine_ready(LIMITS)
+    book.on_engine_ready(LIMITS, 0.0)
     ended = book.on_engine_lost(errors.engine_died(), 2.0, crashed=True)
     reasons = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
     assert reasons == {1: "ENGINE_CRASHED", 2: "ENGINE_CRASHED"}
@@ -75,16 +75,16 @@ def test_a_request_equal_to_a_confirmed_one_is_not_tested():
 
 def test_a_cleared_request_is_not_reported_any_more():
     book, run = book_with_suspect()
-    book.on_engine_ready(LIMITS)
+    book.on_engine_ready(LIMITS, 0.0)
     book.on_step(step_result(1, run), 1.0, 2.0)
     assert book.quarantine.poison_reports(2.0) == []
 
 
 def test_a_confirmed_request_is_rejected_when_it_is_repeated():
     book, _ = book_with_suspect()
-    book.on_engine_ready(LIMITS)
+    book.on_engine_ready(LIMITS, 0.0)
     book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
-    book.on_engine_ready(LIMITS)
+    book.on_engine_ready(LIMITS, 0.0)
     again = make_run(book, lease="l2", ticket="t2")
     again.fingerprint = 5
     expect(book, "l2", "t2")
@@ -96,7 +96,7 @@ def test_a_suspected_request_is_tested_after_its_client_has_left():
     ended, _ = book.cancel(run.stream, run.handle, 1.5)
     assert ended.is_reported
     assert not book.is_idle
-    [tried] = book.on_engine_ready(LIMITS)
+    [tried] = book.on_engine_ready(LIMITS, 0.0)
     assert isinstance(tried, AddSequence)
     [orphan] = book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     assert isinstance(orphan, RunEnded)

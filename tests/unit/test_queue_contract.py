@@ -23,6 +23,7 @@ ALLOWED_FIELDS = {
     "prefix_hashes",
     "queue_id",
     "reason",
+    "release",
     "removed",
     "subject",
     "tenant_id",

@@ -2,6 +2,7 @@
 
 from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
+from penstock.queue.models.model_queue import MAX_UNSERVED_QUEUES
 from penstock.queue.policies.policy import SortKey
 from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
 from queue_tickets import (
@@ -136,3 +137,39 @@ def test_a_connecting_scheduler_receives_the_heads(shard):
     shard.enqueue("a"), shard.heads()
     shard.connect("t")
     assert {head.scheduler: head.waiting for head in shard.heads()} == {"s": 1, "t": 1}
+
+
+# Versions of a model.
+
+
+def test_a_ticket_is_offered_to_schedulers_of_its_version_only(shard):
+    shard.serve("s", ("m@new",))
+    shard.connect("t", models=("m@old",))
+    shard.enqueue("a", model="m@old")
+    assert shard.credit(1, "s", model="m@new") == []
+    assert shard.credit(1, "t", model="m@old") == ["a"]
+
+
+def test_errors_name_the_model_as_callers_know_it(shard):
+    shard.pass_time(WARM_UP_S)
+    error = only(out.Shed, shard.enqueue("a", model="m@unknown")).error
+    assert error.metadata == {"model": "m"}
+    assert "'m'" in error.message
+
+
+def test_queues_of_replaced_versions_do_not_accumulate(shard):
+    for number in range(2 * MAX_UNSERVED_QUEUES):
+        shard.serve("s", (f"m@{number}",))
+        shard.enqueue(f"t{number}", model=f"m@{number}")
+        assert shard.credit(1, model=f"m@{number}") == [f"t{number}"]
+    assert len(list(shard.book.model_queues)) <= MAX_UNSERVED_QUEUES + 2
+
+
+def test_a_queue_with_waiting_tickets_is_kept(shard):
+    shard.serve("s", ("m@kept",))
+    shard.enqueue("a", model="m@kept")
+    for number in range(2 * MAX_UNSERVED_QUEUES):
+        shard.serve("s", ("m@kept", f"m@{number}"))
+        shard.enqueue(f"t{number}", model=f"m@{number}")
+        shard.credit(1, model=f"m@{number}")
+    assert shard.credit(1, model="m@kept") == ["a"]

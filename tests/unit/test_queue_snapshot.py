@@ -28,7 +28,7 @@ def test_depth_is_counted_by_class_and_tenant_without_zero_rows():
     enqueue(shard, "a", "acme", priority=1, tokens=10)
     enqueue(shard, "b", "acme", priority=1, tokens=20)
     enqueue(shard, "c", "acme", priority=3, tokens=40)
-    of_acme = {"model": MODEL, "tenant_id": "acme", "running": 0}
+    of_acme = {"model": MODEL, "card_digest": "", "tenant_id": "acme", "running": 0}
     assert tables(shard)["depth"] == [
         {**of_acme, "class": "interactive", "waiting": 2, "waiting_tokens": 30},
         {**of_acme, "class": "batch", "waiting": 1, "waiting_tokens": 40},
@@ -43,9 +43,17 @@ def test_running_tickets_are_counted_for_their_tenant():
     enqueue(shard, "a", "acme")
     shard.on_credit("s", MODEL, Credit(1), START_UNIX_S, return_unused=False)
     shard.on_place("s", Lease(lease_id="l", ticket_id="a", attempt=1), START_UNIX_S)
-    row = {"model": MODEL, "class": "standard", "tenant_id": "acme", "waiting": 0, "waiting_tokens": 0, "running": 1}
+    row = {
+        "model": MODEL,
+        "card_digest": "",
+        "class": "standard",
+        "tenant_id": "acme",
+        "waiting": 0,
+        "waiting_tokens": 0,
+        "running": 1,
+    }
     assert tables(shard)["depth"] == [row]
-    of_model = {"model": MODEL, "waiting": 0, "waiting_tokens": 0, "credit": 0, "leased": 1}
+    of_model = {"model": MODEL, "card_digest": "", "waiting": 0, "waiting_tokens": 0, "credit": 0, "leased": 1}
     assert tables(shard)["models"] == [of_model | {"running": 1}]
     shard.on_service_report([ServedTicket("a", 31, 1, has_ended=True, attempt=1)])
     assert tables(shard)["depth"] == []

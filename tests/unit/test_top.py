@@ -53,7 +53,15 @@ def text_of(frame):
 
 def test_a_tenant_is_summed_up_over_all_shards():
     frame = frame_of([shard("queue-1", waiting=2), shard("queue-2", waiting=3)])
-    row = {"model": "m", "class": "batch", "tenant_id": "acme", "waiting": 5, "waiting_tokens": 20, "running": 0}
+    row = {
+        "model": "m",
+        "card_digest": "",
+        "class": "batch",
+        "tenant_id": "acme",
+        "waiting": 5,
+        "waiting_tokens": 20,
+        "running": 0,
+    }
     assert frame["tenants"] == [row]
     assert [(row["shard"], row["waiting"], row["waited_s_p50"]) for row in frame["shards"]] == [
         ("queue-1", 2, 1.25),

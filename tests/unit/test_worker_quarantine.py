@@ -41,7 +41,7 @@ class QuarantineDriver:
         pool = BlockPool(LIMITS.blocks, LIMITS.block_size)
         self.batch = Batch(pool=pool, policy=ContinuousBatching(token_budget=8), slots=3, context_length=64)
         self.engines += 1
-        self.perform(self.table.on_engine_ready(LIMITS))
+        self.perform(self.table.on_engine_ready(LIMITS, 0.0))
 
     def perform(self, effects):
         for effect in effects:

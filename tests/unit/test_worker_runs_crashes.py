@@ -26,7 +26,7 @@ def test_a_dead_engine_ends_every_run_and_the_next_one_starts_empty():
     assert table.is_idle
     expect(table, "l4", "t4")
     assert rejection_reason(table.start(make_run(table, lease="l4", ticket="t4"), 1.0)) == "ENGINE_DIED"
-    table.on_engine_ready(LIMITS)
+    table.on_engine_ready(LIMITS, 0.0)
     assert started_run(table, lease="l5", ticket="t5").seq_id > run.seq_id
 
 
@@ -56,11 +56,11 @@ def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
     made(table, old)
     poison, other_run = (started_run(table, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
     assert crash(table) == {}
-    [tried] = table.on_engine_ready(LIMITS)
+    [tried] = table.on_engine_ready(LIMITS, 0.0)
     assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # newer runs are more likely causes
     assert table.not_ready_error, "an isolated run is alone in its engine"
     assert crash(table) == {2: "ENGINE_CRASHED"}
-    assert table.on_engine_ready(LIMITS) == [AddSequence(other_run.spec)]
+    assert table.on_engine_ready(LIMITS, 0.0) == [AddSequence(other_run.spec)]
     made(table, other_run)
     assert release(table, other_run) == [AddSequence(old.spec)]
     _, on = made(table, old)
@@ -74,7 +74,7 @@ def test_each_suspect_is_isolated_with_its_output_and_waits_for_the_others_befor
     first, second = runs = [started_run(table, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
     made(table, *runs)
     assert crash(table) == {}
-    assert table.on_engine_ready(LIMITS) == [AddSequence(first.spec)]
+    assert table.on_engine_ready(LIMITS, 0.0) == [AddSequence(first.spec)]
     spec = first.spec
     assert (spec.token_ids, spec.emitted, spec.max_output_tokens) == ([0, 1, 2, 40], 1, 3)
     tokens, cancel = made(table, first)
@@ -93,10 +93,10 @@ def test_a_cleared_run_that_crashes_the_engine_while_leaving_is_isolated_again_a
     table = ready_table()
     first, _ = (started_run(table, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2))
     crash(table)
-    table.on_engine_ready(LIMITS)
+    table.on_engine_ready(LIMITS, 0.0)
     made(table, first)
     assert crash(table) == {}
-    table.on_engine_ready(LIMITS)
+    table.on_engine_ready(LIMITS, 0.0)
     other = table.quarantine.isolation.isolated
     made(table, other)
     assert release(table, other) == [AddSequence(first.spec)]
@@ -107,9 +107,9 @@ def test_a_run_isolated_in_an_engine_that_was_killed_is_isolated_again():
     table = ready_table()
     run = started_run(table)
     crash(table)
-    table.on_engine_ready(LIMITS)
+    table.on_engine_ready(LIMITS, 0.0)
     assert table.on_engine_lost(errors.engine_died(), 1.0) == []
-    assert table.on_engine_ready(LIMITS) == [AddSequence(run.spec)]
+    assert table.on_engine_ready(LIMITS, 0.0) == [AddSequence(run.spec)]
 
 
 def test_a_run_without_a_deadline_waits_for_its_turn_without_a_timer():
@@ -118,7 +118,7 @@ def test_a_run_without_a_deadline_waits_for_its_turn_without_a_timer():
         started_run(table, handle=handle, lease=f"l{handle}", ticket=f"t{handle}")
     crash(table, now=1.0)
     assert table.next_expiry == 31.0
-    table.on_engine_ready(LIMITS)
+    table.on_engine_ready(LIMITS, 0.0)
     assert table.next_expiry is None
 
 
@@ -136,7 +136,7 @@ def test_the_end_of_an_isolated_run_counts_all_its_tokens():
     run = started_run(table)
     made(table, run)
     crash(table)
-    table.on_engine_ready(LIMITS)
+    table.on_engine_ready(LIMITS, 0.0)
     last = StepResult(1, seq_ids=[run.seq_id], tokens=[41], indexes=[1], logprobs=[0.0])
     last.finished = [SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]
     _, ended, _ = table.on_step(last, 1.0, 2.0)
@@ -157,7 +157,7 @@ def test_a_quarantined_run_can_be_cancelled_and_does_not_wait_for_ever():
     assert rejection_reason(table.expire(6.0)) == "ENGINE_DIED"
     assert [each.is_reported for each in table.expire(8.0)] == [False, False]  # orphans, which no stream waits for
     assert table.is_idle
-    assert table.on_engine_ready(LIMITS) == []
+    assert table.on_engine_ready(LIMITS, 0.0) == []
     assert table.not_ready_error is None
 
 

@@ -1,5 +1,7 @@
 """Starts of the run table: their leases, and failures."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.worker.engine.interface import (
@@ -10,10 +12,11 @@ from penstock.worker.engine.interface import (
     StepResult,
 )
 from penstock.worker.runs.effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
+from penstock.worker.runs.errors import engine_died
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.limits import RunLimits
 from penstock.worker.runs.table import RunTable
-from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, started_run, step_result
+from worker_runs import EDGE, LIMITS, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 
 def test_an_announced_lease_starts_at_once():
@@ -140,9 +143,50 @@ def test_a_token_id_outside_the_vocabulary_never_reaches_the_engine():
 
 def test_a_prompt_beyond_all_kv_blocks_fails_with_the_numbers():
     table = RunTable(leases=LeaseTable("me"))
-    table.on_engine_ready(RunLimits(context_length=1000, vocab_size=1000, blocks=16, block_size=4))
+    table.on_engine_ready(RunLimits(context_length=1000, vocab_size=1000, blocks=16, block_size=4), 0.0)
     table.streams.open(EDGE)
     expect(table)
     ended = table.start(make_run(table, prompt=61, output=4), 0.0)[1]
     assert ended.outcome.reason == "PROMPT_TOO_LONG"
     assert ended.outcome.metadata == {"prompt_tokens": "61", "kv_blocks_needed": "17", "kv_blocks": "16"}
+
+
+OLD, NEW = "chat@old", "chat@new"
+
+
+def table_of(model):
+    table = RunTable(leases=LeaseTable("me"))
+    table.on_engine_ready(replace(LIMITS, model=model), 0.0)
+    table.streams.open(EDGE)
+    return table
+
+
+def test_a_start_for_another_model_is_rejected_before_the_engine_has_it():
+    table = table_of(NEW)
+    expect(table)
+    run = make_run(table)
+    run.model = OLD
+    effects = table.start(run, 0.0)
+    assert rejection_reason(effects) == "MODEL_MISMATCH"
+    assert not run.has_reached_engine
+    assert table.is_idle
+
+
+def test_a_start_for_the_served_model_runs():
+    table = table_of(NEW)
+    expect(table)
+    run = make_run(table)
+    run.model = NEW
+    assert table.start(run, 0.0) == [LeaseStarted("l1"), AddSequence(run.spec)]
+
+
+def test_runs_in_quarantine_do_not_continue_on_an_engine_with_other_weights():
+    table = table_of(OLD)
+    expect(table)
+    run = make_run(table)
+    run.model = OLD
+    table.start(run, 0.0)
+    table.on_engine_lost(engine_died(), 1.0, crashed=True)
+    assert rejection_reason(table.on_engine_ready(replace(LIMITS, model=NEW), 2.0)) == "MODEL_MISMATCH"
+    assert table.is_idle
+    assert table.not_ready_error is None

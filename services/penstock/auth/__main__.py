@@ -9,9 +9,8 @@ from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
-from penstock.v1.stream_pb2 import Hello
 
 
 async def run_auth(config: AuthConfig) -> None:
@@ -23,7 +22,7 @@ async def run_auth(config: AuthConfig) -> None:
     async with stored as (store, state):
         authorizer = recover(config, state, clock())
         edges = edges_to_expect(config, authorizer, clock())
-        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")
+        hello = hello_of("auth", config.instance_id)
         service = AdmissionService(authorizer, edges, store, hello, clock)
         admin = AuthAdmin(
             config.instance_id,

@@ -52,7 +52,10 @@ class Progress:
         if isinstance(event, Finished):
             self.finished = event
         elif self.accepted is None:  # later attempts use the values of the first
-            self.accepted = event
+            self.accepted = Accepted()
+            self.accepted.CopyFrom(event)
+        elif not self._next_index:  # except the version of the model, which may change before the first token
+            self.accepted.model_version = event.model_version
         return None
 
     def next_request(self) -> GenerateRequest:
@@ -71,6 +74,7 @@ class Progress:
                 request.resume.answer_id = self.accepted.answer_id
         if self.token_ids:
             request.resume.token_ids[:] = [*self._request.resume.token_ids, *self.token_ids]
+            request.resume.model_version = self.accepted.model_version if self.accepted else ""
         return request
 
     def _apply_delta(self, delta: Delta) -> TokenChunk | None:

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 
 from penstock.chassis.errors import PenstockError, Unavailable, error_from_failure
-from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import Link
+from penstock.chassis.streams.protocol import hello_of
 from penstock.client.calls import Metadata
 from penstock.client.endpoints import Endpoint
 from penstock.client.progress import Event
@@ -53,7 +54,7 @@ class EdgeStream:
             "session",
             lambda: endpoint.stub.Session(metadata=metadata),
             SessionRequest,
-            Hello(protocol=PROTOCOL_VERSION, instance_id=instance_id, tier="client"),
+            hello_of("client", instance_id),
             on_frame=self._on_frame,
             on_up=self._on_up,
             on_down=self._on_down,

@@ -8,18 +8,18 @@ from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import hello_of
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request import limits
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import TokenizerPools
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
-from penstock.v1.stream_pb2 import Hello
 
 
 async def run_edge(config: EdgeConfig) -> None:
@@ -34,11 +34,12 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     The edge listens only once it can serve, so that a client which connects earlier switches to another edge at once.
     """
     clock = WallMonotonicClock()
-    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="edge", zone=config.zone)
+    hello = hello_of("edge", config.instance_id, zone=config.zone)
     with TokenizerPools(config.tokenizer_threads) as threads:
         catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout)
-        runner = RequestRunner(config, hello, catalog, clock)
-        gateway = Gateway(config, runner, catalog, threads)
+        planner = RequestPlanner(catalog, threads, default_output_tokens=config.default_output_tokens)
+        runner = RequestRunner(config, hello, catalog, planner, clock)
+        gateway = Gateway(config, runner, catalog, planner, threads)
         async with background(catalog.run(), runner.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
             async with (

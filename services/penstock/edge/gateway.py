@@ -1,6 +1,5 @@
 """Gateway: the operations of the edge that the gRPC and HTTP APIs call."""
 
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -18,10 +17,10 @@ from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.models.planning import plan_generation
+from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate
 from penstock.edge.request.limits import TIMEOUT_S
-from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import SMALL_INPUT_BYTES, TokenizerPools
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
@@ -29,11 +28,7 @@ from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse,
 
 Parsed = TypeVar("Parsed")
 
-BYTES_PER_ID = 4  # in an array of token ids
 BYTES_PER_PYTHON_ID = 36  # of a Python int in a tuple, as in `RequestSpec`
-MAX_INLINE_PROMPT_CHARS = 128  # 0.5 us each; a thread costs 90 us of CPU and turns of the event loop
-CHECKED_IDS_PER_TOKENIZED_CHAR = 8  # token ids checked in the time of tokenizing one character
-_seeds = random.SystemRandom()
 
 
 async def _no_op() -> None:
@@ -46,8 +41,16 @@ class Gateway:
     A spec must satisfy the public limits already (`validate`). Limits that depend on the model are checked here.
     """
 
-    def __init__(self, config: EdgeConfig, runner: RequestRunner, catalog: ModelCatalog, pools: TokenizerPools) -> None:
+    def __init__(
+        self,
+        config: EdgeConfig,
+        runner: RequestRunner,
+        catalog: ModelCatalog,
+        planner: RequestPlanner,
+        pools: TokenizerPools,
+    ) -> None:
         self._config = config
+        self._planner = planner
         self._runner = runner
         self._catalog = catalog
         self._pools = pools
@@ -135,21 +138,8 @@ class Gateway:
             # An unauthenticated caller must not cause the work of tokenizing a large prompt.
             if context.size_bytes > SMALL_INPUT_BYTES or self._runner.auth.is_unreachable:
                 context.request.identity = await self.identify(context.credential)
-            model = await self._catalog.find(context.spec.model)
-            plan_request = partial(
-                plan_generation,
-                context.spec,
-                model,
-                now=datetime.now(UTC),
-                default_output_tokens=self._config.default_output_tokens,
-                draw_seed=partial(_seeds.getrandbits, 64),
-            )
-            plan = (
-                plan_request()
-                if _is_planned_inline(context.spec)
-                else await self._pools.run(context.size_bytes, plan_request)
-            )
-            self._runner.requests.add_bytes(context, BYTES_PER_ID * len(plan.prompt_ids))
+            plan = await self._planner.plan(context.spec, context.size_bytes)
+            self._runner.requests.add_bytes(context, plan.prompt_bytes)
             self._runner.admission.check_planned(context, plan)
         except Exception as error:  # noqa: BLE001  # logged by `failure_from`; one request must not end its session
             self.name_caller(error, context.credential)
@@ -211,18 +201,6 @@ class Gateway:
         """
         given = [max(0.0, limit) for limit in limits if limit is not None]
         return min([*given, TIMEOUT_S]) if given else self._config.default_timeout
-
-
-def _is_planned_inline(spec: RequestSpec) -> bool:
-    """Return whether planning the request takes less time than a switch to a thread."""
-    match spec.input:
-        case TextInput(text):
-            units = len(text)
-        case TokenInput(ids):
-            units = len(ids) // CHECKED_IDS_PER_TOKENIZED_CHAR
-        case _:
-            return False
-    return units <= MAX_INLINE_PROMPT_CHARS and not spec.resume_ids
 
 
 def _size_bytes(spec: RequestSpec) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from penstock.chassis.clocks import WallMonotonicClock
-from penstock.chassis.errors import Aborted, PenstockError
+from penstock.chassis.errors import Aborted, PenstockError, error_from_failure, failure_from
 from penstock.edge.admission.filter import EDGE_TIER, QUEUE_TIER, AdmissionFilter
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.context import RequestContext
@@ -21,6 +21,7 @@ from penstock.edge.lifecycle.effects import (
     Enqueue,
     Fail,
     Finish,
+    PlanAgain,
     Reserve,
     Settle,
     StartRun,
@@ -28,6 +29,7 @@ from penstock.edge.lifecycle.effects import (
 )
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.upstreams.auth import AuthClient
 from penstock.edge.upstreams.queue import QueueClient
 from penstock.edge.upstreams.worker import WorkerClient
@@ -44,8 +46,17 @@ SETTLEMENT_TIMEOUT_S = 8.0
 class RequestRunner:
     """Owns the active requests of this process and the clients of all upstreams. State changes only between awaits."""
 
-    def __init__(self, config: EdgeConfig, hello: Hello, catalog: ModelCatalog, clock: WallMonotonicClock) -> None:
+    def __init__(
+        self,
+        config: EdgeConfig,
+        hello: Hello,
+        catalog: ModelCatalog,
+        planner: RequestPlanner,
+        clock: WallMonotonicClock,
+    ) -> None:
         self._clock = clock
+        self._catalog = catalog
+        self._planner = planner
         self._response_buffer_bytes = config.response_buffer_bytes
         self.requests = ActiveRequests(
             max_active_requests=config.max_active_requests, max_held_bytes=config.max_held_bytes
@@ -60,11 +71,12 @@ class RequestRunner:
         self.cancels_acknowledged = 0
         self.has_connected = asyncio.Event()  # set once auth and a queue shard have both been connected
         self._is_empty = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as self._group:
             for upstream in (self.auth, self.queue, self.workers):
-                group.create_task(upstream.run())
+                self._group.create_task(upstream.run())
 
     def now(self) -> float:
         return self._clock.now()
@@ -125,6 +137,9 @@ class RequestRunner:
                 self.auth.reserve(context)
             case Enqueue():
                 self._enqueue(context)
+            case PlanAgain():
+                assert self._group, "a ticket was sent before the upstream clients ran"
+                self._group.create_task(self._plan_again(context), name=f"plan {context.ticket_id}")
             case Withdraw():
                 self._release_run(context)
                 self.queue.withdraw(context)
@@ -147,8 +162,21 @@ class RequestRunner:
 
     def _enqueue(self, context: RequestContext) -> None:
         self._release_run(context)
-        if not self.queue.enqueue(context):
+        if self._catalog.is_replaced(context.request.plan) and (effects := context.request.on_model_replaced()):
+            self.apply(context, effects)
+        elif not self.queue.enqueue(context):
             self.apply(context, context.request.on_no_queue(self.now()))
+
+    async def _plan_again(self, context: RequestContext) -> None:
+        former = context.request.plan
+        try:
+            plan = await self._planner.plan_again(context.spec, context.size_bytes, former)
+            self.requests.add_bytes(context, max(0, plan.prompt_bytes - former.prompt_bytes))
+        except Exception as error:  # noqa: BLE001  # logged by `failure_from`; one request must not end the edge
+            self.fail(context, error_from_failure(failure_from(error)))
+            return
+        context.poison_fingerprint = 0  # the token ids may differ
+        self.apply(context, context.request.on_planned_again(plan))
 
     def _acknowledge_cancel(self, context: RequestContext, acknowledgement: AcknowledgeCancel) -> None:
         self.cancels += 1
@@ -226,6 +254,7 @@ def _accepted_message(context: RequestContext) -> Accepted:
         max_output_tokens=request.plan.max_output_tokens,
         seed=request.plan.sampling.seed,
         answer_id=context.answer_id,
+        model_version=request.plan.model_version,
     )
 
 

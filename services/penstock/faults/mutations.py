@@ -1,4 +1,4 @@
-"""Changes to the plans of some worlds: clocks, a slow reader, a request that crashes engines, a long freeze."""
+"""Changes to the plans of some worlds: clocks, a slow reader, requests that crash engines, a long freeze, a rollout."""
 
 import random
 from dataclasses import replace
@@ -6,11 +6,13 @@ from dataclasses import replace
 from penstock.faults.plan import (
     FAULT_DURATIONS_S,
     LOAD_PERIOD_S,
+    MAX_FAULTS,
     NO_OVERRIDES,
     TIER_WEIGHTS,
     FaultKind,
     PlannedClockStep,
     PlannedFault,
+    PlannedReplacement,
     PlanOverrides,
     WorldPlan,
     plan_for_seed,
@@ -21,6 +23,8 @@ OWN_CLOCKS_SHARE = 0.7  # share of worlds in which each host has a clock of its 
 MAX_CLOCK_STEPS = 3
 CLOCK_STEP_S = 600.0  # s; the longest step in either direction
 CLOCK_STEP_PERIOD_S = 2.0  # s; clocks step within it
+ROLLOUT_PERIOD_S = 0.8  # s; the workers of a rollout are stopped within it
+ROLLBACK_SHARE = 0.2  # share of rollouts of which the first worker returns to its version
 POISON_SHARE = 0.06  # share of worlds in which one request crashes engines
 SLOW_READER_SHARE = 0.15  # share of worlds in which one client stops reading
 LONG_ANSWER_TOKENS = 28  # exceeds the client buffer of a world with a slow reader
@@ -33,6 +37,8 @@ def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
     slow, poison = random.Random(f"{seed} slow"), random.Random(f"{seed} poison")
     if overrides.max_freeze_s:
         plan = with_freeze(plan, random.Random(f"{seed} freeze"), overrides.max_freeze_s)
+    if overrides.has_rollout:
+        plan = with_rollout(plan, random.Random(f"{seed} rollout"))
     if poison.random() < POISON_SHARE or overrides.has_poison:
         return with_poison(plan, poison)
     return with_slow_reader(plan, slow) if slow.random() < SLOW_READER_SHARE else plan
@@ -52,6 +58,26 @@ def with_clocks(plan: WorldPlan, rng: random.Random) -> WorldPlan:
         for _ in range(rng.randint(0, MAX_CLOCK_STEPS))
     )
     return replace(plan, has_own_clocks=True, clock_steps=steps)
+
+
+def with_rollout(plan: WorldPlan, rng: random.Random) -> WorldPlan:
+    """Replace half of the workers, or all, one after the other; sometimes roll the first one back.
+
+    A killed worker counts as one of the faults, because a request survives a limited number of lost runs.
+    """
+    workers = list(range(plan.shape.workers))
+    rng.shuffle(workers)
+    replaced = workers[: rng.choice((-(-len(workers) // 2), len(workers)))]
+    steps = [(worker, 1) for worker in replaced] + ([(replaced[0], 0)] if rng.random() < ROLLBACK_SHARE else [])
+    times = sorted(rng.uniform(0.0, ROLLOUT_PERIOD_S) for _ in steps)
+    killed = rng.choice((None, *replaced))
+    replacements = tuple(
+        PlannedReplacement(at=at, worker=worker, version=version, is_killed=worker == killed and version == 1)
+        for at, (worker, version) in zip(times, steps, strict=True)
+    )
+    faults = plan.faults if killed is None else plan.faults[: MAX_FAULTS - 1]
+    counts = tuple(replace(each, has_rollout=True) for each in plan.token_counts)
+    return replace(plan, replacements=replacements, faults=faults, token_counts=counts)
 
 
 def with_slow_reader(plan: WorldPlan, rng: random.Random) -> WorldPlan:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.grpc.network import Connection, Failpoint
-from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault
+from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault, PlannedReplacement
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import LOAD_TIME_S, FakeEngineProcess
 from penstock.faults.world.process import Process
 from penstock.faults.world.tiers import Tiers
 
 CLIENT_PROCESS = "client"
+REPLACEMENT_S = 0.05  # s until a replaced worker starts, or until the end of its drain is checked
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Nemesis:
     faults: tuple[PlannedFault, ...]
     rng: random.Random
     clock_steps: tuple[PlannedClockStep, ...] = ()
+    replacements: tuple[PlannedReplacement, ...] = ()
     injected: list[str] = field(default_factory=list)
     last_fault_ends_at: float = 0.0  # s; end of the last fault among those injected
     # When a process or a link of a tier, or the disk, was faulty.
@@ -44,6 +46,8 @@ class Nemesis:
                 world.schedule(world.now + fault.at, self._inject, fault)
         for step in self.clock_steps:
             world.schedule(world.now + step.at, self._step_clock, step)
+        for replacement in self.replacements:
+            world.schedule(world.now + replacement.at, self._replace_worker, replacement)
         self.tiers.network.on_failpoint = self._on_frame
 
     def stop(self) -> None:
@@ -53,6 +57,15 @@ class Nemesis:
     def _step_clock(self, step: PlannedClockStep) -> None:
         hosts = self.tiers.shape.names(step.tier)
         self.tiers.network.world.clocks[hosts[int(step.pick * len(hosts))]].step(step.seconds)
+
+    def _replace_worker(self, replacement: PlannedReplacement) -> None:
+        """Replace the files of the model, which the next engine loads, and then the worker."""
+        name = self.tiers.shape.names("worker")[replacement.worker]
+        self.tiers.engine_pool.set_version(name, replacement.version)
+        kind = FaultKind.KILL if replacement.is_killed else FaultKind.TERM
+        fault = PlannedFault(kind=kind, duration_s=REPLACEMENT_S, victim_tier="worker", victim_pick=0.0)
+        if self.tiers.processes[name].is_up:
+            self._disrupt_process(fault, self.tiers.processes[name])
 
     def _on_frame(self, failpoint: Failpoint, connection: Connection) -> None:
         if not self._armed:

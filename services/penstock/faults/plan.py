@@ -84,6 +84,10 @@ class PlannedRequest:
     stall_s: float = 0.0  # the client stops reading for this time in s
     crash_token_index: int | None = None  # the output token whose computation crashes every engine; None: no crash
 
+    def prompt_for(self, version: int) -> tuple[int, ...]:
+        """Return the prompt's ids for a version of the model: of its text, or as the client sends them."""
+        return oracle.letter_ids(oracle.text_of(self.prompt), version) if self.sends_text else self.prompt
+
     @property
     def is_read_to_end(self) -> bool:
         """Whether the client reads until the end of the answer."""
@@ -96,6 +100,13 @@ class PlannedTokenCount:
 
     starts_at: float  # s from the beginning of the load
     prompt: tuple[int, ...]
+    has_rollout: bool = False
+
+    @property
+    def possible_ids(self) -> list[tuple[int, ...]]:
+        """Return the ids of the prompt's text in each version of the model that the world serves."""
+        versions = oracle.VERSIONS if self.has_rollout else (0,)
+        return [oracle.letter_ids(oracle.text_of(self.prompt), version) for version in versions]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +120,27 @@ class PlannedClockStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedReplacement:
+    """A worker is stopped, and its next process serves a version of the model."""
+
+    at: float  # s from the first request
+    worker: int  # number
+    version: int
+    is_killed: bool = False  # otherwise it is stopped by SIGTERM, and drains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOverrides:
     """Faults that the command line adds to every world."""
 
     has_poison: bool = False  # one request of every world crashes engines
+    has_rollout: bool = False  # workers of every world are replaced by workers of another version of the model
     max_freeze_s: float = 0.0  # s; above 0, one process of every world is frozen, for up to this time
 
     def __str__(self) -> str:
         """Format the overrides as options of `penstock faults`."""
         frozen = f" --longest-freeze {self.max_freeze_s:g}" if self.max_freeze_s else ""
-        return f"{' --poison' if self.has_poison else ''}{frozen}"
+        return f"{' --poison' if self.has_poison else ''}{' --rollout' if self.has_rollout else ''}{frozen}"
 
 
 NO_OVERRIDES = PlanOverrides()
@@ -136,6 +158,7 @@ class WorldPlan:
     late_frame_share: float  # share of frames with a long network delay
     has_own_clocks: bool = False  # each host has a clock of its own, with an offset and a drift
     clock_steps: tuple[PlannedClockStep, ...] = ()
+    replacements: tuple[PlannedReplacement, ...] = ()
     overrides: PlanOverrides = NO_OVERRIDES
 
 

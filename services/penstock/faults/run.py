@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
+from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import allowed_failures
 from penstock.faults.checks.checker import (
     LedgerRow,
@@ -100,13 +101,19 @@ class WorldContext:
         }
         self.invariants = FrameInvariants(
             {len(each.prompt): each for each in requests},
+            oracle.versions_by_digest(self.plan.shape.block_size),
             lambda: self.world.now,
             # A frozen process sends its frames when it resumes.
             MAX_FRAME_DELAY_S + sum(each.duration_s for each in self.plan.faults if each.kind is FaultKind.FREEZE),
         )
         self.network.on_frame = self.invariants.on_frame
         self.nemesis = Nemesis(
-            self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"), self.plan.clock_steps
+            self.tiers,
+            self.disk,
+            self.plan.faults,
+            random.Random(f"{seed} nemesis"),
+            self.plan.clock_steps,
+            self.plan.replacements,
         )
         self.network.window_bytes[SLOW_READER_PROCESS] = READER_WINDOW_BYTES
         self.slow_reader_monitor = SlowReaderMonitor(self.nemesis, sum(map(_is_slow_reader, self.plan.requests)))
@@ -169,7 +176,9 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
     all_transcripts = [*transcripts, *probes]
     totals = context.disk.connection.execute(_TOTALS_QUERY).fetchone()
     allowed = allowed_failures(
-        lambda tier: [each.downtimes_until(world.now) for each in context.tiers.of(tier)], nemesis.disturbed
+        lambda tier: [each.downtimes_until(world.now) for each in context.tiers.of(tier)],
+        nemesis.disturbed,
+        context.engine_pool.replaced_at,
     )
     violations = chain(
         check_answers(all_transcripts, allowed),
@@ -228,7 +237,8 @@ def _start_clients(
     loop = context.world.add_loop(name)
     context.client_loops.append(loop)
     with context.world.running_as(loop):
-        return loop.create_task(run_clients(context.plan.shape.addresses("edge"), API_KEY, transcripts, token_counts))
+        edges, versions = context.plan.shape.addresses("edge"), context.invariants.versions
+        return loop.create_task(run_clients(edges, API_KEY, versions, transcripts, token_counts))
 
 
 def _is_slow_reader(request: PlannedRequest) -> bool:

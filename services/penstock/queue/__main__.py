@@ -7,7 +7,8 @@ from penstock.chassis.clocks import StallFreeClock, WallMonotonicClock
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
-from penstock.chassis.streams.link import MAX_RECONNECT_S, PROTOCOL_VERSION
+from penstock.chassis.streams.link import MAX_RECONNECT_S
+from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.config import QueueConfig
@@ -16,14 +17,13 @@ from penstock.queue.service import QueueService
 from penstock.queue.snapshot import tables
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.recent_leases import RecentLeases
-from penstock.v1.stream_pb2 import Hello
 
 STALL_THRESHOLD_S = 0.5  # s between ticks; a longer gap means that this process stalled and may have missed frames
 MAX_SCHEDULER_WAIT_S = 8.0  # s until a shard is ready without a scheduler; schedulers resolve names every 5 s
 
 
 async def run(config: QueueConfig) -> None:
-    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="queue")
+    hello = hello_of("queue", config.instance_id)
     now = WallMonotonicClock().now
     book = TicketBook(
         limits=QueueLimits(config.max_depth, config.max_tokens),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from penstock.chassis.errors import DeadlineExceeded, Internal, NotFound, Overloaded, Unavailable
+from penstock.mesh.model_key import model_name
 
 
 class RejectionWindow(NamedTuple):
@@ -89,7 +90,8 @@ class ModelUnknown(NotFound):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"no worker serves {model!r}; request a model that ListModels returns", metadata={"model": model}
+            f"no worker serves {model_name(model)!r}; request a model that ListModels returns",
+            metadata={"model": model_name(model)},
         )
 
 
@@ -122,15 +124,17 @@ class NoWorker(Unavailable):
 
     @classmethod
     def at_present(cls, model: str, retry_after: float) -> "NoWorker":
-        text = f"no worker serves {model!r} at present; retry in {retry_after:.0f} s"
-        return cls(text, retry_after=retry_after, metadata={"model": model})
+        text = f"no worker serves {model_name(model)!r} at present; retry in {retry_after:.0f} s"
+        return cls(text, retry_after=retry_after, metadata={"model": model_name(model)})
 
     @classmethod
     def none_large_enough(cls, model: str, tokens: int) -> "NoWorker":
-        text = f"no worker of {model!r} can ever hold {tokens} tokens; shorten the prompt or lower max_output_tokens"
-        return cls(text, metadata={"model": model, "tokens": str(tokens)})
+        name = model_name(model)
+        text = f"no worker of {name!r} can ever hold {tokens} tokens; shorten the prompt or lower max_output_tokens"
+        return cls(text, metadata={"model": name, "tokens": str(tokens)})
 
     @classmethod
     def none_left(cls, model: str, avoided: int, retry_after: float) -> "NoWorker":
-        text = f"{avoided} workers of {model!r} failed under this request, and no other worker can run it"
-        return cls(f"{text}; retry in {retry_after:.0f} s", retry_after=retry_after, metadata={"model": model})
+        name = model_name(model)
+        text = f"{avoided} workers of {name!r} failed under this request, and no other worker can run it"
+        return cls(f"{text}; retry in {retry_after:.0f} s", retry_after=retry_after, metadata={"model": name})

@@ -58,9 +58,9 @@ class Credit:
 class SchedulerSession:
     """The session of one scheduler."""
 
-    catalog: dict[str, CatalogEntry] = field(default_factory=dict)
+    catalog: dict[str, CatalogEntry] = field(default_factory=dict)  # by key of the model, as the next two
     credits: dict[str, Credit] = field(default_factory=dict)
-    pool_stats: dict[str, PoolStats] = field(default_factory=dict)  # by model
+    pool_stats: dict[str, PoolStats] = field(default_factory=dict)
     offered: set[str] = field(default_factory=set)  # ticket ids
     void_offers: Counter[str] = field(default_factory=Counter)  # voided offers without an answer yet, by ticket
 
@@ -172,15 +172,12 @@ class SchedulerSessions(dict[str, SchedulerSession]):
         return sum(session.credits[model].tokens_per_second for session in self.values() if model in session.credits)
 
     def catalog(self) -> tuple[CatalogEntry, ...]:
-        """Return one entry per model, with the workers of all schedulers; the card of the largest pool holds."""
-        best: dict[str, CatalogEntry] = {}
-        workers: Counter[str] = Counter()
+        """Return one entry per model, with the workers of all schedulers and the address of one of the largest pool."""
+        entries: dict[str, list[CatalogEntry]] = {}
         for session in self.values():
-            for entry in session.catalog.values():
-                workers[entry.model] += entry.workers_hint
-                if entry.model not in best or entry.workers_hint > best[entry.model].workers_hint:
-                    best[entry.model] = entry
-        return tuple(_with_worker_count(best[model], workers[model]) for model in sorted(best))
+            for model, entry in session.catalog.items():
+                entries.setdefault(model, []).append(entry)
+        return tuple(_merged(entries[model]) for model in sorted(entries))
 
 
 def credit_fit(scheduler: str, max_tokens: int | None) -> FitFn:
@@ -200,8 +197,10 @@ def express_credit_fit(scheduler: str, max_tokens: int) -> FitFn:
     return lambda ticket: fit(ticket) if ticket.is_expedited else Fit.NEVER
 
 
-def _with_worker_count(entry: CatalogEntry, workers: int) -> CatalogEntry:
-    counted = CatalogEntry()
-    counted.CopyFrom(entry)
-    counted.workers_hint = workers
-    return counted
+def _merged(entries: list[CatalogEntry]) -> CatalogEntry:
+    merged = CatalogEntry()
+    merged.CopyFrom(max(entries, key=lambda entry: entry.workers_hint))
+    merged.workers_hint = sum(entry.workers_hint for entry in entries)
+    merged.slots_hint = sum(entry.slots_hint for entry in entries)
+    merged.context_length = max(entry.context_length for entry in entries)
+    return merged

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import Any
 
+from penstock.mesh.model_key import model_digest, model_name
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.policies.policy import NO_TICKETS
 from penstock.queue.tickets.book import TicketBook
@@ -47,7 +48,8 @@ def _models(book: TicketBook) -> list[dict[str, Any]]:
         tokens[model] += totals.tokens
     return [
         {
-            "model": queue.model,
+            "model": model_name(queue.model),
+            "card_digest": model_digest(queue.model),
             "waiting": waiting[queue.model],
             "waiting_tokens": tokens[queue.model],
             "running": running[queue.model],
@@ -55,6 +57,7 @@ def _models(book: TicketBook) -> list[dict[str, Any]]:
             "leased": book.counters.leased_by_model.get(queue.model, 0),
         }
         for queue in book.model_queues
+        if waiting[queue.model] or running[queue.model] or any(book.schedulers.schedulers_serving(queue.model))
     ]
 
 
@@ -66,7 +69,8 @@ def _depth(book: TicketBook) -> list[dict[str, Any]]:
     deepest = nlargest(MAX_TENANT_ROWS, totals.items(), key=lambda row: (row[1], row[0]))
     return [
         {
-            "model": model,
+            "model": model_name(model),
+            "card_digest": model_digest(model),
             "class": class_name(priority),
             "tenant_id": tenant_id,
             "waiting": tickets,
@@ -91,7 +95,8 @@ def _predictions(model_queues: ModelQueues) -> list[dict[str, Any]]:
         forecast, waits = queue.forecast, queue.forecast.recent_waits
         rows.append(
             {
-                "model": queue.model,
+                "model": model_name(queue.model),
+                "card_digest": model_digest(queue.model),
                 "tokens_per_second": forecast.service_rate.saturated,
                 "correction": forecast.correction,
                 "headroom": forecast.headroom,

@@ -7,20 +7,19 @@ from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.snapshot import tables
-from penstock.v1.stream_pb2 import Hello
 
 STALL_THRESHOLD_S = 0.5  # s between ticks; a longer gap means that this process stalled and may have missed frames
 
 
 async def run(config: SchedulerConfig) -> None:
-    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="scheduler")
+    hello = hello_of("scheduler", config.instance_id)
     # An instance id may be the name of a pod and outlive this process. Lease ids must be unique over restarts.
     prefix = f"{config.instance_id}-{uuid4().hex[:8]}"
     leases = LeaseBook(ttl=config.lease_ttl, prefix=prefix, clock=StallFreeClock(STALL_THRESHOLD_S))

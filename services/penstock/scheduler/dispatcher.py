@@ -107,12 +107,12 @@ class Dispatcher:
         """Add a worker with the leases that it runs; it replaces a former stream of the worker."""
         if former := self.fleet.by_worker_id(worker_id):
             self._remove_worker(former)
-        if profile.model not in self.fleet.pools:
-            self.credit_books[profile.model].reset()
         worker = Worker(key, worker_id, address, profile, self.look_ahead, zone)
+        if worker.model not in self.fleet.pools:
+            self.credit_books[worker.model].reset()
         self._transitions.on_worker_attached(worker)
         self.fleet.add(worker)
-        return [self._catalog_update(), *self.credit_books.on_capacity_freed(profile.model)]
+        return [self._catalog_update(), *self.credit_books.on_capacity_freed(worker.model)]
 
     def on_worker_quarantined(
         self, worker_id: str, address: str, reports: Iterable[PoisonReport], now: float

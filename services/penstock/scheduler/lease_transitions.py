@@ -37,7 +37,7 @@ class LeaseTransitions:
         self.leases.add(entry)
         worker.promise(entry.lease_id, entry.kv_blocks)
         worker.add_unstarted_tokens(entry.prompt_tokens)
-        lease = self._lease_message(entry, worker.address)
+        lease = self._lease_message(entry, worker)
         return [Expect(worker.key, lease), Place(queue, lease)]
 
     def end_unstarted(self, entries: list[LeaseEntry]) -> list[Effect]:
@@ -94,14 +94,15 @@ class LeaseTransitions:
         self.leases.end(entry)
         self.service_reports.record(entry, ended=True)
 
-    def _lease_message(self, entry: LeaseEntry, address: str) -> Lease:
+    def _lease_message(self, entry: LeaseEntry, worker: Worker) -> Lease:
         return Lease(
             lease_id=entry.lease_id,
             ticket_id=entry.ticket_id,
             worker_id=entry.worker_id,
-            worker_address=address,
+            worker_address=worker.address,
             attempt=entry.attempt,
             queue_id=entry.queue,
             ttl=self.leases.ttl_frame,
             express=entry.is_express,
+            model=worker.model,
         )

@@ -1,6 +1,7 @@
 """SchedulerService: client of every queue shard and server of workers. It contains no policy."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -23,6 +24,9 @@ from penstock.v1.stream_pb2 import End, Hello
 
 TICK_INTERVAL_S = 0.1  # s; an expired lease is detected within this time
 NANOS_PER_SECOND = 10**9
+REQUIRED_PROFILE_FIELDS = ("model", "card_digest", "slots", "kv_blocks", "block_size", "context_length")
+MAX_MODEL_NAME_BYTES = 256
+DIGEST_FORMAT = re.compile(r"[0-9A-Za-z]{1,128}")
 
 QueueLink = Link[queue_pb2.DispatchRequest, queue_pb2.DispatchResponse]
 WorkerPeer = Peer[scheduler_pb2.AttachResponse, scheduler_pb2.AttachRequest]
@@ -202,7 +206,12 @@ class SchedulerService(SchedulerServiceServicer):
 
 
 def _profile_error(profile: scheduler_pb2.Profile) -> str:
-    """Return the error of an incomplete profile; empty if it is complete."""
-    if profile.model and profile.slots and profile.kv_blocks and profile.block_size and profile.context_length:
-        return ""
-    return "a profile needs model, slots, kv_blocks, block_size and context_length"
+    """Return the error of an incomplete or invalid profile; empty if it is valid."""
+    for name in REQUIRED_PROFILE_FIELDS:
+        if not getattr(profile, name):
+            return f"a profile needs {', '.join(REQUIRED_PROFILE_FIELDS)}; {name} is missing"
+    if len(profile.model.encode()) > MAX_MODEL_NAME_BYTES:
+        return f"the name of a model may have at most {MAX_MODEL_NAME_BYTES} bytes"
+    if not DIGEST_FORMAT.fullmatch(profile.card_digest):
+        return f"card_digest must match {DIGEST_FORMAT.pattern}"
+    return ""

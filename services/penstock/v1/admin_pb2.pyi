@@ -616,6 +616,7 @@ class Snapshot(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     """edge, auth, queue, scheduler, worker or routing."""
     instance_id: _builtins.str
@@ -624,6 +625,8 @@ class Snapshot(_message.Message):
     """Process id of the operating system."""
     draining: _builtins.bool
     """Whether the process drains."""
+    release: _builtins.str
+    """Release of the process's software, such as 0.1.0; empty: unknown."""
     @_builtins.property
     def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers by name. Every process has cpu_seconds, rss_bytes, open_fds, asyncio_tasks, open_streams and uptime_seconds.
@@ -643,10 +646,11 @@ class Snapshot(_message.Message):
         draining: _builtins.bool = ...,
         figures: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         tables: _struct_pb2.Struct | None = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "instance_id", b"instance_id", "pid", b"pid", "tables", b"tables", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "instance_id", b"instance_id", "pid", b"pid", "release", b"release", "tables", b"tables", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,8 +83,9 @@ class InferenceServicer:
         with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
         unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
         cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
-        client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
-        engines twice; it is not run again.
+        client did not read its output (`resume` continues it); / MODEL_REPLACED if no worker serves the version that
+        began the answer any more (the request may be sent again without `resume`). INTERNAL / ENGINE_CRASHED if the
+        request crashed engines twice; it is not run again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

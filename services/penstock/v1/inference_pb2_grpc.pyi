@@ -49,8 +49,9 @@ class InferenceStub:
     with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
     unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
     cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
-    client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
-    engines twice; it is not run again.
+    client did not read its output (`resume` continues it); / MODEL_REPLACED if no worker serves the version that
+    began the answer any more (the request may be sent again without `resume`). INTERNAL / ENGINE_CRASHED if the
+    request crashed engines twice; it is not run again.
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
     """Session multiplexes many requests on one stream, with one frame per step for all of them. An error of one request
@@ -87,8 +88,9 @@ class InferenceAsyncStub(InferenceStub):
     with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
     unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
     cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
-    client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
-    engines twice; it is not run again.
+    client did not read its output (`resume` continues it); / MODEL_REPLACED if no worker serves the version that
+    began the answer any more (the request may be sent again without `resume`). INTERNAL / ENGINE_CRASHED if the
+    request crashed engines twice; it is not run again.
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
     """Session multiplexes many requests on one stream, with one frame per step for all of them. An error of one request
@@ -128,8 +130,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         with RetryInfo. UNAVAILABLE / NO_WORKER if no worker serves the model; / AUTH_LOST or QUEUE_LOST if that tier is
         unreachable; / STORE_UNAVAILABLE if auth cannot write to its store. DEADLINE_EXCEEDED / DEADLINE if the deadline
         cannot be met or was missed. ABORTED / ATTEMPTS_EXHAUSTED if too many workers were lost; / CLIENT_TOO_SLOW if the
-        client did not read its output (`resume` continues it). INTERNAL / ENGINE_CRASHED if the request crashed
-        engines twice; it is not run again.
+        client did not read its output (`resume` continues it); / MODEL_REPLACED if no worker serves the version that
+        began the answer any more (the request may be sent again without `resume`). INTERNAL / ENGINE_CRASHED if the
+        request crashed engines twice; it is not run again.
         """
 
     @_abc_1.abstractmethod

@@ -30,9 +30,11 @@ class Hello(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     BUNDLES_FIELD_NUMBER: _builtins.int
+    MIN_PROTOCOL_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
-    """Version of the frame protocol of the sender, from 1. A peer that does not support it ends the stream with
-    FAILED_PRECONDITION / PROTOCOL_UNSUPPORTED.
+    """Highest version of the frame protocol that the sender supports, from 1. Both peers use the highest version that
+    both support. If there is none, the stream ends with FAILED_PRECONDITION / PROTOCOL_UNSUPPORTED.
     """
     instance_id: _builtins.str
     """Unique per start of a process, set by the sender; a restarted process has a new one, a reconnected one keeps it."""
@@ -46,6 +48,10 @@ class Hello(_message.Message):
     """Whether the sender accepts frames that contain others in `more`. A peer sends bundled frames only after it has
     received this.
     """
+    min_protocol: _builtins.int
+    """Lowest version of the frame protocol that the sender supports, from 1 to `protocol`. 0: `protocol` only."""
+    release: _builtins.str
+    """Release of the sender's software, for people, at most 64 bytes, such as 0.1.0; empty: unknown."""
     def __init__(
         self,
         *,
@@ -55,10 +61,12 @@ class Hello(_message.Message):
         address: _builtins.str = ...,
         zone: _builtins.str = ...,
         bundles: _builtins.bool = ...,
+        min_protocol: _builtins.int = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bundles", b"bundles", "instance_id", b"instance_id", "protocol", b"protocol", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bundles", b"bundles", "instance_id", b"instance_id", "min_protocol", b"min_protocol", "protocol", b"protocol", "release", b"release", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

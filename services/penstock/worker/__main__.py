@@ -4,16 +4,15 @@ from penstock.chassis import lifecycle
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from penstock.v1.stream_pb2 import Hello
 from penstock.worker.config import WorkerConfig
 from penstock.worker.runtime import WorkerRuntime
 from penstock.worker.service import WorkerService
 
 
 async def run(config: WorkerConfig) -> None:
-    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="worker", zone=config.zone)
+    hello = hello_of("worker", config.instance_id, zone=config.zone)
     runtime = WorkerRuntime(config, hello)
     service = WorkerService(runtime, max_outbox_frames=config.max_outbox_frames)
     async with serving(

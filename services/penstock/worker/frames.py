@@ -1,6 +1,5 @@
 """Conversions between protobuf messages and the core's values. Holds no policy and cannot fail."""
 
-import hashlib
 import math
 import zlib
 from collections.abc import Iterable
@@ -43,6 +42,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         ticket_id=start.ticket_id,
         spec=spec,
         arrived_at=now,
+        model=start.model,
         deadline=now + min(start.time_left_nanos, MAX_NANOS) / NANOS_PER_S if start.time_left_nanos else math.inf,
         traceparent=start.traceparent,
         fingerprint=start.fingerprint,
@@ -97,6 +97,7 @@ def ended_frame(ended: RunEnded) -> pb.ExecuteResponse:
 def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
     message = pb.ModelCard(
         name=card.name,
+        digest=card.digest(block_size),
         context_length=card.context_length,
         vocabulary_size=card.vocab_size,
         eos_token_ids=card.eos_ids,
@@ -106,7 +107,6 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
     )
     if card.add_bos and card.bos_id is not None:
         message.bos_token_id = card.bos_id
-    message.digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).hexdigest()
     return message
 
 

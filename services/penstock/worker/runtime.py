@@ -191,8 +191,9 @@ class WorkerRuntime:
         self.engine.on_ready()
         self.runs.quarantine.max_wait_s = RESTART_MARGIN_S + 2 * self.engine.load_s
         self._telemetry.model = card.name
-        effects = self.runs.on_engine_ready(self.state.limits)
-        log.info("engine_ready", model=card.name, pid=self.engine.pid, kv_blocks=capacity.blocks, slots=capacity.slots)
+        effects = self.runs.on_engine_ready(self.state.limits, self._clock.now())
+        facts = {"model": self.state.model, "kv_blocks": capacity.blocks, "slots": capacity.slots}
+        log.info("engine_ready", pid=self.engine.pid, **facts)
         self._effects.perform(effects)
         self._start_accepting()
 

@@ -18,6 +18,7 @@ from penstock.chassis.lifecycle import current_stop, request_stop
 from penstock.chassis.server.call_metrics import CallCounter
 from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded
 from penstock.chassis.streams import endpoint
+from penstock.chassis.streams.protocol import release
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminServicer
 
@@ -75,6 +76,7 @@ class AdminService(AdminServicer):
             tier=self.tier,
             instance_id=self.instance_id,
             pid=os.getpid(),
+            release=release(),
             draining=current_stop().is_requested,
             figures=figures,
         )

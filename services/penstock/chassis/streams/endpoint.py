@@ -9,7 +9,9 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from penstock.chassis.errors import FailedPrecondition
 from penstock.chassis.streams.outbox import Outbox
+from penstock.chassis.streams.protocol import agreed_version
 from penstock.v1.stream_pb2 import End, Heartbeat, Hello
 
 TICK_S = 0.38  # a heartbeat is due in a tick in which no other frame was sent
@@ -37,15 +39,24 @@ class StreamEndpoint(Generic[Out, In]):
 
     def __init__(self, frame_type: Callable[..., Out], hello: Hello, capacity: int) -> None:
         self._frame_type = frame_type
+        self._own_hello = hello
         self._outbox = Outbox[Out](capacity)
         self._outbox.put(_hello_frame(frame_type, hello))
         self.timeout = asyncio.timeout(None)
         self._has_received = True
         self._sent_frames = 0
-        self.hello = Hello()
+        self.hello = Hello()  # of the peer; empty before it has arrived
+        self.protocol = 0  # version that both peers use; 0 before the hello
         self.has_peer_ended = False
         self.has_sent_end = False
         self.close_reason = ""
+
+    def accept_hello(self, frame: Any) -> None:
+        """Apply the first frame. Raises FailedPrecondition if it is no hello, or of protocol versions that we lack."""
+        if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
+            raise FailedPrecondition("the first frame of a stream must be `hello`", reason="HELLO_MISSING")
+        self.protocol = agreed_version(self._own_hello, frame.hello)
+        self.hello = frame.hello
 
     def send(self, frame: Out) -> bool:
         """Queue `frame`. Return False if the stream is closed or our `end` was sent, or if the outbox is full, which

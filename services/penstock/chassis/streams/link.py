@@ -25,7 +25,6 @@ from penstock.v1.stream_pb2 import End, Hello
 
 log = structlog.get_logger()
 
-PROTOCOL_VERSION = 1
 HELLO_TIMEOUT_S = 5.0  # a cold process may need as long for its first frame
 MAX_OUTBOX_FRAMES = 8_192
 RECONNECT_BACKOFF_S = (0.05, 0.25)  # first and longest wait before a reconnect; the upper half is random
@@ -33,17 +32,6 @@ MAX_RECONNECT_S = 0.5  # time in which every link has tried to reach a peer that
 
 Out = TypeVar("Out", bound=Message)
 In = TypeVar("In", bound=Message)
-
-
-def check_hello(frame: Any) -> Hello:
-    """Return the hello in a stream's first frame. Raises FailedPrecondition without one of our protocol version."""
-    if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
-        raise FailedPrecondition("the first frame of a stream must be `hello`", reason="HELLO_MISSING")
-    hello: Hello = frame.hello
-    if hello.protocol != PROTOCOL_VERSION:
-        text = f"this process uses frame protocol {PROTOCOL_VERSION}, the peer {hello.protocol}; upgrade the older one"
-        raise FailedPrecondition(text, reason="PROTOCOL_UNSUPPORTED")
-    return hello
 
 
 class Peer(StreamEndpoint[Out, In]):
@@ -76,13 +64,13 @@ async def accept_stream(
     """Give a bidirectional handler its end of the stream, after hellos in both directions.
 
     The block ends normally when the peer ends the stream, is cut, is silent or does not read; `finally` is the place to
-    release resources. Raises FailedPrecondition if the first frame is not a hello of our protocol version.
+    release resources. Raises FailedPrecondition if the first frame is not a hello of a protocol version of ours.
     """
     await context.send_initial_metadata(())  # at once, because proxies count early cancels as an attack
     peer = Peer[Out, Any](context, frame_type, hello, capacity)
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            peer.hello = check_hello(await context.read())
+            peer.accept_hello(await context.read())
     except TimeoutError:
         text = f"no `hello` was received within {HELLO_TIMEOUT_S:g} s; send it first, and other frames after ours"
         raise FailedPrecondition(text, reason="HELLO_MISSING") from None
@@ -139,6 +127,7 @@ class Link(Generic[Out, In]):
         self._log = _discard_event if is_quiet else log.info
         self._endpoint: StreamEndpoint[Out, In] | None = None
         self._is_closing = False
+        self._rejection = ""  # the last one that was logged
 
     def __repr__(self) -> str:
         return f"<Link {self.name} {'up' if self.is_up else 'down'}>"
@@ -185,7 +174,7 @@ class Link(Generic[Out, In]):
         try:
             async with endpoint.timeout:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    endpoint.hello = check_hello(await call.read())
+                    endpoint.accept_hello(await call.read())
                 if not self._is_closing:
                     tasks.append(asyncio.create_task(endpoint.tick()))
                     self._mark_up(endpoint)
@@ -194,6 +183,7 @@ class Link(Generic[Out, In]):
             endpoint.close_reason = endpoint.close_reason or "no hello"
         except (grpc.RpcError, FailedPrecondition, asyncio.InvalidStateError) as error:
             endpoint.close_reason = endpoint.close_reason or _reason(error)
+            self._log_rejection(error)
         except Exception:
             log.exception("frame_failed", link=self.name)  # the next stream starts from a clean state
             endpoint.close_reason = "frame failed"
@@ -218,6 +208,13 @@ class Link(Generic[Out, In]):
         if self._on_up:
             self._on_up(endpoint.hello)
 
+    def _log_rejection(self, error: BaseException) -> None:
+        """Log once per reason that the peer rejects the stream, because a reconnect will not help."""
+        reason = _reason(error)
+        if _is_failed_precondition(error) and reason != self._rejection:
+            self._rejection = reason
+            self._log("link_rejected", link=self.name, because=reason)
+
     def _mark_down(self, endpoint: StreamEndpoint[Out, In]) -> None:
         endpoint.mark_closed("ended" if endpoint.has_peer_ended or endpoint.has_sent_end else "cut")
         if self._endpoint is not endpoint:
@@ -230,6 +227,12 @@ class Link(Generic[Out, In]):
 
 
 def _discard_event(_event: str, **_facts: object) -> None: ...
+
+
+def _is_failed_precondition(error: BaseException) -> bool:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    return isinstance(error, FailedPrecondition)
 
 
 def _reason(error: BaseException) -> str:

@@ -169,6 +169,7 @@ def _check_exclusive(*options: tuple[str, Any]) -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the first of them")
 @click.option("--processes", type=click.IntRange(0, 256), default=0, help="at a time; 0: one per core")
 @click.option("--poison", is_flag=True, help="make one request of every world crash the engines that run it")
+@click.option("--rollout", is_flag=True, help="replace workers of every world by workers of another model version")
 @click.option(
     "--longest-freeze",
     type=click.FloatRange(5, 600, min_open=True),
@@ -186,7 +187,11 @@ def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: b
     from penstock.cli import faults as command
     from penstock.faults.plan import PlanOverrides
 
-    overrides = PlanOverrides(has_poison=overriding["poison"], max_freeze_s=overriding["longest_freeze"] or 0.0)
+    overrides = PlanOverrides(
+        has_poison=overriding["poison"],
+        has_rollout=overriding["rollout"],
+        max_freeze_s=overriding["longest_freeze"] or 0.0,
+    )
     if frame_log:
         command.show_replay(seed, overrides)
     else:

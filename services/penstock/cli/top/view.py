@@ -22,8 +22,9 @@ class TopFrame(TypedDict):
     """Shares are 0 to 1. Rates and CPU shares are since the previous samples, or since the start of the process."""
 
     shards: list[Row]  # one per model and shard
-    tenants: list[Row]  # one per model, class and tenant, over all shards; the most waiting tickets first
+    tenants: list[Row]  # one per model and version, class and tenant, over all shards; the most waiting tickets first
     sheds: list[Row]  # one per class, reason and tier that decided it, over all processes; the most tickets first
+    models: list[Row]  # one per model and version, with its workers
     workers: list[Row]  # in the order of their schedulers, then by id
     processes: list[Row]
 
@@ -33,11 +34,13 @@ def frame_of(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample]
     previous_by_id = {each.snapshot.instance_id: each for each in previous if each.snapshot}
     pairs = [(each, previous_by_id.get(each.snapshot.instance_id) if each.snapshot else None) for each in samples]
     names = {each.address: each.name for each in samples}
+    workers = [_worker_row(row, each, names) for each in samples for row in each.rows("workers")]
     return TopFrame(
         shards=[row for each, earlier in pairs for row in _shard_rows(each, earlier)],
         tenants=_tenant_rows(samples),
         sheds=_shed_rows(samples, previous, max(_elapsed(*pair) for pair in pairs)),
-        workers=[_worker_row(row, each, names) for each in samples for row in each.rows("workers")],
+        models=_model_rows(workers),
+        workers=workers,
         processes=[_process_row(*pair) for pair in pairs],
     )
 
@@ -49,24 +52,35 @@ def _elapsed(process: ProcessSample, earlier: ProcessSample | None) -> float:
 
 
 def _shard_rows(shard: ProcessSample, earlier: ProcessSample | None) -> list[Row]:
-    predictions = {row["model"]: row for row in shard.rows("predictions")}
-    leased = {row["model"]: row["leased"] for row in earlier.rows("models")} if earlier else {}
+    predictions = {_version_of(row): row for row in shard.rows("predictions")}
+    leased = {_version_of(row): row["leased"] for row in earlier.rows("models")} if earlier else {}
     span = _elapsed(shard, earlier)
     return [
         {
             "shard": shard.name,
-            **predictions.get(row["model"], {}),
+            **predictions.get(_version_of(row), {}),
             **row,
-            "leased_per_second": (row["leased"] - leased.get(row["model"], 0)) / span,
+            "leased_per_second": (row["leased"] - leased.get(_version_of(row), 0)) / span,
         }
         for row in shard.rows("models")
     ]
 
 
+def _version_of(row: Row) -> tuple[str, str]:
+    return row["model"], row.get("card_digest", "")
+
+
+def _model_rows(workers: Iterable[Row]) -> list[Row]:
+    """Return one row per model and version; a name has several versions while it is being replaced."""
+    counted = ({**row, "workers": 1} for row in workers)
+    totals = _sum_rows(counted, ("model", "card_digest"), ("workers", "slots", "running"))
+    return sorted(totals, key=lambda row: (row["model"], -row["workers"], row["card_digest"]))
+
+
 def _tenant_rows(samples: Sequence[ProcessSample]) -> list[Row]:
     rows = (row for each in samples for row in each.rows("depth"))
-    totals = _sum_rows(rows, ("model", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
-    return sorted(totals, key=lambda row: (-row["waiting"], -row["running"], row["model"], row["tenant_id"]))
+    totals = _sum_rows(rows, ("model", "card_digest", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
+    return sorted(totals, key=lambda row: (-row["waiting"], -row["running"], *_version_of(row), row["tenant_id"]))
 
 
 def _shed_rows(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample], span: float) -> list[Row]:
@@ -116,6 +130,7 @@ def _process_row(process: ProcessSample, earlier: ProcessSample | None) -> Row:
         "instance_id": process.snapshot.instance_id,
         "pid": process.snapshot.pid,
         "state": "draining" if process.snapshot.draining else "up",
+        "release": process.snapshot.release,
         "cpu_share": max(0.0, used) / _elapsed(process, earlier),
         "rss_bytes": int(process.figures["rss_bytes"]),
         "open_streams": int(process.figures["open_streams"]),
@@ -125,6 +140,7 @@ def _process_row(process: ProcessSample, earlier: ProcessSample | None) -> Row:
 
 MAX_ROWS = 12  # of a table; further rows are only counted
 BAR_COLUMNS = 10
+SHORT_DIGEST_CHARS = 8  # of a model's version
 
 WAIT_COLUMNS = (
     ("waited p50", "waited_s_p50"),
@@ -138,7 +154,7 @@ Columns = Sequence[tuple[str, bool]]  # heading, and whether the cells are numbe
 
 
 def render(frame: TopFrame) -> RenderableType:
-    parts = [_summary(frame), _shards(frame["shards"]), _workers(frame["workers"])]
+    parts = [_summary(frame), _shards(frame["shards"]), _models(frame["models"]), _workers(frame["workers"])]
     parts += [table for table in (_tenants(frame["tenants"]), _sheds(frame["sheds"])) if table.row_count]
     return Group(*(each for part in [*parts, _processes(frame["processes"])] for each in (part, Text())))
 
@@ -156,23 +172,36 @@ def _summary(frame: TopFrame) -> RenderableType:
 
 
 def _shards(rows: Sequence[Row]) -> Table:
-    heads = [("shard", False), ("model", False)]
+    heads = [("shard", False), ("model", False), ("version", False)]
     heads += [(head, True) for head in ("waiting", "tokens", "running", "credit", "leases/s")]
     heads += [(head, True) for head, _ in WAIT_COLUMNS]
     table = _table(heads, "wait for a lease in ms; late: excess over the prediction")
     for row in rows:
         waits = [f"{1e3 * row[name]:,.0f}" if name in row else "-" for _, name in WAIT_COLUMNS]
         counts = [f"{row[name]:,}" for name in ("waiting", "waiting_tokens", "running", "credit")]
-        table.add_row(escape(row["shard"]), escape(row["model"]), *counts, f"{row['leased_per_second']:,.1f}", *waits)
+        names = [escape(row["shard"]), *_version_cells(row)]
+        table.add_row(*names, *counts, f"{row['leased_per_second']:,.1f}", *waits)
     return table
 
 
+def _models(rows: Sequence[Row]) -> Table:
+    heads = [("model", False), ("version", False), ("workers", True), ("running", True), ("slots", True)]
+    table = _table(heads, _caption(rows, "first"))
+    for row in rows[:MAX_ROWS]:
+        table.add_row(*_version_cells(row), *(f"{row[name]:,}" for name in ("workers", "running", "slots")))
+    return table
+
+
+def _version_cells(row: Row) -> tuple[str, str]:
+    return escape(row["model"]), escape(row.get("card_digest", "")[:SHORT_DIGEST_CHARS])
+
+
 def _workers(rows: Sequence[Row]) -> Table:
-    heads = [("worker", False), ("scheduler", False), ("zone", False), ("model", False), ("batch", False)]
+    heads = [(head, False) for head in ("worker", "scheduler", "zone", "model", "version", "batch")]
     heads += [(head, True) for head in ("running", "slots", "KV free", "blocks", "prefill", "tokens/s")]
     table = _table(heads, _caption(rows, "fullest"))
     for row in sorted(rows, key=lambda row: -row["batch_fill"])[:MAX_ROWS] if len(rows) > MAX_ROWS else rows:
-        names = [escape(str(row.get(name, ""))) for name in ("worker", "scheduler", "zone", "model")]
+        names = [*(escape(str(row.get(name, ""))) for name in ("worker", "scheduler", "zone")), *_version_cells(row)]
         counts = [f"{row['running']:,}", f"{row['slots']:,}", f"{row['free_kv_share']:.0%}", f"{row['kv_blocks']:,}"]
         pace = [f"{row['prefill_tokens']:,}", f"{row['tokens_per_second']:,.0f}"]
         table.add_row(*names, _bar(row["batch_fill"]), *counts, *pace)
@@ -197,14 +226,14 @@ def _sheds(rows: Sequence[Row]) -> Table:
 
 
 def _processes(rows: Sequence[Row]) -> Table:
-    heads = [("process", False), ("address", False), ("state", False)]
+    heads = [("process", False), ("address", False), ("state", False), ("release", False)]
     table = _table([*heads, ("core", True), ("MB", True), ("streams", True), ("up", True)])
     for row in rows:
         figures = []
         if "pid" in row:
             figures = [f"{row['cpu_share']:.0%}", f"{row['rss_bytes'] / 1e6:,.0f}", f"{row['open_streams']:,}"]
             figures.append(f"{row['uptime_s']:,.0f} s")
-        table.add_row(*(escape(row[name]) for name in ("process", "address", "state")), *figures)
+        table.add_row(*(escape(row.get(name, "")) for name in ("process", "address", "state", "release")), *figures)
     return table
 
 

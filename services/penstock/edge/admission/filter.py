@@ -135,7 +135,7 @@ class AdmissionFilter:
                 len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.request.deadline - arrived
             )
             if identity := self._find_identity(passage.credential, passage.spec.priority):
-                traffic_class = TrafficClass(identity.tenant_id, plan.model, identity.priority)
+                traffic_class = TrafficClass(identity.tenant_id, plan.model_key, identity.priority)
                 self._check_cached(
                     estimate_from_spec(passage.spec),
                     traffic_class,
@@ -177,7 +177,7 @@ class AdmissionFilter:
         identity = self._find_identity(credential, estimate.priority) if model else None
         if model is None or identity is None:
             return None
-        traffic_class = TrafficClass(identity.tenant_id, model.name, identity.priority)
+        traffic_class = TrafficClass(identity.tenant_id, model.key, identity.priority)
         return CallerClass(traffic_class, identity.key_id, model.context_length)
 
     def _min_demand(
@@ -265,6 +265,6 @@ def _rejection_windows(windows: Iterable[RejectionWindowMessage]) -> list[Reject
 
 def _demand_of(passage: RequestContext) -> tuple[TrafficClass, RequestDemand]:
     flight = passage.request
-    traffic_class = TrafficClass(flight.identity.tenant_id, flight.plan.model, flight.identity.priority)
+    traffic_class = TrafficClass(flight.identity.tenant_id, flight.plan.model_key, flight.identity.priority)
     time = flight.deadline - flight.arrived_at
     return traffic_class, RequestDemand(flight.prompt_tokens, flight.plan.max_output_tokens, flight.arrived_at, time)

@@ -28,7 +28,7 @@ class TrafficClass(NamedTuple):
     """Requests that the queue orders together. A rejection applies within one traffic class."""
 
     tenant_id: str
-    model: str
+    model: str  # key
     priority: int  # as granted
 
 

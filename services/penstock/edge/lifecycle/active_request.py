@@ -3,6 +3,7 @@
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
 from penstock.edge.lifecycle.attempts import Attempt
 from penstock.edge.lifecycle.effects import (
+    Accept,
     AcknowledgeCancel,
     CancelRun,
     Effect,
@@ -13,8 +14,8 @@ from penstock.edge.lifecycle.effects import (
     Withdraw,
 )
 from penstock.edge.lifecycle.output import GenerationPlan, OutputStream
-from penstock.edge.lifecycle.record import RETRYABLE_CODES, STALL_THRESHOLD_S, RequestState
-from penstock.edge.lifecycle.transitions import RequestTransitions
+from penstock.edge.lifecycle.record import RETRYABLE_CODES, RETRYABLE_REASONS, STALL_THRESHOLD_S, RequestState
+from penstock.edge.lifecycle.transitions import RequestTransitions, model_replaced
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
@@ -73,7 +74,24 @@ class ActiveRequest(RequestTransitions):
 
     def on_queue_lost(self) -> list[Effect]:
         """Enqueue again: the shard that held the ticket is lost, or a first shard is connected."""
-        return self._enqueue() if self.state is RequestState.QUEUED else []
+        return self._enqueue() if self.state is RequestState.QUEUED and not self._is_planned_again else []
+
+    def on_model_replaced(self) -> list[Effect]:
+        """Workers serve another version of the model only. A request without any output moves to it.
+
+        A request with output waits for its version until the queue rejects it: a worker may be restarting, and the text
+        so far must not be continued by other weights.
+        """
+        if self.state is not RequestState.QUEUED or self._is_planned_again or self.output.token_ids:
+            return []
+        return self._plan_again()
+
+    def on_planned_again(self, plan: GenerationPlan) -> list[Effect]:
+        if not self._is_planned_again or self.state is not RequestState.QUEUED:
+            return []
+        self._is_planned_again = False
+        self._plan, self._output = plan, OutputStream(plan)
+        return [*([Accept()] if self._is_accepted else []), *self._enqueue()]
 
     def on_no_queue(self, now: float) -> list[Effect]:
         """Start the timeout of a request for which no queue shard is connected."""
@@ -81,21 +99,31 @@ class ActiveRequest(RequestTransitions):
             self._enter(RequestState.QUEUED, timeout_at=min(self._timeout_at, now + self._limits.upstream_timeout))
         return []
 
-    def on_queue_rejected(self, error: PenstockError, now: float, *, is_transient: bool = False) -> list[Effect]:
-        """The queue rejected or evicted the ticket, or revoked its lease. A transient rejection is retried."""
+    def on_queue_rejected(
+        self, error: PenstockError, now: float, *, is_transient: bool = False, is_replaced: bool = False
+    ) -> list[Effect]:
+        """The queue rejected or evicted the ticket, or revoked its lease. A transient rejection is retried.
+
+        `is_replaced`: no worker serves the version of the model, while workers serve another one.
+        """
         if self.state is RequestState.LEASED:
             return [Withdraw(), *self._on_attempt_failed(now, died=False, never_ran=True)]
         if self.state is not RequestState.QUEUED:
             return []
-        lacks_worker, wait = error.reason == "NO_WORKER", error.retry_after or self._limits.retry_interval
+        if is_replaced and not self.output.token_ids:
+            return self._plan_again()
+        lacks_worker = is_replaced or error.reason == "NO_WORKER"
+        wait = error.retry_after or self._limits.retry_interval
         if lacks_worker and self.failed_attempts.clear_avoided():
             return self._enqueue()
         if is_transient or (lacks_worker and self.failed_attempts.can_wait(now + wait)):
             self._enter(RequestState.QUEUED, retry_at=now + wait)
             return []
-        return self._end_in_error(error, "shed")
+        return self._end_in_error(model_replaced(), "failed") if is_replaced else self._end_in_error(error, "shed")
 
     def on_leased(self, lease: Lease, now: float) -> list[Effect]:
+        if lease.model not in ("", self.model_key):
+            return []
         if self.state is RequestState.QUEUED and lease.attempt == self.attempt:
             self.was_queued = True
             self._current_attempt, self.worker_id = Attempt(lease, self.output_tokens, now), lease.worker_id
@@ -150,7 +178,7 @@ class ActiveRequest(RequestTransitions):
             return self._on_run_over(now)
         if self.state is not RequestState.RUNNING:
             return []
-        if error.code in RETRYABLE_CODES:
+        if error.code in RETRYABLE_CODES or error.reason in RETRYABLE_REASONS:
             return self._on_attempt_failed(now, died=error.reason == "ENGINE_DIED", never_ran=never_ran)
         return self._end_in_error(error, "failed")
 

@@ -19,6 +19,10 @@ class Enqueue(NamedTuple):
     """Send the ticket of the current attempt to a queue shard."""
 
 
+class PlanAgain(NamedTuple):
+    """Tokenize the prompt for a version of the model that is served now, as the version of the plan was replaced."""
+
+
 class Withdraw(NamedTuple):
     """Withdraw the ticket, whether it waits or is leased."""
 
@@ -77,5 +81,16 @@ class AcknowledgeCancel(NamedTuple):
 
 
 Effect = (
-    Reserve | Enqueue | Withdraw | StartRun | CancelRun | Settle | Accept | Emit | Finish | Fail | AcknowledgeCancel
+    Reserve
+    | Enqueue
+    | PlanAgain
+    | Withdraw
+    | StartRun
+    | CancelRun
+    | Settle
+    | Accept
+    | Emit
+    | Finish
+    | Fail
+    | AcknowledgeCancel
 )

@@ -6,7 +6,10 @@ from typing import Protocol
 
 from penstock.edge.lifecycle.effects import Emit, Finish
 from penstock.edge.text.detokenizer import TextDelta
+from penstock.mesh.model_key import model_key
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
+
+BYTES_PER_ID = 4  # in an array of token ids
 
 
 class IncrementalDetokenizer(Protocol):
@@ -22,7 +25,7 @@ class IncrementalDetokenizer(Protocol):
 class GenerationPlan:
     """One request as token ids and sizes: the complete input of a run on any worker."""
 
-    model: str
+    model: str  # name
     prompt_ids: Sequence[int]
     max_output_tokens: int  # granted for the whole answer, resumed tokens included
     sampling: Sampling  # always with a seed
@@ -32,6 +35,15 @@ class GenerationPlan:
     eos_ids: frozenset[int] = frozenset()  # empty if end-of-sequence tokens are ignored
     ignore_eos: bool = False
     block_size: int = 0  # tokens per KV block of the model, for the hashes of prompt prefixes
+    model_version: str = ""  # digest of the model card by which the prompt was tokenized
+
+    @property
+    def prompt_bytes(self) -> int:
+        return BYTES_PER_ID * len(self.prompt_ids)
+
+    @property
+    def model_key(self) -> str:
+        return model_key(self.model, self.model_version)
 
 
 class OutputStream:

@@ -12,8 +12,9 @@ from penstock.edge.lifecycle.timeline import Timeline
 from penstock.mesh.v1.admission_pb2 import Identity
 
 STALL_THRESHOLD_S = 1.0  # a timer that fires later than this shows that the process stalled
-# Codes of a rejected run that another lease may cure.
+# Codes and reasons of a rejected run that another lease may cure.
 RETRYABLE_CODES = (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE)
+RETRYABLE_REASONS = ("MODEL_MISMATCH",)
 
 
 class RequestState(StrEnum):
@@ -79,6 +80,11 @@ class RequestRecord:
     def model(self) -> str:
         """Name of the model that answers. Empty until the prompt is tokenized."""
         return self._plan.model if self._plan else ""
+
+    @property
+    def model_key(self) -> str:
+        """Key of the model and its version. Empty until the prompt is tokenized."""
+        return self._plan.model_key if self._plan else ""
 
     @property
     def prompt_tokens(self) -> int:

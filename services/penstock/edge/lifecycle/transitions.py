@@ -12,12 +12,18 @@ from penstock.edge.lifecycle.effects import (
     Enqueue,
     Fail,
     Finish,
+    PlanAgain,
     Settle,
     Withdraw,
 )
 from penstock.edge.lifecycle.record import LifecycleLimits, RequestRecord, RequestState
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
+
+
+def model_replaced() -> Aborted:
+    text = "the model was replaced, and no worker serves the version that began this answer; send the request again"
+    return Aborted(f"{text} without the tokens received so far", reason="MODEL_REPLACED", retry_after=0.0)
 
 
 class RequestTransitions(RequestRecord):
@@ -31,6 +37,7 @@ class RequestTransitions(RequestRecord):
         self._is_accepted = False
         self._is_answered = False  # the client received the effect that ends its answer
         self._timeout_at = math.inf  # when the wait for auth, a queue shard or a worker's stream ends
+        self._is_planned_again = False  # it waits for a plan of another version, and has no ticket
         self._has_waited_after_stall = False  # frames that arrived during a stall of this process were handled first
         self._pending_finish: Finish | None = None  # sent once the worker has acknowledged the stop of the run
 
@@ -64,6 +71,13 @@ class RequestTransitions(RequestRecord):
             self._enter(RequestState.QUEUED, retry_at=now + self._limits.retry_interval)
             return []
         return self._enqueue()
+
+    def _plan_again(self) -> list[Effect]:
+        """Wait without a ticket for a plan of another version. The new attempt number fences leases of this version."""
+        self.attempt += 1
+        self._is_planned_again = True
+        self._enter(RequestState.QUEUED)
+        return [Withdraw(), PlanAgain()]
 
     def _stop_run(self, now: float) -> list[Effect]:
         self.state, self._has_waited_after_stall = RequestState.STOPPING, False

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.lifecycle.output import GenerationPlan
-from penstock.edge.models.catalog import LoadedModel
+from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.errors import TokenUnknown
 from penstock.v1.inference_pb2 import Sampling
@@ -39,6 +39,7 @@ def plan_generation(
         eos_ids=frozenset() if spec.ignore_eos else model.eos_ids,
         ignore_eos=spec.ignore_eos,
         block_size=model.block_size,
+        model_version=model.digest,
     )
 
 

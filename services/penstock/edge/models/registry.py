@@ -1,9 +1,24 @@
 """Model registry: the served models, merged from the latest catalog of every queue shard."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import inf
 
+from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+
+
+def key_of(entry: CatalogEntry) -> str:
+    return model_key(entry.model, entry.card_digest)
+
+
+@dataclass(slots=True)
+class ServedModels:
+    """The models at one time. A name has several versions while its weights or its tokenizer are being replaced."""
+
+    entries: dict[str, CatalogEntry] = field(default_factory=dict)  # by key
+    # By name: the versions that a shard names now, or else those that were named a moment ago.
+    versions: dict[str, dict[str, CatalogEntry]] = field(default_factory=dict)
 
 
 class ModelRegistry:
@@ -16,19 +31,20 @@ class ModelRegistry:
         self._removal_delay = removal_delay  # s
         self._by_shard: dict[str, dict[str, CatalogEntry]] = {}
         self._last_seen: dict[str, tuple[CatalogEntry, float]] = {}
-        self._merged: dict[str, CatalogEntry] = {}
+        self._merged = ServedModels()
         self._merged_until = -inf  # s; merged again at this time or at the next catalog
 
     def __repr__(self) -> str:
         return f"<ModelRegistry {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
 
-    def update_shard(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> None:
-        """Replace the models of a shard by the entries of its latest catalog."""
+    def update_shard(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> bool:
+        """Replace the models of a shard by its latest catalog. Return whether it names other models than before."""
         self._merged_until = -inf
         before = self._by_shard.get(shard, {})
-        self._by_shard[shard] = {entry.model: entry for entry in entries}
-        for entry in [*before.values(), *self._by_shard[shard].values()]:
-            self._last_seen[entry.model] = entry, now
+        after = self._by_shard[shard] = {key_of(entry): entry for entry in entries}
+        for key, entry in (before | after).items():
+            self._last_seen[key] = entry, now
+        return before.keys() != after.keys()
 
     def remove_shard(self, shard: str, now: float) -> None:
         if shard in self._by_shard:
@@ -36,25 +52,48 @@ class ModelRegistry:
             del self._by_shard[shard]
 
     def entries(self, now: float) -> Mapping[str, CatalogEntry]:
-        """Return an entry for each model. Of several shards, the one with most workers has the newest card."""
+        """Return an entry for the key of each model, with the address of the largest pool."""
+        return self._served(now).entries
+
+    def versions(self, now: float) -> Mapping[str, Mapping[str, CatalogEntry]]:
+        """Return by name the versions, by key, to which new requests may go."""
+        return self._served(now).versions
+
+    def is_replaced(self, key: str, name: str, now: float) -> bool:
+        """Whether no worker serves the model at present, while workers serve another version of its name."""
+        versions = self._served(now).versions.get(name, {})
+        return key not in versions and bool(versions)
+
+    def _served(self, now: float) -> ServedModels:
         if now >= self._merged_until:  # cached, because every request reads it
             self._merged, self._merged_until = self._merge(now)
         return self._merged
 
-    def _merge(self, now: float) -> tuple[dict[str, CatalogEntry], float]:
-        """Return the merged entries and the time until which they are valid."""
-        found: dict[str, CatalogEntry] = {}
-        until = inf
+    def _merge(self, now: float) -> tuple[ServedModels, float]:
+        """Return the merged models and the time until which they are valid."""
+        named: dict[str, CatalogEntry] = {}
         for entries in self._by_shard.values():
-            for name, entry in entries.items():
-                if name not in found or entry.workers_hint > found[name].workers_hint:
-                    found[name] = entry
-        for name, (entry, seen_at) in list(self._last_seen.items()):
-            if name in found:
-                continue
+            for key, entry in entries.items():
+                if key not in named or entry.workers_hint > named[key].workers_hint:
+                    named[key] = entry
+        lost, until = self._recently_lost(named.keys(), now)
+        served = ServedModels(named | lost)
+        for key, entry in named.items():
+            served.versions.setdefault(entry.model, {})[key] = entry
+        names = set(served.versions)
+        for key, entry in lost.items():
+            if entry.model not in names:
+                served.versions.setdefault(entry.model, {})[key] = entry
+        return served, until
+
+    def _recently_lost(self, named: Iterable[str], now: float) -> tuple[dict[str, CatalogEntry], float]:
+        """Return the models that a shard has named a moment ago, and the time until which they count."""
+        lost: dict[str, CatalogEntry] = {}
+        until = inf
+        for key in self._last_seen.keys() - set(named):
+            entry, seen_at = self._last_seen[key]
             if now < seen_at + self._removal_delay:
-                found[name] = entry
-                until = min(until, seen_at + self._removal_delay)
+                lost[key], until = entry, min(until, seen_at + self._removal_delay)
             else:
-                del self._last_seen[name]
-        return found, until
+                del self._last_seen[key]
+        return lost, until

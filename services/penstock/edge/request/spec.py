@@ -53,3 +53,4 @@ class RequestSpec:
     timeout_s: float | None = None  # s from arrival to the last token; None: the edge's default
     resume_ids: tuple[int, ...] = ()  # tokens of the answer that the caller has already
     answer_id: str = ""  # of the answer that this request continues, as the first edge named it; empty: none or unknown
+    model_version: str = ""  # of the model that generated `resume_ids`; empty: unknown

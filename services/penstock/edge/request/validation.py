@@ -43,6 +43,8 @@ def _names(spec: RequestSpec) -> Violations:
         yield "request_id", f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
     if not is_request_id(spec.answer_id):
         yield "answer_id", "is not an id that `accepted` returned"
+    if not is_request_id(spec.model_version):
+        yield "model_version", "is not a version that `accepted` returned"
     yield from _at_most("model", _size(spec.model), limits.MODEL_NAME_BYTES, "bytes")
     if spec.priority not in _PRIORITIES:
         yield "priority", f"is {spec.priority}; allowed are {', '.join(Priority.keys())}"

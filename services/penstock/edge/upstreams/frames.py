@@ -23,7 +23,7 @@ def reserve(context: RequestContext) -> AdmitRequest:
             traceparent=context.telemetry.traceparent,
             answer_id=context.spec.answer_id,
             emitted_tokens=len(request.plan.resumed_ids),
-            answer_fingerprint=answer_fingerprint(context.credential.bearer, request.plan),
+            answer_fingerprint=answer_fingerprint(context.credential.bearer, context.spec.input, request.plan),
         )
     )
 
@@ -63,7 +63,7 @@ def _ticket(context: RequestContext, now: float) -> Ticket:
         tenant_id=identity.tenant_id,
         priority=identity.priority,
         weight=identity.weight,
-        model=plan.model,
+        model=plan.model_key,
         prompt_tokens=request.prompt_tokens + len(request.output.token_ids),
         max_output_tokens=request.output.tokens_left,
         time_left_nanos=nanos_left(request.deadline, now),
@@ -94,6 +94,7 @@ def start(context: RequestContext, handle: int, lease: Lease, now: float) -> Exe
             time_left_nanos=nanos_left(request.deadline, now),
             traceparent=context.telemetry.traceparent,
             fingerprint=context.poison_fingerprint,
+            model=plan.model_key,
         )
     )
 

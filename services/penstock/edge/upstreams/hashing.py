@@ -1,10 +1,11 @@
 """Hashes of requests that must agree at every edge: queue shard, KV blocks, answer and poison fingerprints."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 from penstock.edge.lifecycle.output import GenerationPlan
+from penstock.edge.request.spec import ChatInput, Prompt, TextInput, TokenInput
 from penstock.v1.inference_pb2 import Sampling
 
 
@@ -46,16 +47,30 @@ ANSWER_FINGERPRINT_BYTES = 16
 POISON_FINGERPRINT_BITS = 64
 
 
-def answer_fingerprint(bearer: str, plan: GenerationPlan) -> bytes:
+def answer_fingerprint(bearer: str, prompt: Prompt, plan: GenerationPlan) -> bytes:
     """Return a keyed digest of every input that determines an answer's tokens. The key prevents guesses of prompts.
 
     The digest excludes values that may differ between requests of one answer: length, stop strings and resumed tokens.
+    It covers the prompt as it was sent, because another version of the model may tokenize it differently.
     """
     digest = blake2b(digest_size=ANSWER_FINGERPRINT_BYTES, key=blake2b(bearer.encode()).digest())
-    for part in (plan.model.encode(), bytes([plan.ignore_eos]), plan.sampling.SerializeToString(deterministic=True)):
+    settings = plan.model.encode(), bytes([plan.ignore_eos]), plan.sampling.SerializeToString(deterministic=True)
+    for part in (*settings, *_parts_of(prompt)):
         digest.update(len(part).to_bytes(4, "little") + part)
-    digest.update(array("I", plan.prompt_ids).tobytes())
     return digest.digest()
+
+
+def _parts_of(prompt: Prompt) -> Iterator[bytes]:
+    match prompt:
+        case TextInput(text):
+            yield from (b"text", text.encode(errors="surrogatepass"))
+        case ChatInput(messages):
+            yield b"chat"
+            for message in messages:
+                yield message.role.encode(errors="surrogatepass")
+                yield message.content.encode(errors="surrogatepass")
+        case TokenInput(ids):
+            yield from (b"ids", array("I", ids).tobytes())
 
 
 def poison_fingerprint(salt: bytes, plan: GenerationPlan) -> int:

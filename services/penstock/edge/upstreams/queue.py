@@ -19,6 +19,8 @@ from penstock.v1.stream_pb2 import Hello
 ShardStream = Link[SubmitRequest, SubmitResponse]
 DRAINING = "DRAINING"
 SUSPECT = "SUSPECT"
+MODEL_UNKNOWN = "MODEL_UNKNOWN"
+LACKS_MODEL = (MODEL_UNKNOWN, "NO_WORKER")  # reasons with which a ticket for a replaced version is rejected
 
 
 class QueueClient:
@@ -68,6 +70,7 @@ class QueueClient:
     def withdraw(self, context: RequestContext) -> None:
         if context.shard:
             self._withdraw(context.shard, context.ticket_id)
+            context.shard = ""
 
     def _withdraw(self, shard: str, ticket_id: str) -> None:
         if link := self._streams.get(shard):
@@ -110,7 +113,8 @@ class QueueClient:
     def _on_frame(self, shard: str, frame: SubmitResponse) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "catalog":
-            self._catalog.on_catalog(shard, frame.catalog)
+            if self._catalog.on_catalog(shard, frame.catalog):
+                self._move_from_replaced_models()
         elif kind == "queued":
             if context := self._context_at(shard, frame.queued.ticket_id):
                 self._admission.on_queued(context, frame.queued, self._runner.now())
@@ -125,6 +129,11 @@ class QueueClient:
             self._on_shed(shard, frame.shed)
         elif kind == "end":
             self._draining.add(shard)
+
+    def _move_from_replaced_models(self) -> None:
+        for context in self._requests.in_state(RequestState.QUEUED):
+            if self._catalog.is_replaced(context.request.plan):
+                self._runner.apply(context, context.request.on_model_replaced())
 
     def _context_at(self, shard: str, ticket_id: str) -> RequestContext | None:
         """Return the request of a ticket. None if it is done or its ticket has moved to another shard."""
@@ -142,8 +151,9 @@ class QueueClient:
             error = error_from_failure(shed.failure)
             self._admission.on_queue_rejected(context, shed, error, self._runner.now())
             # A shard that has just started may not have received every model's catalog entry.
-            is_shard_behind = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(context.request.model)
-            is_transient = is_shard_behind or error.reason == SUSPECT
-            self._runner.apply(
-                context, context.request.on_queue_rejected(error, self._runner.now(), is_transient=is_transient)
-            )
+            request, now = context.request, self._runner.now()
+            is_replaced = error.reason in LACKS_MODEL and self._catalog.is_replaced(request.plan)
+            is_shard_behind = error.reason == MODEL_UNKNOWN and self._catalog.contains(request.model_key)
+            is_transient = error.reason == SUSPECT or (is_shard_behind and not is_replaced)
+            effects = request.on_queue_rejected(error, now, is_transient=is_transient, is_replaced=is_replaced)
+            self._runner.apply(context, effects)

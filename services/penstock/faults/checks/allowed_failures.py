@@ -7,12 +7,15 @@ its engine is. A request may fail after its peers have waited for their configur
 - NO_WORKER if all workers are down, or all schedulers, or both in turn, because no ticket can be placed;
 - CONNECTION_LOST, raised by the client itself, if all edges are down.
 
+MODEL_REPLACED is allowed after the last worker of a version was replaced.
+
 Two errors are allowed from the start of a fault, because no request waits for its end: AUTH_LOST while auth or a link
 to it is faulty or its disk is full, because an edge admits recently seen callers only; STORE_UNAVAILABLE while the disk
 is full, at an edge that auth has not answered yet. No fault
 allows a wrong token, a wrong charge or a leak.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
@@ -35,12 +38,15 @@ NONE_ALLOWED: AllowedFailures = MappingProxyType({})
 
 
 def allowed_failures(
-    downtimes_of: Callable[[str], Iterable[Sequence[Interval]]], disturbed: Mapping[str, Sequence[Interval]]
+    downtimes_of: Callable[[str], Iterable[Sequence[Interval]]],
+    disturbed: Mapping[str, Sequence[Interval]],
+    replaced_at: Iterable[float] = (),
 ) -> AllowedFailures:
     """Return the intervals in which each reason is allowed.
 
     downtimes_of: returns when each process of a tier was down.
     disturbed:    when a process or a link of a tier was faulty, or the disk.
+    replaced_at:  when the last worker of a version of the model was replaced.
     """
 
     def tier_downtimes(tier: str) -> list[Interval]:
@@ -51,6 +57,7 @@ def allowed_failures(
         "NO_WORKER": _beyond_patience(merge_overlapping([*tier_downtimes("worker"), *tier_downtimes("scheduler")])),
         "CONNECTION_LOST": _beyond_patience(tier_downtimes("edge")),
         "AUTH_LOST": _with_recovery([*disturbed.get("auth", ()), *disturbed.get("disk", ())]),
+        "MODEL_REPLACED": [Interval(each, math.inf) for each in replaced_at],
         "STORE_UNAVAILABLE": _with_recovery(disturbed.get("disk", ())),
     }
 

@@ -12,6 +12,7 @@ from penstock.faults.checks import oracle
 from penstock.faults.checks.checker import Violation
 from penstock.faults.plan import PlannedRequest
 from penstock.faults.world.host_clock import MAX_DRIFT
+from penstock.mesh.model_key import model_digest
 from penstock.mesh.v1.admission_pb2 import Reserve, Settle
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.mesh.v1.worker_pb2 import Start
@@ -24,6 +25,7 @@ class FrameInvariants:
     """Checks every frame that is sent."""
 
     requests: Mapping[int, PlannedRequest]  # by prompt length
+    versions: Mapping[str, int]  # of the model, by digest
     now: Callable[[], float]  # s of the world
     max_frame_delay_s: float = MAX_FRAME_DELAY_S  # s from the creation of a frame to its sending
     violations: list[Violation] = field(default_factory=list)
@@ -63,8 +65,11 @@ class FrameInvariants:
 
     def check_start(self, start: Start) -> Iterator[str]:
         length = len(start.token_ids) - start.emitted
-        request = self.requests.get(length)
-        if request is None or tuple(start.token_ids[:length]) != request.prompt:
+        request, version = self.requests.get(length), self.versions.get(model_digest(start.model))
+        if version is None:
+            yield f"{start.ticket_id} is for {start.model}, which no worker ever served"
+            return
+        if request is None or tuple(start.token_ids[:length]) != request.prompt_for(version):
             yield f"{start.ticket_id} has a prompt that no client sent"
             return
         seed = self._seeds.setdefault(start.ticket_id, start.sampling.seed)
@@ -73,7 +78,9 @@ class FrameInvariants:
         if start.emitted + start.max_output_tokens != request.max_output_tokens:
             granted = start.emitted + start.max_output_tokens
             yield f"{start.ticket_id} may generate {granted} tokens; the client allowed {request.max_output_tokens}"
-        answer = oracle.expected_answer(request.prompt, seed, request.max_output_tokens, ignore_eos=True, stops=())
+        answer = oracle.expected_answer(
+            start.token_ids[:length], seed, request.max_output_tokens, ignore_eos=True, stops=(), version=version
+        )
         if list(start.token_ids[length:]) != answer.token_ids[: start.emitted]:
             yield f"{start.ticket_id} resumes after tokens that are not its own"
         if self._ticket_by_lease.setdefault(start.lease_id, start.ticket_id) != start.ticket_id:

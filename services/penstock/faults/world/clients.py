@@ -1,7 +1,7 @@
 """Clients of the mesh, which use the client SDK, and a transcript of each request."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ class ClientTranscript(TokenTranscript):
     request: PlannedRequest
     logprobs: int = 0
     seed: int = 0
+    version: int = 0  # of the model, as reported with `accepted`
     prompt_tokens: int = 0  # as reported with `accepted`; 0 before
     usage: tuple[int, int] | None = None  # prompt and output tokens, as reported at the end
     failure_reason: str = ""
@@ -48,10 +49,11 @@ class TokenCountResult:
 async def run_clients(
     targets: Sequence[str],
     key: str,
+    versions: Mapping[str, int],
     transcripts: Sequence[ClientTranscript],
     token_counts: Sequence[TokenCountResult] = (),
 ) -> None:
-    """Send each request at its planned time; return when all have ended."""
+    """Send each request at its planned time; return when all have ended. `versions`: of the model, by digest."""
     async with AsyncExitStack() as stack:
         retries = RetryPolicy(connect_timeout=PATIENCE_S)
         client = await stack.enter_async_context(Client(*targets, api_key=key, retries=retries))
@@ -60,7 +62,7 @@ async def run_clients(
         async with asyncio.TaskGroup() as group:
             for each in transcripts:
                 sender: GeneratingClient = session if each.request.uses_session and session else client
-                group.create_task(_send(sender, each))
+                group.create_task(_send(sender, each, versions))
             for result in token_counts:
                 group.create_task(_count_tokens(client, result))
 
@@ -76,11 +78,11 @@ async def _count_tokens(client: Client, result: TokenCountResult) -> None:
     result.has_ended, result.ended_at = True, asyncio.get_running_loop().time()
 
 
-async def _send(client: GeneratingClient, transcript: ClientTranscript) -> None:
+async def _send(client: GeneratingClient, transcript: ClientTranscript, versions: Mapping[str, int]) -> None:
     await asyncio.sleep(transcript.request.starts_at)
     try:
         async with asyncio.timeout(transcript.request.cancel_after_s):
-            await _read(client, transcript)
+            await _read(client, transcript, versions)
     except TimeoutError:
         transcript.has_cancelled = True
     except PenstockError as error:
@@ -89,7 +91,7 @@ async def _send(client: GeneratingClient, transcript: ClientTranscript) -> None:
     transcript.has_ended, transcript.ended_at = True, asyncio.get_running_loop().time()
 
 
-async def _read(client: GeneratingClient, transcript: ClientTranscript) -> None:
+async def _read(client: GeneratingClient, transcript: ClientTranscript, versions: Mapping[str, int]) -> None:
     request = transcript.request
     stall_after = request.stall_after_tokens
     async with client.generate(_prompt_of(request), **_options_of(request)) as answer:
@@ -113,6 +115,8 @@ async def _read(client: GeneratingClient, transcript: ClientTranscript) -> None:
             transcript.attempts = answer.attempts
             if not transcript.seed and transcript.token_ids:
                 transcript.seed = answer.accepted.seed
+            if answer.is_accepted:
+                transcript.version = versions[answer.accepted.model_version]
 
 
 def _prompt_of(request: PlannedRequest) -> Any:

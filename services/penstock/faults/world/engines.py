@@ -139,6 +139,21 @@ class EnginePool:
     # Workers whose engines crashed, by the length of the prompt that crashed them.
     crashed_workers: dict[int, list[str]] = field(default_factory=dict)
     last_pid: int = 0
+    # Version of the model's files on the host of each worker, with 0 for workers that are not listed.
+    versions: dict[str, int] = field(default_factory=dict)
+    # When the last host with the files of a version lost them.
+    replaced_at: list[float] = field(default_factory=list)
+
+    def set_version(self, worker: str, version: int) -> None:
+        """Replace the model's files of a worker; its next engine loads them."""
+        before = self._present_versions
+        self.versions[worker] = version
+        if before - self._present_versions:
+            self.replaced_at.append(self.network.world.now)
+
+    @property
+    def _present_versions(self) -> set[int]:
+        return {self.versions.get(worker, 0) for worker in self.engines}
 
     def start(self, options: EngineOptions, on_message: Callable[[object], None]) -> FakeEngineHost:
         """Start the engine of the worker that is running."""
@@ -159,9 +174,13 @@ class EnginePool:
         """Run the engine's process: read messages, compute a step, send its result."""
         inbox = EngineInbox()
         host.on_engine_started(inbox)
-        card = oracle.model_card()
+        version = self.versions.get(worker, 0)
+        card = oracle.model_card(version)
         engine = SimulatedEngine(
-            build_batch(options, card, options.kv_blocks), options.step_time, range(oracle.VOCABULARY_SIZE)
+            build_batch(options, card, options.kv_blocks),
+            options.step_time,
+            range(oracle.VOCABULARY_SIZE),
+            salt=oracle.salt_of(version),
         )
         await asyncio.sleep(LOAD_TIME_S)
         host.receive(EngineReady(card, engine.capacity()))

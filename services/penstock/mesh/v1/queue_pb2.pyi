@@ -497,7 +497,7 @@ class Credit(_message.Message):
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
     EXPRESS_TICKETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model."""
+    """Key of the model, as in tickets."""
     tickets: _builtins.int
     """Tickets, in addition to earlier credit on this stream."""
     max_ticket_tokens: _builtins.int
@@ -564,7 +564,7 @@ class PoolStats(_message.Message):
     FREE_TOKENS_FIELD_NUMBER: _builtins.int
     PREFILL_BACKLOGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model."""
+    """Key of the model, as in tickets."""
     tokens_per_second: _builtins.float
     """Prompt and output tokens per second while busy, over all its workers; 0: not measured yet."""
     prefill_tokens_per_second: _builtins.float
@@ -734,7 +734,7 @@ class VirtualTime(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model."""
+    """Key of the model, as in tickets."""
     priority: _inference_pb2.Priority.ValueType
     """Priority class."""
     virtual_tokens: _builtins.float
@@ -1062,7 +1062,7 @@ class Head(_message.Message):
     AGE_NANOS_FIELD_NUMBER: _builtins.int
     ARRIVAL_NUMBER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model."""
+    """Key of the model, as in tickets."""
     waiting: _builtins.int
     """Waiting tickets of the model; 0: none, and the fields below are unset."""
     priority: _inference_pb2.Priority.ValueType
@@ -1117,7 +1117,7 @@ class CreditReturned(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TICKETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model."""
+    """Key of the model, as in tickets."""
     tickets: _builtins.int
     """Tickets of unused credit."""
     def __init__(

@@ -124,9 +124,9 @@ class Profile(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     POISON_REPORTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model that it serves."""
+    """Name of the model that it serves, at most 256 bytes."""
     card_digest: _builtins.str
-    """Digest of its model card."""
+    """Digest of its model card: up to 128 letters and digits. Only tickets of this digest are placed on the worker."""
     slots: _builtins.int
     """Sequences that it can run at once."""
     kv_blocks: _builtins.int

@@ -49,13 +49,15 @@ class Ticket(_message.Message):
     ticket_id: _builtins.str
     """Chosen by the edge; unique per request and the same over all of its attempts."""
     tenant_id: _builtins.str
-    """Tenant of the request. Together with the model it determines the shard."""
+    """Tenant of the request. Together with the name of the model it determines the shard."""
     priority: _inference_pb2.Priority.ValueType
     """Priority class granted by auth; never unspecified."""
     weight: _builtins.float
     """Weight of the tenant within its class; above 0."""
     model: _builtins.str
-    """Name of the model."""
+    """Key of the model, `name@digest`, with the digest of the model card by which the edge has tokenized the prompt. Only
+    workers of this digest run the ticket. Credit, heads and statistics name models by the same key.
+    """
     prompt_tokens: _builtins.int
     """Tokens to prefill, including those that earlier attempts have emitted."""
     max_output_tokens: _builtins.int
@@ -185,6 +187,7 @@ class Lease(_message.Message):
     PLACEMENT_TIME_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     EXPRESS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the scheduler; fences every later frame about this run."""
     ticket_id: _builtins.str
@@ -199,6 +202,8 @@ class Lease(_message.Message):
     """Instance id of the shard that offered the ticket, set by the scheduler."""
     express: _builtins.bool
     """As in the ticket. The worker reads it from `expect`."""
+    model: _builtins.str
+    """Key of the model, as in the ticket, set by the scheduler. The edge ignores a lease for another one."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Granted time from issue until the worker receives START; then the lease holds until the run ends."""
@@ -224,10 +229,11 @@ class Lease(_message.Message):
         placement_time: _duration_pb2.Duration | None = ...,
         queue_id: _builtins.str = ...,
         express: _builtins.bool = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement_time", b"placement_time", "queue_wait", b"queue_wait", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "express", b"express", "lease_id", b"lease_id", "placement_time", b"placement_time", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "express", b"express", "lease_id", b"lease_id", "model", b"model", "placement_time", b"placement_time", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -235,7 +241,9 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class CatalogEntry(_message.Message):
-    """CatalogEntry is one model that workers serve, sent from schedulers to queues and on to edges."""
+    """CatalogEntry is one model that workers serve, sent from schedulers to queues and on to edges. While its weights,
+    tokenizer or settings are being replaced, a name has an entry for each digest.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -243,14 +251,24 @@ class CatalogEntry(_message.Message):
     CARD_DIGEST_FIELD_NUMBER: _builtins.int
     WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
     WORKERS_HINT_FIELD_NUMBER: _builtins.int
+    SLOTS_HINT_FIELD_NUMBER: _builtins.int
+    CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model in requests."""
     card_digest: _builtins.str
-    """Digest of the model card; a new digest means a new card to fetch."""
+    """Digest of the model card: up to 128 letters and digits. Each digest is a model of its own: another one means other
+    weights, another tokenizer, chat template or setting that changes the output.
+    """
     worker_address: _builtins.str
     """host:port of one worker that serves the card."""
     workers_hint: _builtins.int
     """Number of workers that serve it; may be stale."""
+    slots_hint: _builtins.int
+    """Sequences that these workers can run at once; may be stale. Edges divide the requests for a name between its
+    digests in this proportion. 0: unknown, and the number of workers counts.
+    """
+    context_length: _builtins.int
+    """Largest context of one sequence that any of these workers accepts, in tokens. 0: as in the card."""
     def __init__(
         self,
         *,
@@ -258,10 +276,12 @@ class CatalogEntry(_message.Message):
         card_digest: _builtins.str = ...,
         worker_address: _builtins.str = ...,
         workers_hint: _builtins.int = ...,
+        slots_hint: _builtins.int = ...,
+        context_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "model", b"model", "worker_address", b"worker_address", "workers_hint", b"workers_hint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "context_length", b"context_length", "model", b"model", "slots_hint", b"slots_hint", "worker_address", b"worker_address", "workers_hint", b"workers_hint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,7 @@ class Start(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the edge, unique among the runs of this stream; names the run in later frames."""
     lease_id: _builtins.str
@@ -117,6 +118,8 @@ class Start(_message.Message):
     """The fingerprint of the ticket."""
     time_left_nanos: _builtins.int
     """Nanoseconds, from when the frame is sent, after which the worker stops the run; at most 48 hours. 0: no deadline."""
+    model: _builtins.str
+    """Key of the model, as in the ticket. FAILED_PRECONDITION / MODEL_MISMATCH if the worker serves another one."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, then the tokens emitted by earlier attempts."""
@@ -145,10 +148,11 @@ class Start(_message.Message):
         traceparent: _builtins.str = ...,
         fingerprint: _builtins.int = ...,
         time_left_nanos: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "fingerprint", b"fingerprint", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "fingerprint", b"fingerprint", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,8 +428,9 @@ class RunFailed(_message.Message):
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """The error. The edge enqueues the ticket again after ABORTED / LEASE_LOST, UNAVAILABLE / LOADING, DRAINING or
-        ENGINE_DIED. It does not after INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers) or START_INVALID, after
-        DEADLINE_EXCEEDED / DEADLINE, nor after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
+        ENGINE_DIED, and FAILED_PRECONDITION / MODEL_MISMATCH (the worker serves another model). It does not after
+        INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers) or START_INVALID, after DEADLINE_EXCEEDED / DEADLINE, nor
+        after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
         """
 
     def __init__(
@@ -502,9 +507,13 @@ class ModelCard(_message.Message):
     name: _builtins.str
     """The model's name in requests."""
     digest: _builtins.str
-    """Digest of all other fields."""
+    """Digest of the model: of its name, weights, tokenizer, chat template, block size, and of the settings that change its
+    output. Workers of one digest give the same answers. Hexadecimal.
+    """
     context_length: _builtins.int
-    """Maximum number of prompt and output tokens together."""
+    """Maximum number of prompt and output tokens together. Not part of the digest, as it may be limited by the memory of
+    the worker.
+    """
     vocabulary_size: _builtins.int
     """Number of token ids."""
     bos_token_id: _builtins.int

@@ -1,6 +1,6 @@
 """The queue of each model: waiting tickets in the order of their policy, with forecast and totals."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from penstock.queue.effects import Effect, Head, Offer
@@ -61,6 +61,7 @@ class ModelQueue:
 
 DEFAULT_RETRY_AFTER_S = 1.0  # s; used until a rate is measured
 RETRY_AFTER_BOUNDS_S = (0.05, 60.0)  # s
+MAX_UNSERVED_QUEUES = 16  # queues of models without workers, whose tenants keep their fairness counters
 MAX_POOL_STATS_AGE_S = 5.0  # s; schedulers send statistics at least once a second, so that older ones are stale
 
 
@@ -88,6 +89,19 @@ class ModelQueues:
     @property
     def waiting(self) -> TicketTotals:
         return TicketTotals(self._tickets, self._tokens)
+
+    def forget_unserved(self, served: Collection[str]) -> list[str]:
+        """Remove and return the oldest queues without workers and tickets, beyond `MAX_UNSERVED_QUEUES` of them.
+
+        Each rollout of a model leaves the queue of a version behind.
+        """
+        used = {*served, *(model for model, _, _ in self.totals_by_tenant)}
+        unserved = [queue.model for queue in self if queue.model not in used]
+        forgotten = unserved[:-MAX_UNSERVED_QUEUES]
+        for model in forgotten:
+            del self._queues[model]
+            self._changed_models.discard(model)
+        return forgotten
 
     def adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
         change = sign * ticket.tokens

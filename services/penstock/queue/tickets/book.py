@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 
 from penstock.chassis.errors import PenstockError
+from penstock.mesh.model_key import model_key, model_name
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 from penstock.queue.accounting import ServedTicket, ServiceAccounting
@@ -141,7 +142,7 @@ class TicketBook:
     ) -> list[Effect]:
         session = self.schedulers[scheduler]
         effects = self._transitions.quarantine(self.schedulers.poison.apply(scheduler, poison_reports))
-        session.catalog = {entry.model: entry for entry in entries}
+        session.catalog = {model_key(entry.model, entry.card_digest): entry for entry in entries}
         for model in session.catalog:
             self.model_queues.mark_head_dirty(model)
         return [*effects, *self._transitions.retry_refused(scheduler, now), *self._on_catalog_changed(now)]
@@ -176,7 +177,7 @@ class TicketBook:
                 if run.is_complete_answer:
                     ticket = run.ticket
                     self.output_lengths.record(
-                        ticket.model, ticket.tenant_id, ticket.max_output_tokens, run.output_tokens
+                        model_name(ticket.model), ticket.tenant_id, ticket.max_output_tokens, run.output_tokens
                     )
         for worker_id, done in steps.items():
             for run in self.accounting.apply_worker_steps(worker_id, done):
@@ -224,7 +225,10 @@ class TicketBook:
     # Admission.
 
     def _predict(self, ticket: QueuedTicket, now: float) -> Prediction:
-        ticket.predicted_output = self.output_lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
+        # By name, because a new version of a model begins with the lengths of its predecessor.
+        ticket.predicted_output = self.output_lengths.predict(
+            model_name(ticket.model), ticket.tenant_id, ticket.max_output_tokens
+        )
         ticket.is_express = self.model_queues[ticket.model].policy.is_express(ticket)
         prediction = self.model_queues.predict(ticket, now)
         ticket.predicted_wait = prediction.wait or 0.0
@@ -257,7 +261,10 @@ class TicketBook:
 
     def _on_catalog_changed(self, now: float) -> list[Effect]:
         models = self.schedulers.catalog()
-        self._availability.update({entry.model for entry in models}, now)
+        served = {model_key(entry.model, entry.card_digest) for entry in models}
+        self._availability.update(served, now)
+        for model in self.model_queues.forget_unserved(served):
+            self.counters.leased_by_model.pop(model, None)
         effects = self._transitions.drop_refused(self._transitions.refused_tickets.values())
         if models != self._models:
             self._models = models

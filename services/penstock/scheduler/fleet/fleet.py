@@ -11,7 +11,7 @@ from penstock.scheduler.fleet.worker import Worker
 
 @dataclass
 class Fleet:
-    """All workers by stream, by instance id and by model."""
+    """All workers by stream, by instance id and by key of their model."""
 
     placement: Placement = field(default_factory=LowestTtft)
     pools: dict[str, Pool] = field(default_factory=dict)  # by model; a pool has at least one worker
@@ -54,4 +54,4 @@ class Fleet:
         return sorted(self.pools)
 
     def catalog(self) -> tuple[CatalogEntry, ...]:
-        return tuple(self.pools[model].catalog_entry(model) for model in self.models())
+        return tuple(self.pools[model].catalog_entry() for model in self.models())

@@ -1,4 +1,7 @@
-"""The pool of one model: its workers at one scheduler, their totals, and the candidates for a ticket."""
+"""The pool of one model: its workers at one scheduler, their totals, and the candidates for a ticket.
+
+Two digests of one name are two models, with a pool each.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -115,13 +118,15 @@ class Pool:
     def can_ever_run(self, ticket: Ticket) -> bool:
         return any(worker.can_ever_run(ticket) for worker in self)
 
-    def catalog_entry(self, model: str) -> CatalogEntry:
+    def catalog_entry(self) -> CatalogEntry:
         newest = next(reversed(self._workers.values()))
         return CatalogEntry(
-            model=model,
+            model=newest.profile.model,
             card_digest=newest.profile.card_digest,
             worker_address=newest.address,
             workers_hint=len(self),
+            slots_hint=sum(worker.profile.slots for worker in self),
+            context_length=max(worker.profile.context_length for worker in self),
         )
 
     def _refresh(self) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.queue_pb2 import WorkerSteps
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, Profile
 from penstock.mesh.v1.ticket_pb2 import Ticket
@@ -61,7 +62,7 @@ class Worker:
     _kv_blocks: int = field(init=False)
 
     # Derived from the profile, the promises and the latest report. Decisions read these more often than they change.
-    model: str = field(init=False)
+    model: str = field(init=False)  # key
     block_size: int = field(init=False)  # tokens
     max_supported_tokens: int = field(init=False)  # tokens of the largest ticket that it can run when empty
     available_leases: int = field(init=False)  # leases that it can take now
@@ -72,7 +73,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         profile = self.profile
-        self.model, self.block_size = profile.model, profile.block_size
+        self.model, self.block_size = model_key(profile.model, profile.card_digest), profile.block_size
         self._slots, self._kv_blocks = profile.slots, profile.kv_blocks
         self.max_supported_tokens = min(profile.kv_blocks * profile.block_size, profile.context_length)
         self._update_capacity()

@@ -1,8 +1,12 @@
 """The model card: tokenizer, chat template and limits of a model, without its weights. Loads no torch."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from itertools import pairwise
+
+DIGEST_BYTES = 16
+NOT_IDENTIFYING = ("context_length",)  # it may be limited by the memory of the worker, which changes no output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +20,17 @@ class ModelCard:
     chat_template: str  # Jinja; empty: none
     tokenizer_json: str  # Hugging Face `tokenizers`; encode with add_special_tokens=False
     special_tokens: tuple[tuple[str, str], ...] = ()  # such as ("bos_token", "<s>"), named in chat templates
+    weights_digest: str = ""  # of the weights and their configuration (`loaders.weights_digest`)
+    output_settings: tuple[tuple[str, str], ...] = ()  # settings of the engine that change the output, such as dtype
+
+    def digest(self, block_size: int) -> str:
+        """Return the digest of all that determines the tokens of an answer, and of the block size.
+
+        Edges hash prompts in blocks of this size, and workers of another size have no use for these hashes.
+        """
+        parts = {name: value for name, value in asdict(self).items() if name not in NOT_IDENTIFYING}
+        text = json.dumps(parts | {"block_size": block_size}, sort_keys=True)
+        return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
     def plain_ids(self) -> range:
         """Longest range of ids without a special token."""

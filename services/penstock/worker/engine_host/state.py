@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from penstock.mesh.model_key import model_key
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.worker.engine.interface import Capacity, StepResult
 from penstock.worker.engine.model_card import ModelCard
@@ -29,7 +30,13 @@ class EngineState:
             vocab_size=self.card.vocabulary_size,
             blocks=self.capacity.blocks,
             block_size=self.capacity.block_size,
+            model=self.model,
         )
+
+    @property
+    def model(self) -> str:
+        """Key of the model; empty before the first engine was ready."""
+        return model_key(self.card.name, self.card.digest) if self.card else ""
 
     @property
     def load(self) -> LoadReport:
@@ -54,7 +61,7 @@ class EngineState:
         self.throughput.record(result, duration_s)
 
     def on_lost(self) -> None:
-        """Keep card and throughput, because the next engine runs the same model on the same machine."""
+        """Keep card and throughput, because the next engine usually runs the same model on the same machine."""
         self.capacity = None
         self._sent.clear()
 

@@ -1,6 +1,6 @@
 """Errors that end a run or prevent its start. Errors in the START itself are in `engine.batching.errors`."""
 
-from penstock.chassis.errors import Aborted, DeadlineExceeded, Internal, Unavailable
+from penstock.chassis.errors import Aborted, DeadlineExceeded, FailedPrecondition, Internal, Unavailable
 
 
 class LeaseLost(Aborted):
@@ -27,6 +27,11 @@ def draining() -> Unavailable:
 
 def loading() -> Unavailable:
     return Unavailable("the model is loading; retry in 1 s", reason="LOADING", retry_after=1.0)
+
+
+def model_mismatch(started: str, served: str) -> FailedPrecondition:
+    text = f"this worker serves {served}, and the run is for {started or 'a model without a key'}"
+    return FailedPrecondition(f"{text}; enqueue the ticket again", reason="MODEL_MISMATCH")
 
 
 def engine_died() -> Unavailable:

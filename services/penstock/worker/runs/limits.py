@@ -17,6 +17,7 @@ class RunLimits:
     vocab_size: int  # token ids
     blocks: int  # KV blocks of the pool
     block_size: int  # tokens
+    model: str = ""  # key
 
     def check(self, spec: SequenceSpec) -> None:
         """Raise StartInvalid or PromptTooLong for a run that can never fit or whose fields are out of range."""

@@ -56,6 +56,7 @@ class Run:
     ticket_id: str
     spec: SequenceSpec
     arrived_at: float
+    model: str = ""  # key of the model for which the edge has tokenized the prompt
     deadline: float = math.inf
     traceparent: str = ""
     fingerprint: int = 0  # equal for all requests that would crash an engine in the same way; 0: unknown

@@ -128,10 +128,15 @@ class RunTable:
 
     # Events of the engine.
 
-    def on_engine_ready(self, limits: RunLimits) -> list[Effect]:
+    def on_engine_ready(self, limits: RunLimits, now: float) -> list[Effect]:
+        """Restart the runs in quarantine, unless the files of the model were replaced since: then these runs end."""
         self._limits, self.last_step = limits, 0
         self.quarantine.set_wait_limits()
-        return self._advance_quarantine()
+        effects: list[Effect] = []
+        for run in self.quarantine.isolation.waiting:
+            if run.model != limits.model:
+                effects += self._end(run, errors.model_mismatch(run.model, limits.model), now)
+        return [*merge_releases(effects), *self._advance_quarantine()]
 
     def on_engine_lost(self, error: PenstockError, now: float, *, crashed: bool = False) -> list[Effect]:
         """End all runs: a run that was being stopped ends as it would have, the others fail with `error`.
@@ -218,6 +223,8 @@ class RunTable:
             raise self.not_ready_error or errors.loading()
         if run.deadline <= now:
             raise errors.deadline_passed()
+        if run.model != self._limits.model:
+            raise errors.model_mismatch(run.model, self._limits.model)
         if self.quarantine.poison_list.is_confirmed(run, now):
             raise errors.engine_crashed()
         self._limits.check(run.spec)

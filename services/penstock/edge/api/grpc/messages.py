@@ -31,6 +31,7 @@ FIELD_PATHS: Mapping[str, str] = MappingProxyType(
         "timeout_s": "timeout",
         "resume_ids": "resume.token_ids",
         "answer_id": "resume.answer_id",
+        "model_version": "resume.model_version",
     }
 )
 
@@ -60,6 +61,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         timeout_s=seconds_of(request.timeout) or None,
         resume_ids=tuple(request.resume.token_ids),
         answer_id=request.resume.answer_id,
+        model_version=request.resume.model_version,
     )
     validate(spec, FIELD_PATHS)
     return spec

@@ -11,12 +11,15 @@ Events = AsyncIterator[Accepted | Delta | Finished]
 
 async def write_stream(exchange: Exchange, serializer: ResponseSerializer, events: Events) -> None:
     """Stream the events. The response begins at `accepted`, so that an earlier rejection is an HTTP status."""
+    has_begun = False
     async for event in events:
         if isinstance(event, Delta):
             if frame := serializer.delta(event):
                 await exchange.write(frame)
         elif isinstance(event, Accepted):
-            await exchange.begin(serializer.begin(event), serializer.fail)
+            if not has_begun:  # sent again if the model was replaced before the first token
+                has_begun = True
+                await exchange.begin(serializer.begin(event), serializer.fail)
         else:
             await exchange.end(serializer.finish(event))
 

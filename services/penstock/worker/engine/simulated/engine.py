@@ -15,13 +15,26 @@ from penstock.worker.engine.simulated.step_time import StepTimeModel, work_of
 class SimulatedEngine:
     """Satisfies `Engine`. It never sleeps; the caller waits for `StepResult.duration_s`.
 
-    A token is a function of prompt, seed and position, so a resumed sequence continues with the same tokens. No token
-    is an end-of-sequence id, so every output has the requested length.
+    A token is a function of weights, prompt, seed and position, so a sequence that another engine with the
+    same weights resumes continues with the same tokens. No token is an end-of-sequence id, so every output has the
+    requested length.
     """
 
-    def __init__(self, batch: Batch, step_time: StepTimeModel, token_ids: range, crash_token_id: int = -1) -> None:
-        """`crash_token_id` in a prompt aborts the process like a fault in a kernel, to test quarantine; -1: none."""
+    def __init__(
+        self,
+        batch: Batch,
+        step_time: StepTimeModel,
+        token_ids: range,
+        crash_token_id: int = -1,
+        *,
+        salt: bytes = b"",
+    ) -> None:
+        """`crash_token_id` in a prompt aborts the process like a fault in a kernel, to test quarantine; -1: none.
+
+        `salt` stands for the weights, at most 16 bytes: engines with another salt make other tokens.
+        """
         self.batch = batch
+        self._salt = salt
         self._crash_token_id = crash_token_id
         self.step_time = step_time
         self._token_ids = token_ids
@@ -33,7 +46,7 @@ class SimulatedEngine:
 
     def add(self, spec: SequenceSpec) -> None:
         self.batch.add(spec)
-        self._keys[spec.seq_id] = sequence_key(spec)
+        self._keys[spec.seq_id] = sequence_key(spec, self._salt)
 
     def cancel(self, seq_id: int) -> bool:
         return self.batch.cancel(seq_id)
@@ -67,8 +80,8 @@ def prompt_of(spec: SequenceSpec) -> Sequence[int]:
     return spec.token_ids[: len(spec.token_ids) - spec.emitted]
 
 
-def sequence_key(spec: SequenceSpec) -> int:
-    """Key of a sequence's tokens: a digest of its prompt, without emitted tokens, and its seed."""
-    prompt = array("q", prompt_of(spec))
-    salt = (spec.seed & MASK64).to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=salt).digest(), "little")
+def sequence_key(spec: SequenceSpec, salt: bytes = b"") -> int:
+    """Key of a sequence's tokens: a digest of its prompt, without emitted tokens, its seed and the engine's salt."""
+    prompt = array("q", prompt_of(spec)).tobytes()
+    seed = (spec.seed & MASK64).to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(prompt, digest_size=8, salt=seed, person=salt).digest(), "little")

@@ -9,6 +9,7 @@ from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
+from penstock.worker.engine.loaders.weights_digest import identified
 from penstock.worker.engine.machine.cpu_limits import available_cores
 from penstock.worker.engine.machine.memory import cpu_pool_bytes, fit_context, gpu_pool_bytes
 from penstock.worker.engine.model_card import ModelCard
@@ -29,14 +30,16 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
     """Load the model and build its engine. Raises ValueError if native compute is required and unavailable."""
     threads = options.threads or available_cores()
     device = _device(options.device)
-    checkpoint = read_checkpoint(*locate_model(options.model))
+    path, name = locate_model(options.model)
+    checkpoint = read_checkpoint(path, name)
     shape = checkpoint.shape
     torch.set_num_threads(threads)
     dtype, is_native = _choose_dtype(options, shape, device)
     weights = checkpoint.weights(dtype, device)
     kv_bytes = options.kv_bytes or _pool_bytes(device)
     blocks = options.kv_blocks or blocks_that_fit(kv_bytes, shape, options.block_size, dtype)
-    card = fit_context(checkpoint.card, blocks, options.block_size)
+    card = identified(checkpoint.card, path, engine="torch", dtype=str(dtype).removeprefix("torch."))
+    card = fit_context(card, blocks, options.block_size)
     runner: Runner
     if is_native:
         runner = NativeRunner(shape, weights, blocks, options.block_size, threads)

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders import ModelUnsupported
 from penstock.worker.engine.loaders.cards import folder_card
+from penstock.worker.engine.loaders.weights_digest import identified
 from penstock.worker.engine.machine.memory import cpu_pool_bytes
 from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.options import EngineOptions
@@ -65,6 +66,9 @@ def _build(options: EngineOptions, card: ModelCard) -> tuple[VllmEngine, ModelCa
     llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(fitted), logits_processors=[OutputLogitsProcessor]))
     model, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
     card = replace(card, context_length=model.max_model_len, vocab_size=model.get_vocab_size())
+    # Any further argument counts, because most of them may change the output.
+    arguments = json.dumps(json.loads(options.vllm_args or "{}"), sort_keys=True)
+    card = identified(card, Path(options.model), engine="vllm", dtype=str(model.dtype), arguments=arguments)
     eos_ids = frozenset(card.eos_ids)
 
     def params(spec: SequenceSpec) -> Any:

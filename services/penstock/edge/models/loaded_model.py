@@ -1,0 +1,60 @@
+"""A loaded model: its card and its tokenizer, and its description for callers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from penstock.edge.text.codec import TextCodec, codec_from
+from penstock.mesh.model_key import model_key
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.mesh.v1.worker_pb2 import ModelCard
+from penstock.v1.inference_pb2 import Model as ModelMessage
+from penstock.v1.inference_pb2 import ModelVersion
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its card and a built tokenizer."""
+
+    name: str
+    digest: str
+    context_length: int  # tokens of prompt and answer together
+    vocabulary_size: int
+    eos_ids: frozenset[int]
+    block_size: int  # tokens
+    codec: TextCodec
+
+    @property
+    def key(self) -> str:
+        return model_key(self.name, self.digest)
+
+    def with_context(self, context_length: int) -> "LoadedModel":
+        """Return the model with the context that workers accept; 0: as it is."""
+        return replace(self, context_length=context_length) if context_length not in (0, self.context_length) else self
+
+
+def weight_of(entry: CatalogEntry) -> int:
+    """Return the capacity by which requests are divided between versions; at least 1."""
+    return max(1, entry.slots_hint or entry.workers_hint)
+
+
+def model_message(model: LoadedModel, versions: Mapping[str, CatalogEntry]) -> ModelMessage:
+    largest_first = sorted(versions.values(), key=lambda entry: (-entry.workers_hint, entry.card_digest))
+    return ModelMessage(
+        name=model.name,
+        context_length=model.context_length,
+        vocabulary_size=model.vocabulary_size,
+        workers_hint=sum(entry.workers_hint for entry in largest_first),
+        versions=[ModelVersion(version=each.card_digest, workers_hint=each.workers_hint) for each in largest_first],
+    )
+
+
+def load_model(card: ModelCard) -> LoadedModel:
+    return LoadedModel(
+        name=card.name,
+        digest=card.digest,
+        context_length=card.context_length,
+        vocabulary_size=card.vocabulary_size,
+        eos_ids=frozenset(card.eos_token_ids),
+        block_size=card.block_size,
+        codec=codec_from(card),
+    )
