@@ -12,6 +12,7 @@ from penstock.chassis.errors import PenstockError
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
 from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
@@ -26,7 +27,7 @@ class GatewayCall:
         self.spec = spec
         self.credential = credential
         self.traceparent = traceparent
-        self.stream = ResponseStream()
+        self.stream = ResponseStream(MemoryBudget(2**20))
         self.was_left = asyncio.Event()
         self.stream.cancel = lambda: self.disconnects.append(self.was_left.is_set())
         self.disconnects = []  # one entry per cancel: whether the block had been left already

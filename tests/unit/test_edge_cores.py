@@ -8,6 +8,7 @@ import pytest
 
 from penstock.chassis.errors import Overloaded
 from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.sinks import ResponseBuffer
@@ -86,7 +87,7 @@ def test_other_inputs_and_other_keys_have_other_fingerprints(other):
 
 
 def test_a_full_table_rejects_by_number_and_by_bytes():
-    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=133)
     requests.add(passage("a", 60))
     requests.check_room(40)
     with pytest.raises(Overloaded, match="60 bytes") as failure:
@@ -98,16 +99,16 @@ def test_a_full_table_rejects_by_number_and_by_bytes():
 
 
 def test_added_bytes_are_counted_and_released():
-    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=133)
     one = passage("a", 60)
     requests.add(one)
     requests.add_bytes(one, 40)
-    assert requests.held_bytes == 100
+    assert requests.memory.held_bytes == 100
     with pytest.raises(Overloaded):
         requests.add_bytes(one, 1)
     requests.remove(one, 1.0)
     requests.remove(one, 1.0)
-    assert (requests.held_bytes, len(requests)) == (0, 0)
+    assert (requests.memory.held_bytes, len(requests)) == (0, 0)
 
 
 def test_the_retry_after_of_a_full_edge_follows_the_rate_of_completions():
@@ -122,7 +123,7 @@ def test_the_retry_after_of_a_full_edge_follows_the_rate_of_completions():
 
 
 def test_buffered_deltas_are_merged():
-    backlog = ResponseBuffer()
+    backlog = ResponseBuffer(MemoryBudget(1_000))
     backlog.add(Emit("a", (1,), 7, (-0.5,)))
     backlog.add(Emit("", (2,), 8, (-1.0,)))
     assert backlog.size_bytes == 9
@@ -131,7 +132,7 @@ def test_buffered_deltas_are_merged():
 
 
 def test_text_after_the_last_token_is_a_delta_of_its_own():
-    backlog = ResponseBuffer()
+    backlog = ResponseBuffer(MemoryBudget(1_000))
     for each in (Emit("a", (1,), 7, ()), Emit("b", (2,), 8, ()), Emit("cd", (), 9, ())):
         backlog.add(each)
     assert backlog.pop() == Emit("ab", [1, 2], 7, [])
@@ -141,16 +142,16 @@ def test_text_after_the_last_token_is_a_delta_of_its_own():
 
 
 def test_a_request_that_ended_while_tokenizing_holds_no_bytes():
-    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=133)
     left = passage("left")
     requests.add(left)
     requests.remove(left, 1.0)
     requests.add_bytes(left, 40)
-    assert requests.held_bytes == 0
+    assert requests.memory.held_bytes == 0
 
 
 def test_a_single_delta_is_returned_unchanged():
-    backlog = ResponseBuffer()
+    backlog = ResponseBuffer(MemoryBudget(1_000))
     piece = Emit("a", (1,), 7, ())
     backlog.add(piece)
     assert backlog.pop() is piece

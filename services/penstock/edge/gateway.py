@@ -15,6 +15,7 @@ from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
@@ -52,6 +53,10 @@ class Gateway:
         self._catalog = catalog
         self._pools = pools
 
+    @property
+    def memory(self) -> MemoryBudget:
+        return self._runner.requests.memory
+
     @asynccontextmanager
     async def generate(
         self,
@@ -70,7 +75,7 @@ class Gateway:
         Entering raises the errors of `create`; iterating raises all others, and rejections before `accepted`. Leaving
         the block before `finished` cancels the request on its worker.
         """
-        stream = ResponseStream()
+        stream = ResponseStream(self.memory)
         context = self.create(spec, credential, admission, stream, traceparent=traceparent)
         stream.cancel = partial(self._runner.cancel, context)
         try:
@@ -79,6 +84,7 @@ class Gateway:
             yield stream
         finally:
             self._runner.cancel(context)
+            stream.close()
 
     async def parse(self, size: int, parse: Callable[[], Parsed]) -> Parsed:
         """Parse a body of `size` bytes. A large one is parsed in a thread, so that it does not delay other requests."""
