@@ -8,7 +8,7 @@ import httpx
 import httpx2
 import openai
 
-from penstock.chassis.errors import PenstockError
+from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
 from penstock.edge.lifecycle.effects import Emit
@@ -59,7 +59,9 @@ class FakeGateway:
     def __init__(self):
         self._calls = asyncio.Queue()
         self.rejection: Exception | None = None
+        self.auth_rejection: Exception | None = None
         self.credentials = []
+        self.authenticated = []
 
     def name_caller(self, error, credential):
         """Does nothing: no caller is cached."""
@@ -80,6 +82,19 @@ class FakeGateway:
             yield call.stream
         finally:
             call.was_left.set()
+
+    async def authenticate(self, credential):
+        self.authenticated.append(credential)
+        if self.auth_rejection:
+            raise self.auth_rejection
+
+    @asynccontextmanager
+    async def authenticating(self, credential):
+        try:
+            yield
+        except InvalidArgument:
+            await self.authenticate(credential)
+            raise
 
     async def list_models(self, credential):
         if self.rejection:

@@ -242,6 +242,23 @@ def test_a_cached_identity_never_has_a_higher_class_than_granted(met, asked, gra
     assert known.find(ANNA, asked, 10.0).priority == granted
 
 
+def test_an_identified_caller_is_known_but_not_valid_for_fallback():
+    known = callers()
+    known.record_identified(ANNA, identity(), 10.0)
+    assert known.find_known(ANNA, 610.0) == identity()
+    assert known.find_known(ANNA, 610.1) is None
+    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 10.0) is None
+    known.invalidate(ANNA)
+    assert known.find_known(ANNA, 10.0) is None
+
+
+def test_identified_callers_are_bounded():
+    known = callers()
+    for number in range(5):
+        known.record_identified(credential(number), identity(), 10.0)
+    assert [bool(known.find_known(credential(number), 10.0)) for number in range(5)] == [False] * 2 + [True] * 3
+
+
 def test_a_rejected_caller_is_removed_and_a_tenant_at_its_limits_loses_its_grant():
     known = callers()
     known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)

@@ -117,8 +117,18 @@ class SessionHandler:
                 caller_classes=self._caller_classes,
             )
             self._start(frame, admission, traceparent)
+        except InvalidArgument as error:
+            self._group.create_task(self._reject(frame.handle, error))
         except PenstockError as error:
             self.send(failed_frame(frame.handle, error))
+
+    async def _reject(self, handle: int, error: PenstockError) -> None:
+        """Reject an invalid request. An unauthenticated caller receives auth's rejection instead of `error`."""
+        try:
+            async with self._gateway.authenticating(self._credential):
+                raise error
+        except PenstockError as rejection:
+            self.send(failed_frame(handle, rejection))
 
     def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, traceparent: str) -> None:
         spec, sink = spec_of(frame.request), SessionSink(self, frame.handle, self._gateway.memory)
