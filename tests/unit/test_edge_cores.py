@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.chassis.errors import Overloaded
+from penstock.chassis.prefix_depths import PREFIX_DEPTHS
 from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.output import GenerationPlan
@@ -14,7 +15,7 @@ from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.sinks import ResponseBuffer
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.registry import ModelRegistry
-from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_HASHES, answer_fingerprint, block_hashes
+from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, answer_fingerprint, block_hashes
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
 
@@ -174,6 +175,6 @@ def test_tenants_do_not_share_hashes_and_without_a_salt_there_are_none():
 
 def test_hashes_are_bounded_in_number_and_size():
     hashes = block_hashes([0] * 10_000, 4, SALT)
-    assert len(hashes) == MAX_BLOCK_HASHES
+    assert len(hashes) == len(PREFIX_DEPTHS)
     assert all(0 <= each < 2**64 for each in hashes)
     assert block_hashes(range(15), 16, SALT) == []
