@@ -8,10 +8,11 @@ import httpx
 import httpx2
 import openai
 
-from penstock.chassis.errors import PenstockError
+from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
 from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
@@ -26,7 +27,7 @@ class GatewayCall:
         self.spec = spec
         self.credential = credential
         self.traceparent = traceparent
-        self.stream = ResponseStream()
+        self.stream = ResponseStream(MemoryBudget(2**20))
         self.was_left = asyncio.Event()
         self.stream.cancel = lambda: self.disconnects.append(self.was_left.is_set())
         self.disconnects = []  # one entry per cancel: whether the block had been left already
@@ -58,7 +59,9 @@ class FakeGateway:
     def __init__(self):
         self._calls = asyncio.Queue()
         self.rejection: Exception | None = None
+        self.auth_rejection: Exception | None = None
         self.credentials = []
+        self.authenticated = []
 
     def name_caller(self, error, credential):
         """Does nothing: no caller is cached."""
@@ -79,6 +82,19 @@ class FakeGateway:
             yield call.stream
         finally:
             call.was_left.set()
+
+    async def authenticate(self, credential):
+        self.authenticated.append(credential)
+        if self.auth_rejection:
+            raise self.auth_rejection
+
+    @asynccontextmanager
+    async def authenticating(self, credential):
+        try:
+            yield
+        except InvalidArgument:
+            await self.authenticate(credential)
+            raise
 
     async def list_models(self, credential):
         if self.rejection:

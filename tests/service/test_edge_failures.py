@@ -127,7 +127,8 @@ async def test_a_draining_queue_receives_no_ticket_until_it_reconnects():
 async def test_a_reservation_is_resent_if_auth_is_lost_before_it_answers():
     async with edge_mesh() as mesh:
         frames = asyncio.Queue()
-        answer, mesh.auth.answer = mesh.auth.answer, frames.put_nowait
+        answer = mesh.auth.answer
+        mesh.auth.answer = lambda frame: answer(frame) if frame.HasField("identify") else frames.put_nowait(frame)
         call = mesh.generate(max_output_tokens=2)
         lost = (await frames.get()).reserve
         assert (await mesh.figures())["requests_reserving"] == 1

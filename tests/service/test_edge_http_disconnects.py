@@ -24,7 +24,7 @@ async def test_a_disconnect_cancels_the_request(is_stream, is_accepted):
         if is_accepted:
             call.accept()
             call.send("Wa")
-            await wait_until(lambda: not call.stream.unread_bytes)
+            await wait_until(lambda: not call.stream.buffer)
         assert not call.was_left.is_set()
         pending.cancel()
         await call.wait_left()
@@ -49,7 +49,7 @@ async def stall(call):
     while True:
         call.stream.send_delta(delta)
         for _ in range(1_000):
-            if not call.stream.unread_bytes:
+            if not call.stream.buffer:
                 break
             await asyncio.sleep(0)
         else:

@@ -284,6 +284,23 @@ def test_a_cached_identity_never_has_a_higher_class_than_granted(cached, request
     assert cache.find(CREDENTIAL, requested, 10.0).priority == granted
 
 
+def test_an_identified_caller_is_known_but_not_valid_for_fallback():
+    known = callers()
+    known.record_identified(CREDENTIAL, identity(), 10.0)
+    assert known.find_known(CREDENTIAL, 610.0) == identity()
+    assert known.find_known(CREDENTIAL, 610.1) is None
+    assert known.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 10.0) is None
+    known.invalidate(CREDENTIAL)
+    assert known.find_known(CREDENTIAL, 10.0) is None
+
+
+def test_identified_callers_are_bounded():
+    known = callers()
+    for number in range(5):
+        known.record_identified(credential(number), identity(), 10.0)
+    assert [bool(known.find_known(credential(number), 10.0)) for number in range(5)] == [False] * 2 + [True] * 3
+
+
 def test_a_rejected_caller_is_removed_and_a_tenant_at_its_limits_loses_its_grant():
     cache = callers()
     cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)

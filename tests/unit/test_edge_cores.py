@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.chassis.errors import Overloaded
+from penstock.chassis.prefix_depths import PREFIX_DEPTHS
 from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.sinks import ResponseBuffer
@@ -14,7 +16,7 @@ from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.registry import ModelRegistry
 from penstock.edge.models.version_balancer import VersionBalancer
 from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
-from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_HASHES, answer_fingerprint, block_hashes
+from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, answer_fingerprint, block_hashes
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
 
@@ -147,7 +149,7 @@ def test_other_prompts_have_other_fingerprints():
 
 
 def test_a_full_table_rejects_by_number_and_by_bytes():
-    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=133)
     requests.add(active_request("a", 60))
     requests.check_room(40)
     with pytest.raises(Overloaded, match="60 bytes") as failure:
@@ -159,16 +161,16 @@ def test_a_full_table_rejects_by_number_and_by_bytes():
 
 
 def test_added_bytes_are_counted_and_released():
-    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=133)
     one = active_request("a", 60)
     requests.add(one)
     requests.add_bytes(one, 40)
-    assert requests.held_bytes == 100
+    assert requests.memory.held_bytes == 100
     with pytest.raises(Overloaded):
         requests.add_bytes(one, 1)
     requests.remove(one, 1.0)
     requests.remove(one, 1.0)
-    assert (requests.held_bytes, len(requests)) == (0, 0)
+    assert (requests.memory.held_bytes, len(requests)) == (0, 0)
 
 
 def test_the_retry_after_of_a_full_edge_follows_the_rate_of_completions():
@@ -183,7 +185,7 @@ def test_the_retry_after_of_a_full_edge_follows_the_rate_of_completions():
 
 
 def test_buffered_deltas_are_merged():
-    backlog = ResponseBuffer()
+    backlog = ResponseBuffer(MemoryBudget(1_000))
     backlog.add(Emit("a", (1,), 7, (-0.5,)))
     backlog.add(Emit("", (2,), 8, (-1.0,)))
     assert backlog.size_bytes == 9
@@ -192,7 +194,7 @@ def test_buffered_deltas_are_merged():
 
 
 def test_text_after_the_last_token_is_a_delta_of_its_own():
-    backlog = ResponseBuffer()
+    backlog = ResponseBuffer(MemoryBudget(1_000))
     for each in (Emit("a", (1,), 7, ()), Emit("b", (2,), 8, ()), Emit("cd", (), 9, ())):
         backlog.add(each)
     assert backlog.pop() == Emit("ab", [1, 2], 7, [])
@@ -202,16 +204,16 @@ def test_text_after_the_last_token_is_a_delta_of_its_own():
 
 
 def test_a_request_that_ended_while_tokenizing_holds_no_bytes():
-    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=133)
     left = active_request("left")
     requests.add(left)
     requests.remove(left, 1.0)
     requests.add_bytes(left, 40)
-    assert requests.held_bytes == 0
+    assert requests.memory.held_bytes == 0
 
 
 def test_a_single_delta_is_returned_unchanged():
-    backlog = ResponseBuffer()
+    backlog = ResponseBuffer(MemoryBudget(1_000))
     delta = Emit("a", (1,), 7, ())
     backlog.add(delta)
     assert backlog.pop() is delta
@@ -234,6 +236,6 @@ def test_tenants_do_not_share_hashes_and_without_a_salt_there_are_none():
 
 def test_hashes_are_bounded_in_number_and_size():
     hashes = block_hashes([0] * 10_000, 4, CACHE_SALT)
-    assert len(hashes) == MAX_BLOCK_HASHES
+    assert len(hashes) == len(PREFIX_DEPTHS)
     assert all(0 <= each < 2**64 for each in hashes)
     assert block_hashes(range(15), 16, CACHE_SALT) == []

@@ -13,7 +13,7 @@ from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S, PoisonReque
 from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
 from penstock.scheduler.poison import PoisonReports
 from penstock.v1.inference_pb2 import Sampling
-from penstock.worker.quarantine.poison_list import MAX_CONFIRMED, PoisonList
+from penstock.worker.quarantine.poison_list import MAX_CONFIRMED, MAX_CONFIRMED_PER_TENANT, PoisonList
 from penstock.worker.runs import errors
 from penstock.worker.runs.effects import AddSequence, RunEnded
 from queue_tickets import START_UNIX_S, ShardDriver, entry, leased, sheds, ticket, withdrawn_offers
@@ -297,3 +297,34 @@ def test_reported_tickets_are_not_offered_and_delay_no_others(steps):
     shard.pass_time(REPORT_DELAY_S)
     shard.credit(len(steps))
     assert shard.book.model_queues.waiting.tickets == 0
+
+
+def test_few_requests_of_one_tenant_are_tested_and_those_of_other_tenants_all():
+    book = ready_table()
+    bad, good = b"b" * 16, b"g" * 16
+    salts = [bad] * 6 + [good]
+    runs = [started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}", cache_salt=salt) for h, salt in enumerate(salts)]
+    for number, run in enumerate(runs, 1):
+        run.fingerprint = number
+    told = {}
+    for lost in range(1 + MAX_CONFIRMED_PER_TENANT):
+        ended = book.on_engine_lost(errors.engine_died(), float(lost), crashed=True)
+        told |= {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
+        [tried] = book.on_engine_ready(LIMITS)
+        assert tried.spec.cache_salt == (good if lost == MAX_CONFIRMED_PER_TENANT else bad)
+    crashed = dict.fromkeys(range(MAX_CONFIRMED_PER_TENANT), "ENGINE_CRASHED")
+    assert told == crashed | dict.fromkeys(range(MAX_CONFIRMED_PER_TENANT, 6), "TENANT_ON_PROBATION")
+    assert book.quarantine.isolation.suspects == [runs[6]]
+
+
+def test_requests_of_unknown_tenants_are_all_tested():
+    book = ready_table()
+    for number in range(1, 7):
+        started_run(book, handle=number, lease=f"l{number}", ticket=f"t{number}").fingerprint = number
+    for lost in range(6):
+        assert not [
+            each
+            for each in book.on_engine_lost(errors.engine_died(), float(lost), crashed=True)
+            if isinstance(each, RunEnded) and each.outcome.reason == "TENANT_ON_PROBATION"
+        ]
+        book.on_engine_ready(LIMITS)

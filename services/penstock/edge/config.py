@@ -39,7 +39,8 @@ class EdgeConfig(ServiceConfig):
     max_active_requests: int = setting(20_000, "Most requests at one time; a further one fails with EDGE_FULL.")
     max_held_bytes: int = setting(
         512 * 2**20,
-        "Most memory for prompts and their token ids; a further request fails with EDGE_FULL.",
+        "Most memory for prompts, their token ids and unread output. Beyond three quarters of it prompts fail with "
+        "EDGE_FULL; beyond all of it the requests with the most unread output fail with CLIENT_TOO_SLOW.",
         unit="bytes",
     )
     response_buffer_bytes: int = setting(

@@ -9,11 +9,12 @@ from uuid import uuid4
 
 from structlog.contextvars import bind_contextvars
 
-from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
+from penstock.chassis.errors import InvalidArgument, PenstockError, error_from_failure, failure_from
 from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
@@ -55,6 +56,10 @@ class Gateway:
         self._catalog = catalog
         self._pools = pools
 
+    @property
+    def memory(self) -> MemoryBudget:
+        return self._runner.requests.memory
+
     @asynccontextmanager
     async def generate(
         self,
@@ -73,7 +78,7 @@ class Gateway:
         Entering raises the errors of `create`; iterating raises all others, and rejections before `accepted`. Leaving
         the block before `finished` cancels the request on its worker.
         """
-        stream = ResponseStream()
+        stream = ResponseStream(self.memory)
         context = self.create(spec, credential, admission, stream, traceparent=traceparent)
         stream.cancel = partial(self._runner.cancel, context)
         try:
@@ -82,6 +87,7 @@ class Gateway:
             yield stream
         finally:
             self._runner.cancel(context)
+            stream.close()
 
     async def parse(self, size: int, parse: Callable[[], Parsed]) -> Parsed:
         """Parse a body of `size` bytes. A large one is parsed in a thread, so that it does not delay other requests."""
@@ -133,11 +139,10 @@ class Gateway:
         return context
 
     async def start(self, context: RequestContext) -> None:
-        """Tokenize the prompt and reserve tokens. Errors are sent to the request's sink."""
+        """Authenticate the caller, tokenize the prompt and reserve tokens. Errors are sent to the request's sink."""
         try:
-            # An unauthenticated caller must not cause the work of tokenizing a large prompt.
-            if context.size_bytes > SMALL_INPUT_BYTES or self._runner.auth.is_unreachable:
-                context.request.identity = await self.identify(context.credential)
+            # First, so that a caller without a valid key causes no other work.
+            context.request.identity = await self.authenticate(context.credential)
             plan = await self._planner.plan(context.spec, context.size_bytes)
             self._runner.requests.add_bytes(context, plan.prompt_bytes)
             self._runner.admission.check_planned(context, plan)
@@ -155,11 +160,8 @@ class Gateway:
         """Cancel a request. Its sink receives the end."""
         self._runner.cancel(context)
 
-    async def count_tokens(
-        self, spec: RequestSpec, credential: Credential, *, include_token_ids: bool = False
-    ) -> CountTokensResponse:
-        """Return the number of tokens of the spec's input for its model."""
-        await self.identify(credential)
+    async def count_tokens(self, spec: RequestSpec, *, include_token_ids: bool = False) -> CountTokensResponse:
+        """Return the number of tokens of the spec's input for its model. The caller must be identified."""
         model = await self._catalog.find(spec.model)
         encode = partial(model.codec.prompt_ids, spec.input, datetime.now(UTC))
         size = _size_bytes(spec)
@@ -177,6 +179,19 @@ class Gateway:
 
     async def identify(self, credential: Credential) -> Identity:
         return await self._runner.auth.identify(credential, self._config.identify_timeout)
+
+    async def authenticate(self, credential: Credential) -> Identity:
+        """Return the identity of a caller, from the cache if auth has admitted it recently. Raises auth's rejection."""
+        return await self._runner.auth.authenticate(credential, self._config.upstream_timeout)
+
+    @asynccontextmanager
+    async def authenticating(self, credential: Credential) -> AsyncIterator[None]:
+        """Authenticate the caller before a request is reported as invalid: its key is the first check."""
+        try:
+            yield
+        except InvalidArgument:
+            await self.authenticate(credential)
+            raise
 
     @contextmanager
     def naming(self, credential: Credential) -> Iterator[None]:

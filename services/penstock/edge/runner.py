@@ -38,6 +38,7 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
+RESUME = "resume with the tokens it has"
 DRAIN_TIMEOUT_S = 3.0  # after the last client is gone, for outstanding cancels
 # After that, for auth to confirm settlements; longer than a restart of auth and than a disk that is full for 5 s.
 SETTLEMENT_TIMEOUT_S = 8.0
@@ -61,6 +62,8 @@ class RequestRunner:
         self.requests = ActiveRequests(
             max_active_requests=config.max_active_requests, max_held_bytes=config.max_held_bytes
         )
+        self._memory = self.requests.memory
+        self._memory.on_exhausted = self._on_memory_exhausted
         self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits)
         self.admission = AdmissionFilter(
             self.auth.find_identity, catalog, default_output_tokens=config.default_output_tokens
@@ -125,10 +128,28 @@ class RequestRunner:
             self._remove(context)
 
     def _emit(self, context: RequestContext, delta: Emit) -> None:
-        context.sink.send_delta(delta)
-        if context.sink.unread_bytes > self._response_buffer_bytes:
-            text = f"the client is more than {self._response_buffer_bytes} bytes behind; resume with the tokens it has"
-            self.apply(context, context.request.fail(Aborted(text, reason="CLIENT_TOO_SLOW"), self.now()))
+        if context.sink.send_delta(delta) > self._response_buffer_bytes:
+            text = f"the client is more than {self._response_buffer_bytes} bytes behind; {RESUME}"
+            self.fail(context, Aborted(text, reason="CLIENT_TOO_SLOW"))
+
+    def _on_memory_exhausted(self) -> None:
+        # A reader reports this while an event is applied to its request, which must not be ended within that event.
+        asyncio.get_running_loop().call_soon(self._end_slowest_readers)
+
+    def _end_slowest_readers(self) -> None:
+        """End the requests with the most unread output and drop that output, which frees its memory at once."""
+        readers = set(self._memory.slowest_readers())
+        if not readers:
+            return
+        text = f"the edge holds too much unread output, and this client is among those most behind; {RESUME}"
+        error = Aborted(text, reason="CLIENT_TOO_SLOW")
+        contexts = [context for context in self.requests if context.sink.buffer in readers]
+        for reader in readers:
+            reader.discard(error)
+        for context in contexts:
+            self.fail(context, error)
+        self._memory.ended_readers += len(readers)
+        log.warning("slow_readers_ended", readers=len(readers), unread_bytes=self._memory.unread_bytes)
 
     def _perform(self, context: RequestContext, effect: Effect) -> None:
         request = context.request
@@ -230,8 +251,9 @@ class RequestRunner:
             **states,
             "active_requests": len(self.requests),
             "requests_started": self.requests.started,
-            "held_bytes": self.requests.held_bytes,
-            "unread_bytes": sum(context.sink.unread_bytes for context in self.requests),
+            "held_bytes": self._memory.held_bytes,
+            "unread_bytes": self._memory.unread_bytes + sum(_unpacked_bytes(context) for context in self.requests),
+            "slow_readers_ended": self._memory.ended_readers,
             "reservations_open": self.auth.unsettled
             + sum(bool(context.request.reservation_id) for context in self.requests),
             "auth_links_up": self.auth.links_up,
@@ -243,6 +265,11 @@ class RequestRunner:
             "cancels": self.cancels,
             "cancels_acknowledged": self.cancels_acknowledged,
         }
+
+
+def _unpacked_bytes(context: RequestContext) -> int:
+    """Return the unread bytes of a request that are not counted in the memory budget: those of a few tokens."""
+    return context.sink.buffer.size_bytes - context.sink.buffer.packed_bytes
 
 
 def _accepted_message(context: RequestContext) -> Accepted:

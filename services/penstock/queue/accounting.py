@@ -74,6 +74,14 @@ class ServiceAccounting:
         """Yield the running tickets."""
         return (run.ticket for run in self._running.values())
 
+    def recent(self) -> Iterator[QueuedTicket]:
+        """Yield the tickets that run or have ended recently."""
+        yield from self
+        yield from (run.ticket for run in self._ended.values())
+
+    def is_running(self, ticket_id: str) -> bool:
+        return ticket_id in self._running
+
     def start(self, ticket: QueuedTicket, now: float, worker_id: str = "") -> None:
         """Add a ticket that was leased. An earlier attempt keeps its present charge."""
         self._ended.pop(ticket.ticket_id, None)

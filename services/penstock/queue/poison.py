@@ -8,6 +8,7 @@ from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue.errors import PoisonConfirmed, PoisonSuspected
+from penstock.queue.tenant_probation import TenantProbation
 from penstock.queue.ticket import QueuedTicket
 
 LOST_REPORT_TTL_S = 10.0  # s for which the reports of a lost scheduler hold; its workers attach elsewhere by then
@@ -24,6 +25,7 @@ class PoisonRequests:
     """
 
     clock: StallFreeClock = field(default_factory=StallFreeClock)
+    probation: TenantProbation = field(default_factory=TenantProbation)
     _reported: dict[str, dict[int, bool]] = field(default_factory=dict)  # confirmed, by scheduler and fingerprint
     _lost_reports: dict[int, tuple[bool, float]] = field(default_factory=dict)  # confirmed, and s of expiration
     _incomplete_until: float = 0.0  # s; time from which the reports of all workers are known

@@ -8,7 +8,14 @@ from contextvars import Context
 import structlog
 
 from penstock.chassis.clocks import StallFreeClock
-from penstock.chassis.errors import PermissionDenied, QuotaExceeded, Unauthenticated, Unavailable, error_from_failure
+from penstock.chassis.errors import (
+    PenstockError,
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
+    Unavailable,
+    error_from_failure,
+)
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter
 from penstock.edge.auth_fallback.identity_cache import IdentityCache
@@ -142,8 +149,14 @@ class AuthFallback:
         tenant_id = admitted.identity.tenant_id
         self._identities.grant(tenant_id, admitted.fallback_tokens - self._deferred.tokens_of(tenant_id))
 
-    def invalidate_identity(self, rejected: Rejected, credential: Credential) -> None:
-        error = error_from_failure(rejected.failure)
+    def cache_identified(self, credential: Credential, identity: Identity) -> None:
+        self._identities.record_identified(credential, identity, self._runner.now())
+
+    def find_known(self, credential: Credential) -> Identity | None:
+        """Return the identity of a caller that auth recently admitted or identified."""
+        return self._identities.find_known(credential, self._runner.now())
+
+    def invalidate_identity(self, error: PenstockError, credential: Credential) -> None:
         if isinstance(error, Unauthenticated | PermissionDenied):
             self._identities.invalidate(credential)
         elif isinstance(error, QuotaExceeded):

@@ -10,7 +10,7 @@ from penstock.v1.inference_pb2 import Priority
 
 class CachedIdentity(NamedTuple):
     identity: Identity  # with the caller's own class, as far as it is known
-    admitted_at: float  # when auth last admitted it
+    admitted_at: float  # when auth last admitted it, or last identified it
 
 
 class IdentityCache:
@@ -21,6 +21,7 @@ class IdentityCache:
         self._ttl = ttl  # s
         self._pepper = pepper  # secret of this process, up to 64 bytes
         self._identities: OrderedDict[bytes, CachedIdentity] = OrderedDict()
+        self._identified: OrderedDict[bytes, CachedIdentity] = OrderedDict()  # callers that auth has not admitted yet
         self._granted_tokens: OrderedDict[str, int] = OrderedDict()  # tokens, by tenant
 
     def __len__(self) -> int:
@@ -34,6 +35,7 @@ class IdentityCache:
     ) -> None:
         """Record that auth admitted a request, with the class that was requested and the identity that was granted."""
         digest = self._digest(credential)
+        self._identified.pop(digest, None)
         cached = self._identities.pop(digest, None)
         identity = Identity()
         identity.CopyFrom(granted)
@@ -43,9 +45,27 @@ class IdentityCache:
         if len(self._identities) > self._max_entries:
             self._identities.popitem(last=False)
 
+    def record_identified(self, credential: Credential, identity: Identity, now: float) -> None:
+        """Record that auth identified a caller. This makes it known; only an admission makes it valid for fallback."""
+        digest = self._digest(credential)
+        self._identified.pop(digest, None)
+        self._identified[digest] = CachedIdentity(identity, now)
+        if len(self._identified) > self._max_entries:
+            self._identified.popitem(last=False)
+
+    def find_known(self, credential: Credential, now: float) -> Identity | None:
+        """Return the identity of a caller that auth recently admitted or identified. The caller must not change it."""
+        digest = self._digest(credential)
+        for cached in (self._identities.get(digest), self._identified.get(digest)):
+            if cached and now - cached.admitted_at <= self._ttl:
+                return cached.identity
+        return None
+
     def invalidate(self, credential: Credential) -> None:
         """Remove a caller that auth rejects."""
-        self._identities.pop(self._digest(credential), None)
+        digest = self._digest(credential)
+        self._identities.pop(digest, None)
+        self._identified.pop(digest, None)
 
     def grant(self, tenant_id: str, tokens: int) -> None:
         """Replace the tokens that the edge may admit for a tenant while auth is unreachable."""

@@ -1,5 +1,6 @@
 """Input and output of a request: the generation plan, and the output stream of its answer over all attempts."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,7 +51,7 @@ class OutputStream:
     """Token ids emitted so far, including those of earlier attempts and of a resumed answer."""
 
     def __init__(self, plan: GenerationPlan) -> None:
-        self.token_ids = list(plan.resumed_ids)
+        self.token_ids = array("I", plan.resumed_ids)
         self.duplicate_tokens = 0  # tokens that were received again and dropped
         self.stop_string = plan.resumed_stop
         self._resumed_tokens = len(self.token_ids)

@@ -1,29 +1,48 @@
 """Response sinks: the receivers of a response, with a buffer of the output that the client has not read yet."""
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
 from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
+MAX_LOOSE_DELTAS = 16  # of one buffer; a delta takes about 300 bytes as an object and 5 to 20 in an array
+BYTES_PER_ID = 4
+BYTES_PER_LOGPROB = 8
+
 
 class ResponseBuffer:
-    """Deltas that are merged into one when they are taken. The request runner enforces the limit of `size_bytes`."""
+    """Deltas that are merged into one when they are taken. The request runner enforces the limit of `size_bytes`.
 
-    def __init__(self) -> None:
-        self._deltas: list[Emit] = []
-        self.size_bytes = 0  # approximate
+    A client that is more than `MAX_LOOSE_DELTAS` behind is slow: its deltas are packed into arrays, which are counted
+    in `memory` until they are taken or discarded.
+    """
+
+    def __init__(self, memory: MemoryBudget) -> None:
+        self.size_bytes = 0  # approximate for deltas that are not packed
+        self.packed_bytes = 0  # counted in `memory`
+        self.error: PenstockError | None = None  # set if output was discarded
+        self._memory = memory
+        self._deltas: list[Emit] = []  # after those in the arrays
+        self._text, self._token_ids, self._logprobs = bytearray(), array("I"), array("d")  # the text as UTF-8
+        self._first_index = 0  # of `_token_ids`
 
     def __bool__(self) -> bool:
         return self.size_bytes > 0
 
-    def add(self, delta: Emit) -> None:
+    def add(self, delta: Emit) -> int:
+        """Return the unread bytes, `delta` included."""
+        if len(self._deltas) >= MAX_LOOSE_DELTAS:
+            self._pack()
         self._deltas.append(delta)
-        self.size_bytes += 4 * len(delta.token_ids) + len(delta.text)
+        self.size_bytes = size = self.size_bytes + BYTES_PER_ID * len(delta.token_ids) + len(delta.text)
+        return size
 
     def pop(self) -> Emit:
         """Return all deltas as one. Text without a token is kept for the next call.
@@ -31,6 +50,8 @@ class ResponseBuffer:
         A client that resumes with all tokens receives that text again. It can drop the text only if it is a delta of
         its own.
         """
+        if self.packed_bytes:
+            return self._pop_packed()
         deltas, self._deltas, self.size_bytes = self._deltas, [], 0
         if len(deltas) > 1 and not deltas[-1].token_ids:
             self.add(deltas.pop())
@@ -43,17 +64,51 @@ class ResponseBuffer:
             [logprob for delta in deltas for logprob in delta.logprobs],
         )
 
+    def discard(self, error: PenstockError) -> None:
+        """Drop the unread output. The client receives `error` instead of the rest of its answer."""
+        self.error = error
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the unread output of a reader that is gone."""
+        if self.packed_bytes:
+            self._memory.remove_unread(self, self.packed_bytes)
+            self._text, self._token_ids, self._logprobs = bytearray(), array("I"), array("d")
+        self._deltas, self.size_bytes, self.packed_bytes = [], 0, 0
+
+    def _pack(self) -> None:
+        if not self.packed_bytes:
+            self._first_index = self._deltas[0].first_index
+        for text, token_ids, _, logprobs in self._deltas:
+            self._text += text.encode()
+            self._token_ids.extend(token_ids)
+            self._logprobs.extend(logprobs)
+        self._deltas.clear()
+        packed = len(self._text) + BYTES_PER_ID * len(self._token_ids) + BYTES_PER_LOGPROB * len(self._logprobs)
+        self._memory.add_unread(self, packed - self.packed_bytes)
+        self.size_bytes = self.packed_bytes = packed
+
+    def _pop_packed(self) -> Emit:
+        last = self._deltas.pop() if self._deltas and not self._deltas[-1].token_ids else None
+        self._pack()
+        merged = Emit(self._text.decode(), self._token_ids.tolist(), self._first_index, self._logprobs.tolist())
+        self.clear()
+        if last:
+            self.add(last)
+        return merged
+
 
 class ResponseSink(Protocol):
     """Receives the response of one request. Its methods never wait."""
 
     @property
-    def unread_bytes(self) -> int:
-        """Bytes that the client has not read yet."""
+    def buffer(self) -> ResponseBuffer:
+        """Output that the client has not read yet."""
 
     def send_accepted(self, accepted: Accepted) -> None: ...
 
-    def send_delta(self, delta: Emit) -> None: ...
+    def send_delta(self, delta: Emit) -> int:
+        """Return the bytes that the client has not read yet, `delta` included."""
 
     def send_finished(self, finished: Finished) -> None: ...
 
@@ -68,24 +123,20 @@ class ResponseStream:
     `cancel` cancels the request at once, before the reader's task has unwound.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: MemoryBudget) -> None:
         self.cancel: Callable[[], None] = lambda: None
-        self._buffer = ResponseBuffer()
+        self.buffer = ResponseBuffer(memory)
         self._accepted: deque[Accepted] = deque()
         self._ending: Finished | PenstockError | None = None
         self._ready = asyncio.Event()
-
-    @property
-    def unread_bytes(self) -> int:
-        return self._buffer.size_bytes
 
     def send_accepted(self, accepted: Accepted) -> None:
         self._accepted.append(accepted)
         self._ready.set()
 
-    def send_delta(self, delta: Emit) -> None:
-        self._buffer.add(delta)
+    def send_delta(self, delta: Emit) -> int:
         self._ready.set()
+        return self.buffer.add(delta)
 
     def send_finished(self, finished: Finished) -> None:
         self._end(finished)
@@ -95,6 +146,10 @@ class ResponseStream:
 
     def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
         """Does nothing: a reader that has cancelled reads no further event."""
+
+    def close(self) -> None:
+        """Release the output that the reader has not taken, and will not take."""
+        self.buffer.clear()
 
     def _end(self, ending: Finished | PenstockError) -> None:
         self._ending = ending
@@ -108,8 +163,10 @@ class ResponseStream:
         await self._ready.wait()
         if self._accepted:
             event: Accepted | Delta | Finished = self._accepted.popleft()
-        elif self._buffer:
-            event = delta_of(self._buffer.pop())
+        elif self.buffer.error:
+            raise self.buffer.error
+        elif self.buffer:
+            event = delta_of(self.buffer.pop())
         elif isinstance(self._ending, PenstockError):
             raise self._ending
         elif self._ending is None:
@@ -117,7 +174,7 @@ class ResponseStream:
         else:
             event, self._ending = self._ending, None
             return event  # `_ready` stays set: the next call ends the iteration
-        if not (self._accepted or self._buffer or self._ending):
+        if not (self._accepted or self.buffer or self._ending):
             self._ready.clear()
         return event
 
@@ -133,29 +190,31 @@ class SessionStream(Protocol):
 
     def on_output(self, sink: "SessionSink") -> None: ...
 
+    def on_output_moved(self, size: int) -> None:
+        """`size` bytes of unread output were moved to the outbox of the stream."""
+
     def on_request_over(self, sink: "SessionSink") -> None: ...
 
 
 class SessionSink:
     """Collects deltas for the session's next step frame. Other events are sent at once, after earlier deltas."""
 
-    def __init__(self, stream: SessionStream, handle: int) -> None:
+    def __init__(self, stream: SessionStream, handle: int, memory: MemoryBudget) -> None:
         self.handle = handle
-        self.buffer = ResponseBuffer()
+        self.buffer = ResponseBuffer(memory)
         self._stream = stream
-
-    @property
-    def unread_bytes(self) -> int:
-        return self.buffer.size_bytes
 
     def send_accepted(self, accepted: pb.Accepted) -> None:
         self._stream.send(pb.SessionResponse(accepted=pb.SessionAccepted(handle=self.handle, accepted=accepted)))
 
-    def send_delta(self, delta: Emit) -> None:
-        self.buffer.add(delta)
+    def send_delta(self, delta: Emit) -> int:
         self._stream.on_output(self)
+        return self.buffer.add(delta)
 
     def send_finished(self, finished: pb.Finished) -> None:
+        if self.buffer.error:
+            self.send_failed(self.buffer.error)
+            return
         self._end(pb.SessionResponse(finished=pb.SessionFinished(handle=self.handle, finished=finished)))
 
     def send_failed(self, error: PenstockError) -> None:
@@ -170,10 +229,33 @@ class SessionSink:
         self._end(pb.SessionResponse(cancelled=cancelled))
 
     def _end(self, frame: pb.SessionResponse) -> None:
+        if self.buffer.packed_bytes:
+            self._stream.on_output_moved(self.buffer.packed_bytes)
         while self.buffer:
             self._stream.send(step_frame([self]))
         self._stream.on_request_over(self)
         self._stream.send(frame)
+
+
+class UnflushedOutput:
+    """Output of ended requests in the outbox of a session. Counted until it is flushed; discarded with the session."""
+
+    def __init__(self, memory: MemoryBudget, close: Callable[[], None]) -> None:
+        self.size_bytes = 0
+        self._memory = memory
+        self._close = close  # closes the session
+
+    def add(self, size: int) -> None:
+        self.size_bytes += size
+        self._memory.add_unread(self, size)
+
+    def release(self) -> None:
+        self._memory.remove_unread(self, self.size_bytes)
+        self.size_bytes = 0
+
+    def discard(self, error: PenstockError) -> None:
+        self.release()
+        self._close()
 
 
 def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from penstock.chassis.errors import Overloaded
 from penstock.edge.lifecycle.context import RequestContext
+from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.record import RequestState
 
 EWMA_WEIGHT = 0.1  # of the newest interval
@@ -18,15 +19,15 @@ class ActiveRequests:
 
     def __init__(self, *, max_active_requests: int, max_held_bytes: int) -> None:
         self.max_active_requests = max_active_requests
-        self.max_held_bytes = max_held_bytes
-        self.held_bytes = 0
+        self.memory = MemoryBudget(max_held_bytes)
         self.started = 0
         self._contexts: dict[str, RequestContext] = {}
         self._last_completion_at = 0.0
         self._completion_interval = 1.0  # s between two ends of requests, smoothed
 
     def __repr__(self) -> str:
-        return f"<ActiveRequests {len(self)}/{self.max_active_requests}, {self.held_bytes}/{self.max_held_bytes} bytes>"
+        held, most = self.memory.held_bytes, self.memory.max_bytes
+        return f"<ActiveRequests {len(self)}/{self.max_active_requests}, {held}/{most} bytes>"
 
     def __len__(self) -> int:
         return len(self._contexts)
@@ -45,38 +46,39 @@ class ActiveRequests:
 
     def check_room(self, size: int) -> None:
         """Raise Overloaded if there is no room for another request of `size` bytes."""
-        if len(self) >= self.max_active_requests or self.held_bytes + size > self.max_held_bytes:
-            text = f"this edge holds {len(self)} requests of {self.held_bytes} bytes and accepts no more now"
+        if len(self) >= self.max_active_requests or not self.memory.has_room(size):
+            held = self.memory.prompt_bytes
+            text = f"this edge holds {len(self)} requests with prompts of {held} bytes and accepts no more now"
             raise Overloaded(text, reason="EDGE_FULL", retry_after=self._retry_after())
 
     def add(self, context: RequestContext) -> None:
         self._contexts[context.ticket_id] = context
-        self.held_bytes += context.size_bytes
+        self.memory.add_prompt(context.size_bytes)
         self.started += 1
 
     def add_bytes(self, context: RequestContext, size: int) -> None:
-        """Count `size` more bytes of an active request. Raises Overloaded, and counts nothing, above the limit."""
+        """Count `size` more bytes of a prompt. Raises Overloaded, and counts nothing, above the limit."""
         if context.ticket_id not in self._contexts:  # its client cancelled while it was tokenized
             return
-        if self.held_bytes + size > self.max_held_bytes:
+        if not self.memory.has_room(size):
             self.check_room(size)
         context.size_bytes += size
-        self.held_bytes += size
+        self.memory.add_prompt(size)
 
     @contextmanager
     def hold_bytes(self, size: int) -> Iterator[None]:
         """Count `size` bytes that belong to no active request. Raises Overloaded as `check_room` does."""
         self.check_room(size)
-        self.held_bytes += size
+        self.memory.add_prompt(size)
         try:
             yield
         finally:
-            self.held_bytes -= size
+            self.memory.remove_prompt(size)
 
     def remove(self, context: RequestContext, now: float) -> None:
         if self._contexts.pop(context.ticket_id, None) is None:
             return
-        self.held_bytes -= context.size_bytes
+        self.memory.remove_prompt(context.size_bytes)
         if self._last_completion_at:
             self._completion_interval += EWMA_WEIGHT * (now - self._last_completion_at - self._completion_interval)
         self._last_completion_at = now

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from penstock.chassis.channels import PeerSet, channel
-from penstock.chassis.errors import Unavailable, error_from_failure
+from penstock.chassis.errors import Overloaded, PenstockError, Unavailable, error_from_failure
 from penstock.chassis.lifecycle import background
 from penstock.chassis.streams.link import Link
 from penstock.edge.auth_fallback.fallback import AuthFallback
@@ -126,6 +126,8 @@ class AuthClient:
         """Return the caller's identity. Raises auth's rejection, or Unavailable after `timeout` seconds."""
         if self.is_unreachable:
             return self.fallback.identify(credential)
+        if len(self._pending_identifies) >= self._requests.max_active_requests:
+            raise Overloaded("this edge identifies too many callers at present", reason="EDGE_FULL", retry_after=1.0)
         request_id = uuid4().hex
         frame = AdmitRequest(identify=Identify(request_id=request_id, credential=credential))
         response: asyncio.Future[Identity] = asyncio.get_running_loop().create_future()
@@ -134,11 +136,21 @@ class AuthClient:
         self._settlements.flush_and_send(frame)
         try:
             async with asyncio.timeout(timeout):
-                return await response
+                identity = await response
         except TimeoutError:
             raise Unavailable("auth does not answer; retry in 1 s", reason="AUTH_LOST", retry_after=1.0) from None
+        except PenstockError as error:
+            self.fallback.invalidate_identity(error, credential)
+            raise
         finally:
             del self._pending_identifies[request_id]
+        self.fallback.cache_identified(credential, identity)
+        return identity
+
+    async def authenticate(self, credential: Credential, timeout: float) -> Identity:
+        """Return the caller's identity. Auth is asked only for a caller that it has not admitted recently."""
+        known = None if self.is_unreachable else self.fallback.find_known(credential)
+        return known or await self.identify(credential, timeout)
 
     async def _resend_unconfirmed(self) -> None:
         """Repeat frames that auth received and did not confirm, for example because it could not write to its store."""
@@ -272,7 +284,7 @@ class AuthClient:
         if response := self._pending_identify(rejected.request_id):
             response.set_exception(error)
         elif context := self._requests.get(rejected.request_id):
-            self.fallback.invalidate_identity(rejected, context.credential)
+            self.fallback.invalidate_identity(error, context.credential)
             if rejected.key_id and context.request.state is RequestState.RESERVING:
                 context.request.identity = Identity(tenant_id=rejected.tenant_id, key_id=rejected.key_id)
             self._runner.apply(context, context.request.on_auth_rejected(error, self._runner.now()))

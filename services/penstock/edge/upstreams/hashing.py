@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
+from penstock.chassis.prefix_depths import MAX_DEPTH, NAMED_DEPTHS
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.request.spec import ChatInput, Prompt, TextInput, TokenInput
 from penstock.v1.inference_pb2 import Sampling
@@ -23,12 +24,11 @@ def _score(shard: str, key: bytes) -> bytes:
     return blake2b(key, digest_size=8, key=blake2b(shard.encode(), digest_size=32).digest()).digest()
 
 
-MAX_BLOCK_HASHES = 64
 BLOCK_HASH_BYTES = 16  # bytes
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[int]:
-    """Return the 64-bit block hash, chained and salted, of each leading full KV block. Empty without a salt.
+    """Return the 64-bit hashes, chained and salted, of the full KV blocks at `PREFIX_DEPTHS`. Empty without a salt.
 
     A worker reports the hashes of its cached blocks to its scheduler, so engines must compute the same values.
     """
@@ -36,10 +36,11 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list
     if not salt or not block_size:
         return hashes
     name = blake2b(salt, digest_size=BLOCK_HASH_BYTES).digest()
-    for end in range(block_size, min(len(token_ids), MAX_BLOCK_HASHES * block_size) + 1, block_size):
-        block = array("q", token_ids[end - block_size : end]).tobytes()
+    for depth in range(1, min(len(token_ids) // block_size, MAX_DEPTH) + 1):
+        block = array("q", token_ids[(depth - 1) * block_size : depth * block_size]).tobytes()
         name = blake2b(name + block, digest_size=BLOCK_HASH_BYTES).digest()
-        hashes.append(int.from_bytes(name[:8], "little"))
+        if depth in NAMED_DEPTHS:
+            hashes.append(int.from_bytes(name[:8], "little"))
     return hashes
 
 

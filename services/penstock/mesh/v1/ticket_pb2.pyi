@@ -101,7 +101,9 @@ class Ticket(_message.Message):
     """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Chained hashes of the prompt's leading full KV blocks, salted per tenant; at most 64. Empty: unknown."""
+        """Chained hashes of full KV blocks of the prompt, salted per tenant; at most 64. They name the blocks at the depths 1
+        to 16, and at eight evenly spaced depths of each doubling up to 1,024. Empty: unknown.
+        """
 
     @_builtins.property
     def avoid_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -6,7 +6,7 @@ tickets are listed in the order of their model's policy, except during a short p
 `now` is in s of a clock that never steps.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -102,7 +102,11 @@ class TicketBook:
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued_effect(known, self.model_queues.predict(known, now))]
         effects = self._transitions.withdraw([ticket.ticket_id], "REPLACED")
-        rejection = self.schedulers.poison.rejection(ticket.fingerprint, now) or self._admission.rejection(ticket, now)
+        rejection = (
+            self.schedulers.poison.rejection(ticket.fingerprint, now)
+            or self.schedulers.poison.probation.rejection(ticket, now, self._is_active)
+            or self._admission.rejection(ticket, now)
+        )
         if rejection is None:
             prediction = self._predict(ticket, now)
             rejection = self._admission.check_slo(ticket, prediction, now)
@@ -141,7 +145,9 @@ class TicketBook:
         self, scheduler: str, entries: Iterable[CatalogEntry], now: float, poison_reports: Iterable[PoisonReport] = ()
     ) -> list[Effect]:
         session = self.schedulers[scheduler]
-        effects = self._transitions.quarantine(self.schedulers.poison.apply(scheduler, poison_reports))
+        changes = self.schedulers.poison.apply(scheduler, poison_reports)
+        self._transitions.suspend(self.schedulers.poison.probation.on_reports(changes, self._known_tickets, now))
+        effects = self._transitions.quarantine(changes)
         session.catalog = {model_key(entry.model, entry.card_digest): entry for entry in entries}
         for model in session.catalog:
             self.model_queues.mark_head_dirty(model)
@@ -239,6 +245,14 @@ class TicketBook:
         self.counters.record_shed(ticket.priority, rejection)
         return Shed(ticket.edge, ticket.ticket_id, rejection)
 
+    def _known_tickets(self) -> Iterator[QueuedTicket]:
+        """Yield the tickets that wait, run or have ended recently."""
+        yield from self.tickets.values()
+        yield from self.accounting.recent()
+
+    def _is_active(self, ticket_id: str) -> bool:
+        return ticket_id in self.tickets or self.accounting.is_running(ticket_id)
+
     def _evict_for(self, ticket: QueuedTicket, now: float) -> list[Effect]:
         """Evict tickets of lower classes until a ticket fits; none if that would not suffice."""
         effects: list[Effect] = []
@@ -254,6 +268,7 @@ class TicketBook:
         self.tickets[ticket.ticket_id] = ticket
         self._transitions.expirations.schedule_expiration(ticket)
         self._admission.on_admitted(ticket, prediction, now)
+        self.schedulers.poison.probation.on_admitted(ticket)
         self.model_queues.adjust_totals(ticket, 1)
         self._transitions.enlist(ticket, now)
         queued = _queued_effect(ticket, prediction, partial(self._admission.rejection_windows, ticket, now))

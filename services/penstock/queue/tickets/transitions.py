@@ -1,6 +1,6 @@
 """All transitions of the tickets of a shard between listed, paused, offered, leased and removed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -59,6 +59,7 @@ class TicketTransitions:
         self._recent_leases = recent_leases
         self._availability = availability
         self._admission = admission
+        self._suspended_tenants: set[str] = set()  # whose waiting tickets are to be dropped
         self._timed_out_models: list[str] = []
         self._undispatched_models: set[str] = set()  # dispatch is due at the next tick
 
@@ -88,6 +89,7 @@ class TicketTransitions:
         self._timed_out_models += self._availability.pop_timed_out(now)
         for ticket in islice(self._tickets_of_timed_out_models(), MAX_DROPS_PER_TICK):
             effects += self.drop(ticket, NoWorker.at_present(ticket.model, self._availability.timeout))
+        effects += self._drop_suspended(now)
         self._recent_leases.expire(now)
         return effects
 
@@ -109,7 +111,7 @@ class TicketTransitions:
 
     def _pause_if_blocked(self, ticket: QueuedTicket, now: float) -> bool:
         """Pause a ticket that may crash an engine. It is checked again after the pause."""
-        is_blocked = self._schedulers.poison.is_blocked(ticket, now)
+        is_blocked = self._schedulers.poison.is_blocked(ticket, now) or ticket.tenant_id in self._suspended_tenants
         if is_blocked:
             self._pause(ticket, now)
         return is_blocked
@@ -188,6 +190,21 @@ class TicketTransitions:
             if each.scheduler not in self._schedulers
         ]
         return [*dropped, *self.withdraw(revocable, "SUSPECT"), *others]
+
+    def suspend(self, tenants: Collection[str]) -> None:
+        """Drop the waiting tickets of these tenants at the next ticks, and offer none of them until then."""
+        self._suspended_tenants.update(tenants)
+
+    def _drop_suspended(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._suspended_tenants:
+            found = [each for each in self.tickets.values() if each.tenant_id in self._suspended_tenants]
+            for ticket in found[:MAX_DROPS_PER_TICK]:
+                if error := self._schedulers.poison.probation.suspension(ticket.tenant_id, now):
+                    effects += self.drop(ticket, error)
+            if len(found) <= MAX_DROPS_PER_TICK:
+                self._suspended_tenants.clear()
+        return effects
 
     def _tickets_of_timed_out_models(self) -> Iterator[QueuedTicket]:
         """Yield the waiting tickets of timed-out models. The caller drops each before it takes the next."""

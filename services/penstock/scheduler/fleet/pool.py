@@ -10,7 +10,7 @@ from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
 from penstock.scheduler.fleet.placement import Placement
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
 from penstock.scheduler.fleet.tournament_tree import TournamentTree
-from penstock.scheduler.fleet.worker import CapacityTotals, Worker, max_tokens_of
+from penstock.scheduler.fleet.worker import CacheTurnover, CapacityTotals, Worker, max_tokens_of
 
 EMPTY_TOTALS = CapacityTotals()
 MAX_CANDIDATES = 4  # least loaded workers compared for a ticket, and as many in its zone and with its prefix
@@ -27,6 +27,7 @@ class Pool:
         self._tree = TournamentTree()
         self._zone_trees: dict[str, TournamentTree] = {}  # by zone
         self._changed: list[Worker] = []
+        self._turnover = CacheTurnover()
         self._totals = CapacityTotals()
         self.prefix_index = PrefixIndex()
         self.max_supported_tokens = 0  # tokens of the largest ticket that an empty worker can run
@@ -39,8 +40,7 @@ class Pool:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.key] = self._by_instance_id[worker.worker_id] = worker
-        worker.changed_workers, worker.is_marked_changed = self._changed, False
-        worker.mark_changed()
+        worker.join_pool(self._turnover, self._changed)
         self.max_supported_tokens = max(self.max_supported_tokens, worker.max_supported_tokens)
 
     def remove(self, worker: Worker) -> None:
@@ -55,7 +55,7 @@ class Pool:
                 del self._zone_trees[worker.zone]
         self.prefix_index.remove_worker(worker.key)
         self._totals.replace(self._counted_totals.pop(worker.key), EMPTY_TOTALS)
-        worker.changed_workers = []
+        worker.leave_pool()
         self.max_supported_tokens = max((each.max_supported_tokens for each in self), default=0)
 
     @property

@@ -4,6 +4,10 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.chassis.prefix_depths import PREFIX_DEPTHS
+
+MAX_BLOCKS_PER_WORKER = 65_536  # named blocks; a worker's further blocks are unknown, which costs cache hits only
+
 
 @dataclass(slots=True)
 class PrefixIndex:
@@ -23,6 +27,8 @@ class PrefixIndex:
             self.remove_worker(worker)
         held = self._held.setdefault(worker, set())
         for name in added:
+            if len(held) >= MAX_BLOCKS_PER_WORKER:
+                break
             held.add(name)
             self._holders.setdefault(name, {})[worker] = None
         for name in removed:
@@ -39,9 +45,10 @@ class PrefixIndex:
         return self._holders[hashes[depth - 1]] if depth else ()
 
     def cached_blocks(self, worker: str, hashes: Sequence[int]) -> int:
-        """Return the number of leading blocks that a worker holds."""
+        """Return the number of leading blocks that a worker holds, of a prompt with `hashes` at `PREFIX_DEPTHS`."""
         held = self._held.get(worker)
-        return bisect_left(hashes, x=True, key=lambda name: name not in held) if held else 0
+        depths = bisect_left(hashes, x=True, key=lambda name: name not in held) if held else 0
+        return PREFIX_DEPTHS[min(depths, len(PREFIX_DEPTHS)) - 1] if depths else 0
 
     def _drop(self, block_hash: int, worker: str) -> None:
         holders = self._holders.get(block_hash, {})

@@ -40,6 +40,21 @@ class CapacityTotals:
         self.tokens_per_second += now.tokens_per_second - before.tokens_per_second
 
 
+MAX_EXCESS_TURNOVER = 1.0  # a worker that received less, because it was full, need not catch up
+
+
+@dataclass(slots=True)
+class CacheTurnover:
+    """Turnovers of the caches of all workers of a pool: prompt tokens placed, in multiples of each worker's cache."""
+
+    total: float = 0.0
+    workers: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.workers if self.workers else 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker. Each lease is promised all KV blocks that it may need, so a placed ticket always runs to its end."""
@@ -64,10 +79,13 @@ class Worker:
     # Derived from the profile, the promises and the latest report. Decisions read these more often than they change.
     model: str = field(init=False)  # key
     block_size: int = field(init=False)  # tokens
+    cache_tokens: int = field(init=False)  # tokens of its KV pool
     max_supported_tokens: int = field(init=False)  # tokens of the largest ticket that it can run when empty
     available_leases: int = field(init=False)  # leases that it can take now
     max_ticket_tokens: int = field(init=False)  # tokens of the largest ticket that it can take now
     used_share: float = field(init=False)  # share of slots or of KV blocks that are promised, whichever is larger
+    cache_turnover: float = 0.0
+    pool_turnover: CacheTurnover = field(default_factory=CacheTurnover)  # of its pool
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     step_s: float = DEFAULT_STEP_S
 
@@ -75,6 +93,7 @@ class Worker:
         profile = self.profile
         self.model, self.block_size = model_key(profile.model, profile.card_digest), profile.block_size
         self._slots, self._kv_blocks = profile.slots, profile.kv_blocks
+        self.cache_tokens = profile.kv_blocks * profile.block_size or 1
         self.max_supported_tokens = min(profile.kv_blocks * profile.block_size, profile.context_length)
         self._update_capacity()
 
@@ -95,7 +114,31 @@ class Worker:
     def add_unstarted_tokens(self, prompt_tokens: int) -> None:
         """Add the prompt of a new lease. A negative value removes the prompt of a lease that will not start."""
         self.unstarted_tokens += prompt_tokens
+        self._add_turnover(prompt_tokens / self.cache_tokens)
         self.mark_changed()
+
+    def join_pool(self, turnover: CacheTurnover, changed_workers: list["Worker"]) -> None:
+        self.cache_turnover, self.pool_turnover = turnover.mean, turnover
+        turnover.total += self.cache_turnover
+        turnover.workers += 1
+        self.changed_workers, self.is_marked_changed = changed_workers, False
+        self.mark_changed()
+
+    def leave_pool(self) -> None:
+        self.pool_turnover.total -= self.cache_turnover
+        self.pool_turnover.workers -= 1
+        self.changed_workers = []
+
+    @property
+    def excess_turnover(self) -> float:
+        """Turnover of this cache beyond the mean of its pool; negative if it received less than other workers."""
+        return min(MAX_EXCESS_TURNOVER, self.cache_turnover - self.pool_turnover.mean)
+
+    def _add_turnover(self, turnover: float) -> None:
+        lowest = self.pool_turnover.mean - MAX_EXCESS_TURNOVER
+        added = max(lowest, self.cache_turnover + turnover) - self.cache_turnover
+        self.cache_turnover += added
+        self.pool_turnover.total += added
 
     def on_lease_started(self, prompt_tokens: int) -> None:
         """Keep counting a prompt that the worker has received, because only its next load report includes it."""

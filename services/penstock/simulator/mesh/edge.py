@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.edge.upstreams.hashing import MAX_BLOCK_HASHES
+from penstock.chassis.prefix_depths import MAX_DEPTH
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.queue.errors import RejectionWindow
 from penstock.queue.ticket import QueuedTicket
@@ -238,7 +238,7 @@ class SimEdge:
         return PromptContent(request.transcript.number, self._salts[request.tenant.name], request.prefix, emitted)
 
     def _block_hashes(self, request: SimRequest) -> bytes:
-        hashed_tokens = min(request.prompt_tokens, MAX_BLOCK_HASHES * self._block_size)
+        hashed_tokens = min(request.prompt_tokens, MAX_DEPTH * self._block_size)
         token_ids = request.prefix.token_ids(hashed_tokens, request.transcript.number)
         return packed_block_hashes(token_ids, self._block_size, self._salts[request.tenant.name])
 

@@ -1,11 +1,13 @@
 """Figures of a simulation: those of `penstock bench` under the same names, and those that only a simulation has."""
 
+import math
 from typing import Any
 
 from penstock.bench.report import Slo, report_of
 from penstock.bench.statistics import quantile
 from penstock.bench.transcript import OK
 from penstock.simulator.mesh.request import SimRequest
+from penstock.simulator.report.ideal_caches import CachedPrompt, clairvoyant_tokens, shared_lru_tokens
 from penstock.simulator.report.service_accounting import INPUT_WEIGHT, OUTPUT_WEIGHT
 from penstock.simulator.simulation import Simulation
 
@@ -74,21 +76,29 @@ def _work_figures(simulation: Simulation) -> dict[str, Any]:
 
 
 def _prefix_figures(simulation: Simulation) -> dict[str, Any]:
-    """Return the share of prompt tokens that engines found in their caches, and the share of repeated prompt tokens,
-    which one unbounded cache would find.
+    """Return the share of prompt tokens that engines found in their caches, beside the shares that ideal caches find:
+    one shared cache of the same total size (least recently used, clairvoyant), and one unbounded cache (repeated).
     """
     if not simulation.scenario.has_shared_prefixes:
         return {}
     computed = [each for each in simulation.ledger.requests if each.engine_tokens]
-    prompts, cached = sum(each.prompt_tokens for each in computed), sum(each.cached_tokens for each in computed)
-    seen, repeated = set[tuple[str, int]](), 0
-    for each in computed:
-        names = [(each.tenant.name, name) for name in each.prefix.piece_ids]
-        known = next((place for place, name in enumerate(names) if name not in seen), len(names))
-        repeated += min(each.prompt_tokens, known * each.prefix.piece_tokens)
-        seen.update(names)
-    shares = {"hit_share": _share(cached, prompts), "repeated_share": _share(repeated, prompts)}
-    return {"prefix_cache": {"cached_tokens": cached, **shares}}
+    prompts = [
+        CachedPrompt(
+            each.prompt_tokens,
+            tuple((each.tenant.name, piece) for piece in each.prefix.piece_ids),
+            each.prefix.piece_tokens,
+        )
+        for each in computed
+    ]
+    tokens, cached = sum(each.tokens for each in prompts), sum(each.cached_tokens for each in computed)
+    capacity = sum(kind.count * kind.kv_blocks * kind.block_size for kind in simulation.scenario.workers)
+    shares = {
+        "hit_share": cached,
+        "shared_lru_share": shared_lru_tokens(prompts, capacity),
+        "clairvoyant_share": clairvoyant_tokens(prompts, capacity),
+        "repeated_share": shared_lru_tokens(prompts, math.inf),
+    }
+    return {"prefix_cache": {"cached_tokens": cached} | {name: _share(each, tokens) for name, each in shares.items()}}
 
 
 def _prediction_figures(waits: list[tuple[float, float]], unpredicted: int) -> dict[str, Any]:

@@ -8,6 +8,12 @@ from penstock.worker.runs.run import Run
 
 CONFIRMED_TTL_S = 600.0  # time in which no worker runs such a request; if sent again later, it costs another engine
 MAX_CONFIRMED = 256
+MAX_CONFIRMED_PER_TENANT = 3  # further suspects of the tenant are not tested, as each costs an engine
+
+
+class ConfirmedRequest(NamedTuple):
+    expires_at: float  # s
+    salt: bytes  # cache salt, which names the tenant; empty: unknown
 
 
 class PoisonReport(NamedTuple):
@@ -22,24 +28,34 @@ class PoisonReport(NamedTuple):
 class PoisonList:
     """Confirmed requests by fingerprint, as the same request may be sent again with another ticket and edge."""
 
-    _confirmed_until: dict[int, float] = field(default_factory=dict)
+    _confirmed: dict[int, ConfirmedRequest] = field(default_factory=dict)
 
     def confirm(self, run: Run, now: float) -> None:
         if run.fingerprint:
-            self._confirmed_until.pop(run.fingerprint, None)
-            self._confirmed_until[run.fingerprint] = now + CONFIRMED_TTL_S
-        while len(self._confirmed_until) > MAX_CONFIRMED:
-            del self._confirmed_until[next(iter(self._confirmed_until))]
+            self._confirmed.pop(run.fingerprint, None)
+            self._confirmed[run.fingerprint] = ConfirmedRequest(now + CONFIRMED_TTL_S, run.spec.cache_salt)
+        while len(self._confirmed) > MAX_CONFIRMED:
+            del self._confirmed[next(iter(self._confirmed))]
 
     def is_confirmed(self, run: Run, now: float) -> bool:
-        return self._confirmed_until.get(run.fingerprint, now) > now
+        confirmed = self._confirmed.get(run.fingerprint)
+        return confirmed is not None and confirmed.expires_at > now
+
+    def is_tenant_on_probation(self, run: Run, now: float) -> bool:
+        """Whether so many requests of the run's tenant are confirmed that no further one is tested here."""
+        salt = run.spec.cache_salt
+        return (
+            bool(salt)
+            and sum(each.salt == salt and each.expires_at > now for each in self._confirmed.values())
+            >= MAX_CONFIRMED_PER_TENANT
+        )
 
     def reports(self, suspects: Iterable[Run], now: float, suspect_ttl_s: float) -> list[PoisonReport]:
         """Return reports of confirmed requests and of suspects, whose isolation takes `suspect_ttl_s` at most."""
         found = {
             run.fingerprint: PoisonReport(run.fingerprint, False, suspect_ttl_s) for run in suspects if run.fingerprint
         }
-        for fingerprint, until in self._confirmed_until.items():
-            if until > now:
-                found[fingerprint] = PoisonReport(fingerprint, True, until - now)
+        for fingerprint, each in self._confirmed.items():
+            if each.expires_at > now:
+                found[fingerprint] = PoisonReport(fingerprint, True, each.expires_at - now)
         return list(found.values())

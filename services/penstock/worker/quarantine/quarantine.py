@@ -1,8 +1,9 @@
 """Quarantine of runs of which one may have crashed the engine. Knows no clock and no engine."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.worker.quarantine.poison_list import PoisonList, PoisonReport
 from penstock.worker.runs.run import Run
@@ -121,6 +122,15 @@ class SuspectIsolation:
         return False
 
 
+class QuarantineResult(NamedTuple):
+    """Runs that the loss of an engine ends."""
+
+    culprit: Run | None = None
+    twins: Sequence[Run] = ()  # equal to the culprit
+    untested: Sequence[Run] = ()  # of a tenant whose requests have crashed many engines
+    cleared: Sequence[Run] = ()  # may continue elsewhere
+
+
 TimerKey = tuple[str, str] | int  # the kind of timer and its lease_id, or the seq_id of a run with a deadline
 
 
@@ -134,10 +144,11 @@ class CrashQuarantine:
     isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
     poison_list: PoisonList = field(default_factory=PoisonList)
 
-    def on_engine_lost(self, now: float, *, crashed: bool) -> tuple[list[Run], list[Run]]:
-        """Quarantine suspects. Return the confirmed runs, and the runs that leave the quarantine.
+    def on_engine_lost(self, now: float, *, crashed: bool) -> QuarantineResult:
+        """Quarantine suspects, and return the runs that leave the quarantine.
 
         Suspects with the fingerprint of a confirmed run are confirmed, too, as isolating each would cost an engine.
+        Suspects of a tenant with many confirmed runs are not tested, for the same reason.
         """
         running = list(self.running.values())
         culprit = self.isolation.find_culprit(running) if crashed else None
@@ -146,10 +157,12 @@ class CrashQuarantine:
         for run in self.isolation.add_suspects([] if culprit else running, crashed=crashed):
             self._take_from_engine(run)
         self.set_wait_limits(now + self.max_wait_s)
+        untested = [run for run in self.isolation.pending if self.poison_list.is_tenant_on_probation(run, now)]
         if culprit is None:
-            return [], []
+            return QuarantineResult(untested=untested)
         twins = [run for run in self.isolation.pending if run.fingerprint == culprit.fingerprint != 0]
-        return [culprit, *twins], [*twins, *self.isolation.release_cleared()]
+        untested = [run for run in untested if run not in twins]
+        return QuarantineResult(culprit, twins, untested, self.isolation.release_cleared())
 
     def set_wait_limits(self, until: float = math.inf) -> None:
         for run in self.isolation.waiting:

@@ -1,6 +1,8 @@
 """Errors that end a run or prevent its start. Errors in the START itself are in `engine.batching.errors`."""
 
-from penstock.chassis.errors import Aborted, DeadlineExceeded, FailedPrecondition, Internal, Unavailable
+from penstock.chassis.errors import Aborted, DeadlineExceeded, FailedPrecondition, Internal, Overloaded, Unavailable
+
+PROBATION_RETRY_AFTER_S = 10.0
 
 
 class LeaseLost(Aborted):
@@ -41,3 +43,11 @@ def engine_died() -> Unavailable:
 def engine_crashed() -> Internal:
     text = "this request crashed the model's engine twice and is not run again; report it to the operator of the model"
     return Internal(text, reason="ENGINE_CRASHED")
+
+
+def tenant_on_probation() -> Overloaded:
+    text = (
+        "several requests of this tenant crashed the model's engine, and this one ran beside one of them; "
+        f"it is not tested now; retry in {PROBATION_RETRY_AFTER_S:.0f} s"
+    )
+    return Overloaded(text, reason="TENANT_ON_PROBATION", retry_after=PROBATION_RETRY_AFTER_S)

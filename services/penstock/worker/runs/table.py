@@ -145,10 +145,14 @@ class RunTable:
         become suspects and stay in quarantine.
         """
         self.not_ready_error, self._limits = error, None
-        poisonous, released = self.quarantine.on_engine_lost(now, crashed=crashed)
+        found = self.quarantine.on_engine_lost(now, crashed=crashed)
+        errors_of: dict[int, PenstockError] = {
+            run.seq_id: errors.engine_crashed() for run in (found.culprit, *found.twins) if run
+        }
+        errors_of |= {run.seq_id: errors.tenant_on_probation() for run in found.untested}
         effects: list[Effect] = []
-        for run in (*self.parked, *self.running.values(), *released):
-            run_error = errors.engine_crashed() if run in poisonous else error
+        for run in (*self.parked, *self.running.values(), *found.twins, *found.untested, *found.cleared):
+            run_error = errors_of.get(run.seq_id, error)
             cancelled = SequenceCancelled(run.seq_id, run.tokens, 0)
             effects += self._end(run, run_error if run.stop_reason is None else outcome_of(run, cancelled), now)
         return merge_releases(effects)

@@ -29,8 +29,10 @@ class InferenceService(InferenceServicer):
             admission = self._gateway.admit(
                 estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
             )
+            async with self._gateway.authenticating(credential):
+                spec = spec_of(request)
             generating = self._gateway.generate(
-                spec_of(request),
+                spec,
                 credential,
                 admission,
                 traceparent=traceparent,
@@ -48,10 +50,11 @@ class InferenceService(InferenceServicer):
                 await SessionHandler(self._gateway, peer, credential, current_traceparent.get()).run()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
-        spec = count_spec_of(request)
         credential = _credential(context)
         with self._gateway.naming(credential):
-            return await self._gateway.count_tokens(spec, credential, include_token_ids=request.include_token_ids)
+            await self._gateway.identify(credential)
+            spec = count_spec_of(request)
+            return await self._gateway.count_tokens(spec, include_token_ids=request.include_token_ids)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=await self._gateway.list_models(_credential(context)))

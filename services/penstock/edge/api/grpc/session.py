@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
@@ -12,7 +13,7 @@ from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.api.grpc.messages import estimate_from_message, spec_of
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
-from penstock.edge.lifecycle.sinks import SessionSink, failed_frame, step_frame
+from penstock.edge.lifecycle.sinks import SessionSink, UnflushedOutput, failed_frame, step_frame
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
@@ -37,6 +38,7 @@ class SessionHandler:
         self._contexts: dict[int, RequestContext] = {}
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._pending_sinks: dict[int, SessionSink] = {}
+        self._unflushed = UnflushedOutput(gateway.memory, partial(peer.close, "client does not read"))
         self._has_output = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -56,6 +58,7 @@ class SessionHandler:
                 self._is_closed = True
                 for context in list(self._contexts.values()):
                     self._gateway.cancel(context)
+                self._unflushed.release()
                 for each in loops:
                     each.cancel()
 
@@ -69,6 +72,11 @@ class SessionHandler:
     def on_output(self, sink: SessionSink) -> None:
         self._pending_sinks[sink.handle] = sink
         self._has_output.set()
+
+    def on_output_moved(self, size: int) -> None:
+        if not self._is_closed:
+            self._unflushed.add(size)
+            self._has_output.set()
 
     def on_request_over(self, sink: SessionSink) -> None:
         self._pending_sinks.pop(sink.handle, None)
@@ -109,11 +117,21 @@ class SessionHandler:
                 caller_classes=self._caller_classes,
             )
             self._start(frame, admission, traceparent)
+        except InvalidArgument as error:
+            self._group.create_task(self._reject(frame.handle, error))
         except PenstockError as error:
             self.send(failed_frame(frame.handle, error))
 
+    async def _reject(self, handle: int, error: PenstockError) -> None:
+        """Reject an invalid request. An unauthenticated caller receives auth's rejection instead of `error`."""
+        try:
+            async with self._gateway.authenticating(self._credential):
+                raise error
+        except PenstockError as rejection:
+            self.send(failed_frame(handle, rejection))
+
     def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, traceparent: str) -> None:
-        spec, sink = spec_of(frame.request), SessionSink(self, frame.handle)
+        spec, sink = spec_of(frame.request), SessionSink(self, frame.handle, self._gateway.memory)
         context = self._gateway.create(spec, self._credential, admission, sink, traceparent=traceparent)
         self._contexts[frame.handle] = context
         self._is_idle.clear()
@@ -135,11 +153,13 @@ class SessionHandler:
         while True:
             await self._has_output.wait()
             self._has_output.clear()
-            sinks = list(self._pending_sinks.values())
+            sinks = [sink for sink in self._pending_sinks.values() if sink.buffer]
             self._pending_sinks.clear()
             if sinks:
                 self.send(step_frame(sinks))
+            if sinks or self._unflushed.size_bytes:
                 await self._wait_flushed()
+                self._unflushed.release()
 
     async def _wait_flushed(self) -> None:
         for _ in range(MAX_STALLED_FLUSHES):

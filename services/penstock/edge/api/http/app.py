@@ -110,9 +110,12 @@ class OpenAIApp:
         serializer_type: Callable[..., ResponseSerializer],
         exchange: Exchange,
     ) -> None:
-        body = await exchange.body(self._body_budget)
-        request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
         credential, traceparent = exchange.credential, exchange.header("traceparent")
+        async with self._gateway.authenticating(credential):
+            if not exchange.has_small_body:
+                await self._gateway.authenticate(credential)
+            body = await exchange.body(self._body_budget)
+            request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
         admission = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
         serializer = serializer_type(request, created=int(time.time()))
         write = write_stream if request.stream else write_whole

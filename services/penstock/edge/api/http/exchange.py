@@ -13,6 +13,7 @@ from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
 from penstock.edge.request import limits
 from penstock.edge.request.caller import credential_of
 from penstock.edge.request.validation import is_request_id
+from penstock.edge.text.executor import SMALL_INPUT_BYTES
 from penstock.mesh.v1.admission_pb2 import Credential
 
 RETRY_AFTER_S = 1.0  # s
@@ -105,6 +106,12 @@ class Exchange:
     def credential(self) -> Credential:
         host, port = self._scope.get("client") or ("", 0)
         return credential_of(self.headers, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+    @property
+    def has_small_body(self) -> bool:
+        """Whether the announced body takes no more time to parse than a caller takes to authenticate."""
+        announced = self.header("content-length")
+        return announced.isdecimal() and int(announced) <= SMALL_INPUT_BYTES
 
     async def body(self, budget: BodyBudget) -> bytes:
         """Receive the body. Raises BodyTooLarge (at once by Content-Length), BodyStalled, or Overloaded / EDGE_FULL."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
+from penstock.chassis.prefix_depths import NAMED_DEPTHS
 from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool
 from penstock.worker.engine.batching.errors import StartInvalid, check_spec
 from penstock.worker.engine.batching.masks import build_mask
@@ -23,8 +24,6 @@ from penstock.worker.engine.interface import (
     SequenceSpec,
     StepResult,
 )
-
-MAX_REPORTED_BLOCKS = 64  # leading blocks of a sequence that are reported, as tickets list no more hashes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -255,7 +254,7 @@ class Batch:
         if full > sequence.published_blocks:
             hashes = sequence.hash_blocks(full, self.pool.block_size)
             for block in range(sequence.published_blocks, full):
-                self.pool.publish(sequence.table[block], hashes[block], is_reported=block < MAX_REPORTED_BLOCKS)
+                self.pool.publish(sequence.table[block], hashes[block], is_reported=block + 1 in NAMED_DEPTHS)
             sequence.published_blocks = full
 
     def _emit(

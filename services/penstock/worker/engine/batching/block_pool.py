@@ -2,8 +2,9 @@
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+
+from penstock.worker.engine.batching.eviction import EvictionOrder
 
 _DIGEST_BYTES = 16
 
@@ -24,7 +25,7 @@ class BlockPool:
     """A fixed number of KV blocks with reference counts and a prefix cache.
 
     A block is in exactly one of three states: held (counted references), cached (no reference, found by its hash) or
-    unused. Cached and unused blocks together are free; the least recently used cached block is evicted first.
+    unused. Cached and unused blocks together are free. `EvictionOrder` chooses the cached block to evict.
 
     A held block can be found before its content is computed, so that sequences that arrive together share it. It then
     has one writer. Other holders read it once `writer` is None, or claim it if that is `NO_WRITER`.
@@ -37,7 +38,7 @@ class BlockPool:
         self.block_size = block_size  # tokens
         self._references = [0] * blocks
         self._unused = list(range(blocks))  # last in, first out, so that the memory in use stays small
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached = EvictionOrder(blocks)
         self._block_by_hash: dict[bytes, int] = {}
         self._hash_by_block: dict[int, bytes] = {}
         self._writers: dict[int, int] = {}  # of blocks that are announced and not yet published
@@ -80,7 +81,7 @@ class BlockPool:
         if self.free - revived - new_blocks < min_free:
             return None
         for block in shared:
-            self._cached.pop(block, None)
+            self._cached.on_reused(block)
             self._references[block] += 1
         return [*shared, *(self._pop_free() for _ in range(new_blocks))]
 
@@ -97,6 +98,7 @@ class BlockPool:
             self._block_by_hash[block_hash] = block
             self._hash_by_block[block] = block_hash
             self._writers[block] = writer
+            self._cached.on_published(block, block_hash)
 
     def publish(self, block: int, block_hash: bytes, *, is_reported: bool = True) -> None:
         """Make a held, full block findable, announced or not. The first block with a hash keeps it."""
@@ -135,8 +137,10 @@ class BlockPool:
         if self._unused:
             block = self._unused.pop()
         else:
-            block, _ = self._cached.popitem(last=False)
-            self._cache_changes[self._hash_by_block[block]] = False
+            block = self._cached.pop()
+            block_hash = self._hash_by_block[block]
+            self._cache_changes[block_hash] = False
+            self._cached.remember(block_hash)
             self._drop_hash(block)
         self._references[block] = 1
         return block
@@ -148,6 +152,7 @@ class BlockPool:
         if self._writers.pop(block, None) is not None:
             self._drop_hash(block)
         if block in self._hash_by_block:
-            self._cached[block] = None
+            self._cached.add(block)
         else:
+            self._cached.forget(block)
             self._unused.append(block)

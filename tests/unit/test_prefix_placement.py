@@ -1,0 +1,112 @@
+"""Placement by cached prefixes: named depths, the balance of caches, and the measure against ideal caches."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.chassis.prefix_depths import DENSE_DEPTHS, DEPTHS_PER_DOUBLING, MAX_DEPTH, NAMED_DEPTHS, PREFIX_DEPTHS
+from penstock.queue.validation import MAX_PREFIX_HASHES
+from penstock.scheduler.fleet import prefix_index
+from penstock.scheduler.fleet.prefix_index import PrefixIndex
+from penstock.simulator.report.figures import figures_of
+from penstock.simulator.report.ideal_caches import CachedPrompt, clairvoyant_tokens, shared_lru_tokens
+from penstock.simulator.scenario_file import scenario_of
+from penstock.simulator.simulation import Simulation
+
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "conversation_trace.jsonl.gz"
+CHAINS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
+
+
+def prompt(*pieces, own=0):
+    return CachedPrompt(10 * len(pieces) + own, pieces, 10)
+
+
+def test_depths_grow_by_an_eighth_at_most_and_fit_a_ticket():
+    assert PREFIX_DEPTHS[:DENSE_DEPTHS] == tuple(range(1, DENSE_DEPTHS + 1))
+    assert all(
+        before < after <= before * (1 + 1 / DEPTHS_PER_DOUBLING) for before, after in pairwise(PREFIX_DEPTHS[8:])
+    )
+    assert len(PREFIX_DEPTHS) == MAX_PREFIX_HASHES
+    assert MAX_DEPTH == 1_024
+    assert set(PREFIX_DEPTHS) == NAMED_DEPTHS
+
+
+def test_the_index_counts_the_blocks_up_to_the_deepest_named_one():
+    index = PrefixIndex()
+    hashes = list(range(1, len(PREFIX_DEPTHS) + 1))
+    index.apply("w", hashes[:20], (), is_snapshot=True)
+    assert index.cached_blocks("w", hashes) == PREFIX_DEPTHS[19] == 24
+    index.apply("w", hashes, (), is_snapshot=True)
+    assert index.cached_blocks("w", hashes) == MAX_DEPTH
+
+
+def test_the_index_keeps_a_bounded_number_of_blocks_of_a_worker(monkeypatch):
+    monkeypatch.setattr(prefix_index, "MAX_BLOCKS_PER_WORKER", 10)
+    index = PrefixIndex()
+    index.apply("w", range(8), (), is_snapshot=True)
+    index.apply("w", range(100, 108), (), is_snapshot=False)
+    assert len(index) == 10
+    index.apply("w", range(200, 208), range(8), is_snapshot=False)
+    index.remove_worker("w")
+    assert len(index) == 0
+
+
+def test_one_shared_cache_finds_what_is_recent_and_a_clairvoyant_one_what_returns():
+    prompts = [prompt("a"), prompt("b"), prompt("c"), prompt("a")]
+    assert shared_lru_tokens(prompts, 20) == 0
+    assert shared_lru_tokens(prompts, 30) == 10
+    assert clairvoyant_tokens(prompts, 10) == 10
+
+
+def test_tokens_that_are_not_shared_take_room_and_are_never_found():
+    prompts = [prompt("a", own=5), prompt("b", own=25), prompt("a")]
+    assert shared_lru_tokens(prompts, 40) == 0
+    assert shared_lru_tokens(prompts, 50) == 10
+
+
+@given(chains=CHAINS, capacity=st.integers(1, 30))
+def test_ideal_caches_are_ordered(chains, capacity):
+    prompts = [prompt(*((family, depth) for depth in range(length))) for family, length in chains]
+    repeated = shared_lru_tokens(prompts, 10**9)
+    assert shared_lru_tokens(prompts, 10 * capacity) <= repeated
+    assert clairvoyant_tokens(prompts, 10 * capacity) <= repeated
+    assert clairvoyant_tokens(prompts, 10**9) == repeated
+
+
+def conversations(**changes):
+    """Two minutes of public conversations on twelve workers whose caches hold one minute of them."""
+    worker = {
+        "count": 12,
+        "slots": 64,
+        "kv_blocks": 4_000,
+        "block_size": 64,
+        "token_budget": 2_048,
+        "step_time": {"base_ms": 6.0, "prefill_token_ms": 0.02, "decode_seq_ms": 0.05},
+    }
+    tenant = {"name": "chat", "trace": {"kind": "mooncake", "path": str(TRACE)}}
+    return scenario_of({"duration": 118.0, "slo": {"ttft": 5.0}, "workers": [worker], "tenants": [tenant], **changes})
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return figures_of(Simulation(conversations()).run())
+
+
+def test_workers_find_most_of_what_one_shared_cache_of_their_size_finds(figures):
+    found = figures["prefix_cache"]
+    assert found["hit_share"] >= 0.8 * found["shared_lru_share"] > 0
+    assert found["shared_lru_share"] <= found["clairvoyant_share"] <= found["repeated_share"]
+
+
+def test_every_request_of_the_conversations_is_in_time(figures):
+    assert figures["goodput_share"] == 1.0
+
+
+def test_all_workers_take_part_at_low_load():
+    """Placement by load alone would leave the caches of some workers unused."""
+    run = Simulation(replace(conversations(), duration=60.0)).run()
+    assert all(life.totals.prefill_tokens for life in run.worker_lives)
