@@ -18,8 +18,10 @@ ALLOWED = {
     "key",
     "lease_id",
     "lease_ids",
+    "lease_numbers",
     "message",
     "model",
+    "output_tokens",  # a count per lease or ticket
     "prefix_hashes",
     "queue_id",
     "reason",
@@ -28,6 +30,7 @@ ALLOWED = {
     "tenant_id",
     "ticket_id",
     "ticket_ids",
+    "ticket_numbers",
     "tier",
     "traceparent",
     "value",

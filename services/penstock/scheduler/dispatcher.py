@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, Progress, ServedLease
 from penstock.mesh.v1.ticket_pb2 import PoisonReport, Ticket
 from penstock.scheduler.credit.credit_books import CreditBooks
 from penstock.scheduler.credit.virtual_time import VirtualTimeSync
@@ -18,6 +18,7 @@ from penstock.scheduler.fleet.worker import Worker, max_tokens_of
 from penstock.scheduler.lease_transitions import LeaseTransitions
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.poison import PoisonReports
+from penstock.scheduler.reports.lease_progress import LeaseProgressReports
 from penstock.scheduler.reports.pool_stats import PoolStatsReports
 from penstock.scheduler.reports.service_reports import ServiceReports
 
@@ -39,10 +40,12 @@ class Dispatcher:
     decline_count: int = 0
     credit_books: CreditBooks = field(init=False)
     _transitions: LeaseTransitions = field(init=False)
+    _progress: LeaseProgressReports = field(init=False)
 
     def __post_init__(self) -> None:
         self.credit_books = CreditBooks(self.queues, self.fleet, self.express_slot_share)
         self._transitions = LeaseTransitions(self.leases, self.fleet, self.service_reports)
+        self._progress = LeaseProgressReports(self.leases, self.service_reports)
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self.fleet)} workers, {len(self.leases)} leases, {self.promised_blocks} promised>"
@@ -55,6 +58,7 @@ class Dispatcher:
 
     def on_queue_connected(self, queue: str) -> list[Effect]:
         self.queues[queue] = None
+        self.service_reports.on_queue_connected(queue)
         self.credit_books.on_queue_connected(queue)
         times = self.virtual_times.updates([queue], self.credit_books)
         return [*times, self._catalog_update(), *self.credit_books.grants(*self.fleet.models())]
@@ -140,19 +144,16 @@ class Dispatcher:
         prefixes = self.fleet.pools[self.fleet[key].model].prefix_index
         prefixes.apply(key, update.added, update.removed, is_snapshot=update.is_snapshot)
 
-    def on_progress(self, key: str, leases: Iterable[ServedLease]) -> None:
-        for each in leases:
-            if entry := self.leases.on_worker(each.lease_id, key):
-                entry.served_prompt_tokens, entry.served_output_tokens = each.prompt_tokens, each.output_tokens
-                entry.served_at_step = self.fleet[key].report.steps
-                entry.first_token_after = each.first_token_after if each.HasField("first_token_after") else None
-                self.service_reports.record(entry)
+    def on_progress(self, key: str, progress: Progress) -> None:
+        self._progress.apply(self.fleet[key], progress)
 
     def on_leases_released(
-        self, key: str, lease_ids: Iterable[str], served: Iterable[ServedLease] = ()
+        self, key: str, lease_ids: Iterable[str], served: Iterable[ServedLease] = (), steps: int = 0
     ) -> list[Effect]:
-        self.on_progress(key, served)
+        """End leases with their service. `steps`: engine steps of the worker; 0: unknown."""
         worker = self.fleet[key]
+        worker.on_steps(steps)
+        self._progress.apply_served(worker, served)
         for lease_id in lease_ids:
             if entry := self.leases.on_worker(lease_id, key):
                 self._transitions.end(entry)

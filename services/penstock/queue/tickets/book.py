@@ -13,7 +13,7 @@ from types import MappingProxyType
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
-from penstock.queue.accounting import ServedTicket, ServiceAccounting
+from penstock.queue.accounting import OutputProgress, ServedTicket, ServiceAccounting
 from penstock.queue.admission.admission import Admission, QueueLimits, TtftTargets
 from penstock.queue.effects import (
     CatalogUpdate,
@@ -127,6 +127,7 @@ class TicketBook:
 
     def on_scheduler_disconnected(self, scheduler: str, now: float) -> list[Effect]:
         """Return the offers of a scheduler to their places. Its leases stay valid until they expire."""
+        self.accounting.on_scheduler_disconnected(scheduler)
         session = self.schedulers.on_disconnected(scheduler, now)
         offered = [self.tickets[ticket_id] for ticket_id in session.offered]
         for ticket in offered:
@@ -164,11 +165,21 @@ class TicketBook:
         return []
 
     def on_service_report(
-        self, served_tickets: Iterable[ServedTicket], steps: Mapping[str, int] = NO_WORKER_STEPS
+        self,
+        served_tickets: Iterable[ServedTicket],
+        steps: Mapping[str, int] = NO_WORKER_STEPS,
+        progress: Iterable[OutputProgress] = (),
+        scheduler: str = "",
     ) -> list[Effect]:
-        """Correct the charges of tickets, and record answer lengths. `steps`: engine steps done, by worker id."""
+        """Correct the charges of tickets, and record answer lengths.
+
+        `steps`: engine steps done, by worker id. `progress`: output of tickets that `scheduler` has numbered before.
+        """
+        for output in progress:
+            for grown in self.accounting.apply_output(scheduler, output):
+                self.model_queues.charge(grown.ticket, grown.cost)
         for served in served_tickets:
-            if run := self.accounting.apply_report(served):
+            if run := self.accounting.apply_report(served, scheduler):
                 self.model_queues.charge(run.ticket, run.cost)
                 if served.first_token_after and not run.is_ttft_known:
                     run.is_ttft_known = True
@@ -179,8 +190,8 @@ class TicketBook:
                         ticket.model, ticket.tenant_id, ticket.max_output_tokens, run.output_tokens
                     )
         for worker_id, done in steps.items():
-            for run in self.accounting.apply_worker_steps(worker_id, done):
-                self.model_queues.charge(run.ticket, run.cost)
+            for grown in self.accounting.apply_worker_steps(worker_id, done):
+                self.model_queues.charge(grown.ticket, grown.cost)
         return []
 
     def on_place(self, scheduler: str, lease: Lease, now: float) -> list[Effect]:
