@@ -95,6 +95,18 @@ def test_the_catalog_is_the_union_over_schedulers_and_sent_on_change(shard):
     assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.effects).entries] == [("m", 1)]
 
 
+def test_a_changed_number_of_workers_is_sent_once_at_the_next_tick(shard):
+    shard.effects.clear()
+    shard.connect("t", models=("m",))
+    shard.connect("u", models=("m",))
+    assert shard.effects == []
+    shard.pass_time(0.05)
+    assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.effects).entries] == [("m", 3)]
+    shard.effects.clear()
+    shard.pass_time(0.05)
+    assert shard.effects == []
+
+
 def test_a_connecting_edge_receives_the_catalog(shard):
     assert [each.model for each in only(out.CatalogUpdate, shard.book.on_edge_connected("new")).entries] == ["m"]
 

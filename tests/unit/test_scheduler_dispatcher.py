@@ -81,11 +81,8 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
 
 def test_a_quarantined_worker_gets_no_tickets(scheduler):
     attach(scheduler), attach(scheduler, "w2")
-    [blamed, gone] = [
-        each
-        for each in scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S)
-        if type(each) is CatalogUpdate
-    ]
+    blamed = only(CatalogUpdate, scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S))
+    gone = only(CatalogUpdate, scheduler.tick(START_UNIX_S))
     assert (
         [each.fingerprint for each in blamed.poison_reports]
         == [each.fingerprint for each in gone.poison_reports]

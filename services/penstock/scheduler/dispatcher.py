@@ -39,6 +39,7 @@ class Dispatcher:
     is_draining: bool = False
     decline_count: int = 0
     credit_books: CreditBooks = field(init=False)
+    _is_catalog_due: bool = False  # the number of workers of a model has changed since the catalog was sent
     _transitions: LeaseTransitions = field(init=False)
     _progress: LeaseProgressReports = field(init=False)
 
@@ -111,12 +112,14 @@ class Dispatcher:
         """Add a worker with the leases that it runs; it replaces a former stream of the worker."""
         if former := self.fleet.by_worker_id(worker_id):
             self._remove_worker(former)
-        if profile.model not in self.fleet.pools:
+        is_new_model = profile.model not in self.fleet.pools
+        if is_new_model:
             self.credit_books[profile.model].reset()
         worker = Worker(key, worker_id, address, profile, self.look_ahead, zone)
         self._transitions.on_worker_attached(worker)
         self.fleet.add(worker)
-        return [self._catalog_update(), *self.credit_books.on_capacity_freed(profile.model)]
+        catalog = self._on_workers_changed(at_once=is_new_model)
+        return [*catalog, *self.credit_books.on_capacity_freed(profile.model)]
 
     def on_worker_quarantined(
         self, worker_id: str, address: str, reports: Iterable[PoisonReport], now: float
@@ -131,7 +134,8 @@ class Dispatcher:
         if worker is None:
             return []
         self._remove_worker(worker)
-        return [self._catalog_update(), *self.credit_books.grants(worker.model)]
+        catalog = self._on_workers_changed(at_once=worker.model not in self.fleet.pools)
+        return [*catalog, *self.credit_books.grants(worker.model)]
 
     def on_load_report(self, key: str, report: LoadReport) -> None:
         self.fleet[key].on_load_report(report)
@@ -171,7 +175,8 @@ class Dispatcher:
     def tick(self, now: float) -> list[Effect]:
         """Revoke leases that were not started in time, and send reports. The service calls it ten times a second."""
         effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
-        effects += [self._catalog_update()] if self.poison.expire(now) else []
+        if self.poison.expire(now) or self._is_catalog_due:
+            effects.append(self._catalog_update())
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
@@ -181,7 +186,13 @@ class Dispatcher:
         """Grant no more credit, and decline offers."""
         self.is_draining = self.credit_books.is_closed = True
 
+    def _on_workers_changed(self, *, at_once: bool) -> list[Effect]:
+        """Send the catalog at once, or at the next tick: many workers attach at once after the start of a scheduler."""
+        self._is_catalog_due = True
+        return [self._catalog_update()] if at_once else []
+
     def _catalog_update(self) -> CatalogUpdate:
+        self._is_catalog_due = False
         return CatalogUpdate(self.fleet.catalog(), self.poison.merged())
 
     # Steps.

@@ -67,6 +67,7 @@ class TicketBook:
         )
         self.tickets, self.counters = self._transitions.tickets, self._transitions.counters
         self._models: tuple[CatalogEntry, ...] = ()
+        self._is_catalog_due = False  # the number of workers of a model has changed since the catalog was sent
         self._arrivals = 0
 
     def __repr__(self) -> str:
@@ -228,6 +229,9 @@ class TicketBook:
     def tick(self, now: float) -> list[Effect]:
         """Shed expired tickets, and end pauses. Called several times a second."""
         effects = self._transitions.tick(now)
+        if self._is_catalog_due:
+            self._is_catalog_due = False
+            effects.append(CatalogUpdate("", self._models))
         for run in self.accounting.expire(now):
             self.model_queues.charge(run.ticket, run.cost)
         return effects
@@ -270,10 +274,15 @@ class TicketBook:
         models = self.schedulers.catalog()
         self._availability.update({entry.model for entry in models}, now)
         effects = self._transitions.drop_refused(self._transitions.refused_tickets.values())
-        if models != self._models:
-            self._models = models
-            effects.append(CatalogUpdate("", models))
-        return effects
+        is_due_now = _cards_of(models) != _cards_of(self._models)
+        self._is_catalog_due = not is_due_now and (self._is_catalog_due or models != self._models)
+        self._models = models
+        return [*effects, CatalogUpdate("", models)] if is_due_now else effects
+
+
+def _cards_of(entries: Iterable[CatalogEntry]) -> list[tuple[str, str]]:
+    """Return the models and their cards. Edges receive changes of these at once, and changes of hints at a tick."""
+    return [(each.model, each.card_digest) for each in entries]
 
 
 def _queued_effect(
