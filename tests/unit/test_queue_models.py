@@ -3,7 +3,7 @@
 from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
 from penstock.queue.policies.policy import SortKey
-from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
+from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE
 from queue_tickets import (
     INTERACTIVE,
     PATIENCE_S,
@@ -61,13 +61,13 @@ def test_tickets_for_an_unavailable_model_are_shed_after_a_timeout(shard):
 def test_sheds_of_a_timed_out_model_are_spread_over_ticks_and_stop_when_it_is_served():
     shard = ShardDriver(max_depth=10_000)
     shard.connect()
-    for number in range(MAX_DROPS_PER_TICK + 2):
+    for number in range(MAX_DROPPED_PER_SLICE + 2):
         shard.enqueue(f"t{number}")
     shard.disconnect("s")
-    assert len(sheds(shard.pass_time(PATIENCE_S))) == MAX_DROPS_PER_TICK
+    assert len(sheds(shard.pass_time(PATIENCE_S))) == MAX_DROPPED_PER_SLICE
     shard.connect("t")
     assert sheds(shard.pass_time(0.05)) == {}
-    assert shard.credit(5, "t") == [f"t{MAX_DROPS_PER_TICK}", f"t{MAX_DROPS_PER_TICK + 1}"]
+    assert shard.credit(5, "t") == [f"t{MAX_DROPPED_PER_SLICE}", f"t{MAX_DROPPED_PER_SLICE + 1}"]
 
 
 def test_tickets_for_a_timed_out_model_are_rejected_at_once(shard):

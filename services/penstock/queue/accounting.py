@@ -11,6 +11,7 @@ from penstock.queue.ticket import QueuedTicket
 MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their predicted charge
 REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported several times a second, except while they wait in an engine
 MAX_UNREPORTED_STEPS = 64  # steps charged without a report, so that a ticket that waits in an engine costs little
+MAX_EXPIRED_PER_CALL = 1_000  # tickets; a lost scheduler may leave very many, and the event loop must not be held
 MAX_ENDED_TICKETS = 4_096  # tickets; an end is taken back if the worker turns out to be alive
 
 
@@ -144,8 +145,12 @@ class ServiceAccounting:
 
         A later report makes such a ticket run again.
         """
-        self._now, ended = now, []
-        while self._running and (oldest := next(iter(self._running.values()))).reported_at + REPORT_TIMEOUT_S <= now:
+        self._now, ended = now, list[RunningTicket]()
+        while (
+            len(ended) < MAX_EXPIRED_PER_CALL
+            and self._running
+            and (oldest := next(iter(self._running.values()))).reported_at + REPORT_TIMEOUT_S <= now
+        ):
             self._set_ended(oldest, ended=True)
             oldest.update_cost()
             ended.append(oldest)

@@ -188,6 +188,11 @@ class QueueService(QueueServiceServicer):
         self._is_head_update_scheduled = False
         for head in self._book.model_queues.head_updates():
             self._send_to_scheduler(head)
+        if self._book.has_due_work(self._now()):
+            asyncio.get_running_loop().call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._perform(self._book.run_slice(self._now()))
 
     def _send_catalog(self, update: out.CatalogUpdate) -> None:
         frame = to_edge(update)

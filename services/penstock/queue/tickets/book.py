@@ -23,7 +23,6 @@ from penstock.queue.effects import (
     OfferWithdrawn,
     Queued,
     Shed,
-    TicketRemoved,
     Withdrawn,
 )
 from penstock.queue.errors import Evicted, RejectionWindowsFn
@@ -84,13 +83,8 @@ class TicketBook:
         return [CatalogUpdate(edge, self._models)]
 
     def on_edge_disconnected(self, edge: str) -> list[Effect]:
-        """Remove the tickets of an edge and withdraw its recent leases. The edge enqueues its tickets again.
-
-        No telemetry is recorded per ticket: an edge may have very many, and the traces of its requests ended with it.
-        """
-        owned = [ticket.ticket_id for ticket in self.tickets.values() if ticket.edge == edge]
-        effects = self._transitions.withdraw([*owned, *self.recent_leases.of_edge(edge)], "EDGE_LOST")
-        return [each for each in effects if not isinstance(each, TicketRemoved)]
+        """Remove the tickets of an edge and withdraw its recent leases. The edge enqueues its tickets again."""
+        return self._transitions.on_edge_lost(edge)
 
     def enqueue(self, ticket: QueuedTicket, now: float) -> list[Effect]:
         """Admit or shed a ticket.
@@ -103,6 +97,8 @@ class TicketBook:
             return [_queued_effect(known, self.model_queues.predict(known, now))]
         effects = self._transitions.withdraw([ticket.ticket_id], "REPLACED")
         rejection = self.schedulers.poison.rejection(ticket.fingerprint, now) or self._admission.rejection(ticket, now)
+        if rejection is None and ticket.is_readmitted and not ticket.is_resumed:
+            return [*effects, *self._readmit(ticket, now)]
         if rejection is None:
             prediction = self._predict(ticket, now)
             rejection = self._admission.check_slo(ticket, prediction, now)
@@ -226,6 +222,14 @@ class TicketBook:
 
     # Time.
 
+    def has_due_work(self, now: float) -> bool:
+        """Whether `run_slice` has to be called before the next tick."""
+        return self._transitions.has_due_work(now)
+
+    def run_slice(self, now: float) -> list[Effect]:
+        """Do a bounded part of the work that is due. A slice takes some milliseconds."""
+        return self._transitions.run_slice(now)
+
     def tick(self, now: float) -> list[Effect]:
         """Shed expired tickets, and end pauses. Called several times a second."""
         effects = self._transitions.tick(now)
@@ -238,9 +242,22 @@ class TicketBook:
 
     # Admission.
 
-    def _predict(self, ticket: QueuedTicket, now: float) -> Prediction:
+    def _readmit(self, ticket: QueuedTicket, now: float) -> list[Effect]:
+        """Admit a ticket that a shard has admitted before. Only its deadline can end its wait.
+
+        It is neither predicted nor compared with the limits of the queue: after the loss of a shard, very many tickets
+        arrive at once, and a rejection would break the promise of the earlier admission.
+        """
+        self._classify(ticket)
+        ticket.lease_deadline = ticket.deadline
+        return self._add(ticket, now, _queued_effect(ticket, Prediction(self.model_queues.waiting.tickets)))
+
+    def _classify(self, ticket: QueuedTicket) -> None:
         ticket.predicted_output = self.output_lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
         ticket.is_express = self.model_queues[ticket.model].policy.is_express(ticket)
+
+    def _predict(self, ticket: QueuedTicket, now: float) -> Prediction:
+        self._classify(ticket)
         prediction = self.model_queues.predict(ticket, now)
         ticket.predicted_wait = prediction.wait or 0.0
         ticket.raw_wait, ticket.raw_ttft = prediction.raw_wait, prediction.raw_ttft
@@ -260,14 +277,16 @@ class TicketBook:
         return effects
 
     def _admit(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> list[Effect]:
+        self._admission.on_admitted(ticket, prediction, now)
+        windows = partial(self._admission.rejection_windows, ticket, now)
+        return self._add(ticket, now, _queued_effect(ticket, prediction, windows))
+
+    def _add(self, ticket: QueuedTicket, now: float, queued: Queued) -> list[Effect]:
         self._arrivals += 1
         ticket.arrived, ticket.arrival_number = now, self._arrivals
-        self.tickets[ticket.ticket_id] = ticket
-        self._transitions.expirations.schedule_expiration(ticket)
-        self._admission.on_admitted(ticket, prediction, now)
+        self._transitions.add(ticket)
         self.model_queues.adjust_totals(ticket, 1)
         self._transitions.enlist(ticket, now)
-        queued = _queued_effect(ticket, prediction, partial(self._admission.rejection_windows, ticket, now))
         return [queued, *self._transitions.dispatch(ticket.model, now)]
 
     def _on_catalog_changed(self, now: float) -> list[Effect]:

@@ -104,6 +104,8 @@ class SimShard:
 
     def _send_heads(self) -> None:
         self._is_head_update_scheduled = False
+        if self.book.has_due_work(self._events.now):
+            self._perform(self.book.run_slice(self._events.now))
         for head in self.book.model_queues.head_updates():
             self._peers.send_to_scheduler(self.name, head)
 
