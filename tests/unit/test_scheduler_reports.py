@@ -2,7 +2,7 @@
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, Progress, RunningLease
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
 from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
 from penstock.scheduler.leases import LeaseEntry
@@ -274,8 +274,10 @@ def test_long_reports_are_split_into_frames_of_a_bounded_size(scheduler):
     for entry in entries:
         reports.record(entry)
     assert [len(each.tickets) for each in reports.pop_all(["q"], 0.0)] == [MAX_REPORTED_TICKETS] * 2 + [1]
-    for start in range(0, len(entries), 100):
-        reports.record_output(entries[start : start + 100], steps=9)
+    numbered = dict(enumerate(entries, 1))
+    for start in range(1, 1 + len(entries), 100):
+        numbers = range(start, min(start + 100, 1 + len(entries)))
+        reports.record_output(numbered, Progress(lease_numbers=numbers, output_tokens=numbers), steps=9)
     sizes = [sum(len(each.ticket_numbers) for each in report.progress) for report in reports.pop_all(["q"], 1.0)]
     assert sum(sizes) == len(entries)
     assert max(sizes) < MAX_REPORTED_TICKETS + 100

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock.mesh.v1.scheduler_pb2 import Progress, ServedLease
 from penstock.scheduler.fleet.worker import Worker
-from penstock.scheduler.leases import LeaseBook, LeaseEntry
+from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.reports.service_reports import ServiceReports
 
 
@@ -19,12 +19,8 @@ class LeaseProgressReports:
     def apply(self, worker: Worker, progress: Progress) -> None:
         """Apply a report. A lease that it names in full is named by its number later, while it runs."""
         worker.on_steps(progress.steps)
-        steps, numbered, leases = worker.report.steps, worker.numbered_leases, list[LeaseEntry]()
-        for number, output_tokens in zip(progress.lease_numbers, progress.output_tokens, strict=False):
-            if entry := numbered.get(number):
-                entry.served_output_tokens, entry.served_at_step = output_tokens, steps
-                leases.append(entry)
-        self.service_reports.record_output(leases, steps)
+        if progress.lease_numbers:
+            self.service_reports.record_output(worker.numbered_leases, progress, worker.report.steps)
         self.apply_served(worker, progress.leases)
 
     def apply_served(self, worker: Worker, served: Iterable[ServedLease]) -> None:

@@ -1,11 +1,12 @@
 """Service reports: the service that tickets have received, for the shards that offered them. `now` is in s."""
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.mesh.v1.queue_pb2 import OutputProgress, ServedTicket, WorkerSteps
+from penstock.mesh.v1.scheduler_pb2 import Progress
 from penstock.scheduler.effects import SendServiceReport
 from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseEntry
@@ -41,21 +42,25 @@ class ServiceReports:
         entry.has_ended = ended
         self._pending.setdefault(entry.queue, {})[entry.lease_id] = entry
 
-    def record_output(self, leases: Iterable[LeaseEntry], steps: int) -> None:
-        """Record the output of running leases of one worker that has done `steps` steps."""
-        streams, by_queue = self._streams, dict[str, tuple[list[int], list[int]]]()
-        for entry in leases:
-            if entry.report_stream != streams.get(entry.queue):
-                self.record(entry)
+    def record_output(self, leases: Mapping[int, LeaseEntry], progress: Progress, steps: int) -> None:
+        """Record the output of leases of one worker that has done `steps` steps. `leases`: by the worker's numbers."""
+        by_stream = {stream: (list[int](), list[int]()) for stream in self._streams.values()}
+        for number, output_tokens in zip(progress.lease_numbers[:], progress.output_tokens[:], strict=False):
+            entry = leases.get(number)
+            if entry is None:
                 continue
-            if entry.queue not in by_queue:
-                by_queue[entry.queue] = [], []
-            numbers, tokens = by_queue[entry.queue]
-            numbers.append(entry.report_number)
-            tokens.append(entry.served_output_tokens)
-        for queue, (numbers, tokens) in by_queue.items():
-            output = OutputProgress(ticket_numbers=numbers, output_tokens=tokens, worker_steps=steps)
-            self._output.setdefault(queue, []).append(output)
+            entry.served_output_tokens, entry.served_at_step = output_tokens, steps
+            known = by_stream.get(entry.report_stream)
+            if known is None:
+                self.record(entry)
+            else:
+                known[0].append(entry.report_number)
+                known[1].append(output_tokens)
+        for queue, stream in self._streams.items():
+            numbers, tokens = by_stream[stream]
+            if numbers:
+                output = OutputProgress(ticket_numbers=numbers, output_tokens=tokens, worker_steps=steps)
+                self._output.setdefault(queue, []).append(output)
 
     def pop_all(self, connected: Container[str], now: float) -> list[SendServiceReport]:
         """Return the reports for connected shards, and keep those for absent shards for ABSENT_QUEUE_TTL_S."""
