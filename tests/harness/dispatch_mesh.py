@@ -244,8 +244,12 @@ class CoreMesh:
         if kind == "virtual_times":
             return book.on_virtual_times(frame.virtual_times.times)
         if kind == "service_report":
-            steps = queue_frames.worker_steps_of(frame.service_report.workers)
-            return book.on_service_report(queue_frames.served_tickets_of(frame.service_report.tickets), steps)
+            report = frame.service_report
+            tickets, steps = (
+                queue_frames.served_tickets_of(report.tickets),
+                queue_frames.worker_steps_of(report.workers),
+            )
+            return book.on_service_report(tickets, steps, queue_frames.output_progress_of(report.progress), scheduler)
         if kind == "place":
             return book.on_place(scheduler, frame.place.lease, self.now)
         if kind == "decline":

@@ -234,9 +234,9 @@ def leases_of_a_lost_worker_are_kept(forget, self, worker):
 
 
 @mutant(SchedulerClient, "send_released", cancel_mode=cancels_early)
-def the_end_of_a_cancelled_run_is_not_reported(released, self, message):
-    if any(each.output_tokens for each in message.served):
-        released(self, message)
+def the_end_of_a_cancelled_run_is_not_reported(send_released, self, released, steps):
+    if any(each.output_tokens for each in released.progress):
+        send_released(self, released, steps)
 
 
 @mutant(RunTable, "on_engine_lost")

@@ -2,7 +2,7 @@
 
 from dispatch_mesh import MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import ServedLease
+from penstock.mesh.v1.scheduler_pb2 import Progress, ServedLease
 from penstock.scheduler.credit.grants import FreeCapacity, plan_grants
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
 
@@ -50,8 +50,14 @@ def credit_grants(effects):
     ]
 
 
-def served(lease_id, prompt_tokens, output_tokens):
-    return ServedLease(lease_id=lease_id, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+def served(lease_id, prompt_tokens, output_tokens, number=0):
+    return ServedLease(lease_id=lease_id, prompt_tokens=prompt_tokens, output_tokens=output_tokens, number=number)
+
+
+def progress(*leases, steps=0, **output_by_number):
+    """Return a report of leases in full, and of output tokens by the number in the name of each argument: n7=20."""
+    numbers = [int(name.removeprefix("n")) for name in output_by_number]
+    return Progress(leases=leases, steps=steps, lease_numbers=numbers, output_tokens=output_by_number.values())
 
 
 def pool_stats(effects):

@@ -38,6 +38,7 @@ class FakeScheduler(SchedulerServiceServicer):
         self.lease_events = asyncio.Queue()  # started and released, in order
         self.ended_streams = asyncio.Queue()  # of each stream: whether it ended on purpose
         self.reports = asyncio.Queue()
+        self.leases_by_number = {}
         self.served = {}  # by lease: all reports, in order
         self.cached_blocks = set()  # short hashes of the blocks in the worker's prefix cache
         self.poison_reports = asyncio.Queue()  # reports of poison broadcasts: is_confirmed by fingerprint
@@ -75,12 +76,19 @@ class FakeScheduler(SchedulerServiceServicer):
                 self.lease_events.put_nowait(("released", lease_id))
         elif kind == "progress":
             self.record_served(frame.progress.leases)
+            self.record_output(frame.progress)
         elif kind == "prefix_cache_update":
             update = frame.prefix_cache_update
             kept = set() if update.is_snapshot else self.cached_blocks - set(update.removed)
             self.cached_blocks = kept | set(update.added)
 
+    def record_output(self, progress):
+        for number, output_tokens in zip(progress.lease_numbers, progress.output_tokens, strict=True):
+            history = self.served[self.leases_by_number[number]]
+            history.append((history[-1][0], output_tokens))
+
     def record_served(self, leases):
+        self.leases_by_number |= {each.number: each.lease_id for each in leases if each.number}
         for each in leases:
             self.served.setdefault(each.lease_id, []).append((each.prompt_tokens, each.output_tokens))
 

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from google.rpc import code_pb2
 
+from loop_watchdog import watched_loop
 from otlp_receiver import attributes_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
@@ -22,10 +23,13 @@ from penstock.queue.service import QueueService
 from penstock.queue.telemetry import record_depths
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.recent_leases import RecentLeases
+from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE, MAX_REMOVED_PER_SLICE
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 
 START_S = 2_000.0
+LOST_TICKETS = 4 * MAX_REMOVED_PER_SLICE
+RETURNING_TICKETS = 5_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
@@ -204,6 +208,36 @@ async def test_the_loss_of_an_edge_stream_withdraws_its_tickets():
         scheduler.credit(5)
         assert (await scheduler.receive("offer")).ticket.ticket_id == "stays"
         assert shard.service.figures()["waiting"] == 0
+
+
+async def test_the_loss_of_an_edge_with_many_tickets_does_not_hold_the_loop():
+    async with shard_with_both(max_depth=100_000) as (shard, scheduler, edge):
+        edge.enqueue(ticket("stays"))
+        await edge.receive("queued")
+        async with edge_at(shard.address, "edge-2") as victim:
+            for number in range(LOST_TICKETS):
+                victim.enqueue(ticket(f"t{number}"))
+            for _ in range(LOST_TICKETS):
+                await victim.receive("queued")
+            with watched_loop(lambda: len(shard.book.tickets)) as watchdog:
+                victim.link.close("the test ends the edge")
+                scheduler.credit(1)
+                assert (await scheduler.receive("offer")).ticket.ticket_id == "stays"
+                while (await scheduler.receive("head")).waiting:
+                    pass
+        assert sum(watchdog.changes) == -LOST_TICKETS
+        assert min(watchdog.changes) >= -(MAX_REMOVED_PER_SLICE + MAX_DROPPED_PER_SLICE)
+
+
+async def test_offers_go_out_while_the_tickets_of_a_lost_shard_arrive():
+    async with shard_with_both(max_depth=1) as (shard, scheduler, edge):
+        scheduler.credit(1)
+        for number in range(RETURNING_TICKETS):
+            edge.enqueue(ticket(f"t{number}", readmitted=True, age_nanos=10**9))
+        assert (await scheduler.receive("offer")).ticket.ticket_id == "t0"
+        assert len(shard.book.tickets) < RETURNING_TICKETS
+        for number in range(RETURNING_TICKETS):
+            assert (await edge.receive("queued")).ticket_id == f"t{number}"
 
 
 async def test_credit_to_return_is_answered_with_the_unused_part():

@@ -111,8 +111,8 @@ class CreditLosingMesh(work_conservation.ObservedMesh):
 class SlowMesh(work_conservation.ObservedMesh):
     """Reports a free slot to schedulers only after a step or two, which look-ahead does not bridge."""
 
-    def send_released(self, worker, served):
-        self._events.schedule(self._events.now + 0.05, super().send_released, worker, served)
+    def send_released(self, worker, served, steps):
+        self._events.schedule(self._events.now + 0.05, super().send_released, worker, served, steps)
 
 
 @pytest.mark.parametrize(("mesh", "load"), [(CreditLosingMesh, 1.0), (SlowMesh, 3.0)])

@@ -16,6 +16,12 @@ PROTOS = REPO / "protos"
 BUF = Path(sys.executable).with_name("buf")
 FRAME_MESSAGES = {"hello": "penstock.v1.Hello", "heartbeat": "penstock.v1.Heartbeat", "end": "penstock.v1.End"}
 WORDS_OF_CONTENT = {"text", "content", "prompt", "completion", "template"}
+COUNTS = {  # arrays that are parallel to an array of numbers of leases or tickets
+    "penstock.mesh.v1.Progress.lease_numbers",
+    "penstock.mesh.v1.Progress.output_tokens",
+    "penstock.mesh.v1.OutputProgress.ticket_numbers",
+    "penstock.mesh.v1.OutputProgress.output_tokens",
+}
 INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32,
     FieldDescriptor.CPPTYPE_INT64,
@@ -54,7 +60,7 @@ def content_fields(service: ServiceDescriptor) -> set[str]:
         for message in (method.input_type, method.output_type)
         for field in reachable(message)
     }
-    return {field.full_name for field in fields if may_carry_content(field)}
+    return {field.full_name for field in fields if may_carry_content(field)} - COUNTS
 
 
 def may_carry_content(field: FieldDescriptor) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.queue.accounting import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, ServedTicket
+from penstock.queue.accounting import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, OutputProgress, ServedTicket
 from penstock.queue.policies.cost import cost_of, running_cost
 from queue_tickets import STANDARD, ShardDriver, leased, ticket
 
@@ -156,3 +156,72 @@ def test_service_of_unknown_tickets_is_ignored():
     shard = connected_shard()
     served(shard, "unknown", prompt=5, output=5, ended=True)
     assert counter(shard) == 0
+
+
+def numbered(shard, name="a", scheduler="s", number=5):
+    """Report a ticket that runs in full, with its number at a scheduler."""
+    run_one(shard, name)
+    report = ServedTicket(name, 90, 1, has_ended=False, attempt=1, worker_steps=10, number=number)
+    shard.book.on_service_report([report], scheduler=scheduler)
+
+
+def report_output(shard, output_tokens, scheduler="s", number=5, steps=0):
+    shard.book.on_service_report([], progress=[OutputProgress([number], [output_tokens], steps)], scheduler=scheduler)
+
+
+def test_output_that_is_reported_by_number_is_charged():
+    shard = connected_shard()
+    numbered(shard)
+    report_output(shard, 8, scheduler="another")
+    report_output(shard, 8, number=6)
+    served(shard, "a", prompt=90, ended=True)
+    assert counter(shard) == 90 + 2 * 1, "the number of another scheduler or ticket changes nothing"
+    run_one(shard, "b")
+    served(shard, "b", prompt=90)
+    numbered(shard, "c", number=7)
+    report_output(shard, 9, number=7)
+    served(shard, "c", prompt=90, ended=True)
+    assert counter(shard) == 90 + 2 * 1 + (90 + 2 * 10) + (90 + 2 * 9)
+
+
+def test_steps_of_a_report_by_number_count_for_the_tokens_since():
+    shard, long = decoding("a")
+    named = ServedTicket("a", 90, 40, has_ended=False, attempt=1, worker_steps=1_000, number=5)
+    shard.book.on_service_report([named], scheduler="s")
+    report_output(shard, 60, steps=1_020)
+    shard.book.on_service_report([], {"w": 1_030})
+    assert long.charged_cost == running_cost(long, 70)
+
+
+def test_an_expired_ticket_runs_again_after_a_report_by_number():
+    shard = connected_shard()
+    numbered(shard)
+    shard.pass_time(REPORT_TIMEOUT_S + 1)
+    assert len(shard.book.accounting) == 0
+    report_output(shard, 3)
+    assert len(shard.book.accounting) == 1
+
+
+def test_numbers_are_forgotten_with_their_stream_and_their_ticket():
+    shard = connected_shard()
+    numbered(shard)
+    shard.book.accounting.on_scheduler_disconnected("s")
+    report_output(shard, 9)
+    served(shard, "a", prompt=90, ended=True)
+    assert counter(shard) == 90 + 2 * 1
+    numbered(shard, "b")
+    shard.withdraw("b")
+    report_output(shard, 9)
+    assert len(shard.book.accounting) == 0
+    assert counter(shard) == 90 + 2 * 1
+
+
+def test_a_ticket_that_another_scheduler_numbers_keeps_one_number():
+    shard = connected_shard()
+    numbered(shard)
+    moved = ServedTicket("a", 90, 2, has_ended=False, attempt=1, number=1)
+    shard.book.on_service_report([moved], scheduler="t")
+    report_output(shard, 9)
+    report_output(shard, 4, scheduler="t", number=1)
+    served(shard, "a", prompt=90, ended=True)
+    assert counter(shard) == 90 + 2 * 4

@@ -2,7 +2,7 @@
 
 from penstock.chassis.errors import DeadlineExceeded, Overloaded
 from penstock.queue import effects as out
-from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
+from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE
 from queue_tickets import (
     BATCH,
     INTERACTIVE,
@@ -108,11 +108,11 @@ def test_a_ticket_past_its_deadline_is_rejected_at_once(shard):
 def test_many_deadlines_at_once_are_spread_over_ticks():
     shard = ShardDriver(max_depth=10_000)
     shard.connect()
-    for number in range(2 * MAX_DROPS_PER_TICK + 1):
+    for number in range(2 * MAX_DROPPED_PER_SLICE + 1):
         shard.enqueue(f"t{number}", deadline=START_UNIX_S + 1)
     assert [len(sheds(shard.pass_time(seconds))) for seconds in (1.0, 0.05, 0.05, 0.05)] == [
-        MAX_DROPS_PER_TICK,
-        MAX_DROPS_PER_TICK,
+        MAX_DROPPED_PER_SLICE,
+        MAX_DROPPED_PER_SLICE,
         1,
         0,
     ]

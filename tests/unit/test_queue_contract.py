@@ -18,8 +18,10 @@ ALLOWED_FIELDS = {
     "key",
     "lease_id",
     "lease_ids",
+    "lease_numbers",
     "message",
     "model",
+    "output_tokens",  # a count per lease or ticket
     "prefix_hashes",
     "queue_id",
     "reason",
@@ -29,6 +31,7 @@ ALLOWED_FIELDS = {
     "tenant_id",
     "ticket_id",
     "ticket_ids",
+    "ticket_numbers",
     "tier",
     "traceparent",
     "value",

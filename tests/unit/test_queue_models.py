@@ -4,7 +4,7 @@ from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
 from penstock.queue.models.model_queue import MAX_UNSERVED_QUEUES
 from penstock.queue.policies.policy import SortKey
-from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
+from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE
 from queue_tickets import (
     INTERACTIVE,
     MODEL_TIMEOUT_S,
@@ -62,13 +62,13 @@ def test_tickets_for_an_unavailable_model_are_shed_after_a_timeout(shard):
 def test_sheds_of_a_timed_out_model_are_spread_over_ticks_and_stop_when_it_is_served():
     shard = ShardDriver(max_depth=10_000)
     shard.connect()
-    for number in range(MAX_DROPS_PER_TICK + 2):
+    for number in range(MAX_DROPPED_PER_SLICE + 2):
         shard.enqueue(f"t{number}")
     shard.disconnect("s")
-    assert len(sheds(shard.pass_time(MODEL_TIMEOUT_S))) == MAX_DROPS_PER_TICK
+    assert len(sheds(shard.pass_time(MODEL_TIMEOUT_S))) == MAX_DROPPED_PER_SLICE
     shard.connect("t")
     assert sheds(shard.pass_time(0.05)) == {}
-    assert shard.credit(5, "t") == [f"t{MAX_DROPS_PER_TICK}", f"t{MAX_DROPS_PER_TICK + 1}"]
+    assert shard.credit(5, "t") == [f"t{MAX_DROPPED_PER_SLICE}", f"t{MAX_DROPPED_PER_SLICE + 1}"]
 
 
 def test_tickets_for_a_timed_out_model_are_rejected_at_once(shard):
@@ -94,6 +94,18 @@ def test_the_catalog_is_the_union_over_schedulers_and_sent_on_change(shard):
     assert shard.effects == []
     shard.disconnect("t")
     assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.effects).entries] == [("m", 1)]
+
+
+def test_a_changed_number_of_workers_is_sent_once_at_the_next_tick(shard):
+    shard.effects.clear()
+    shard.connect("t", models=("m",))
+    shard.connect("u", models=("m",))
+    assert shard.effects == []
+    shard.pass_time(0.05)
+    assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.effects).entries] == [("m", 3)]
+    shard.effects.clear()
+    shard.pass_time(0.05)
+    assert shard.effects == []
 
 
 def test_a_connecting_edge_receives_the_catalog(shard):

@@ -81,11 +81,8 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
 
 def test_a_quarantined_worker_gets_no_tickets(scheduler):
     attach(scheduler), attach(scheduler, "w2")
-    [with_report, without_report] = [
-        each
-        for each in scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S)
-        if type(each) is CatalogUpdate
-    ]
+    with_report = only(CatalogUpdate, scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S))
+    without_report = only(CatalogUpdate, scheduler.tick(START_UNIX_S))
     assert (
         [each.fingerprint for each in with_report.poison_reports]
         == [each.fingerprint for each in without_report.poison_reports]

@@ -1,5 +1,7 @@
 """The tournament tree and the prefix index against naive versions, and placement over unequal workers."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,7 +9,7 @@ from dispatch_mesh import profile_of, ticket_of
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
 from penstock.scheduler.fleet.placement import LowestTtft
 from penstock.scheduler.fleet.pool import MAX_CANDIDATES, Pool
-from penstock.scheduler.fleet.prefix_index import PrefixIndex
+from penstock.scheduler.fleet.prefix_index import MIN_SWEEP_BLOCKS, PrefixIndex
 from penstock.scheduler.fleet.tournament_tree import MAX_SEARCH_VISITS, TournamentTree
 from penstock.scheduler.fleet.worker import Worker
 
@@ -94,6 +96,52 @@ def test_the_prefix_index_matches_a_naive_one(changes, lost):
         w: min(d, 6) for w, d in depths.items()
     }
     assert len(index) == min(deepest, 6)
+
+
+@given(
+    changes=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([100, 200]), st.integers(0, 6)), max_size=30),
+    max_entries=st.integers(1, 12),
+)
+def test_a_full_prefix_index_counts_fewer_blocks_and_never_more(changes, max_entries):
+    index, depths = PrefixIndex(max_entries), dict.fromkeys(itertools.product("abc", [100, 200]), 0)
+    for worker, prompt, depth in changes:
+        before, now = (set(range(prompt, prompt + each)) for each in (depths[worker, prompt], depth))
+        index.apply(worker, now - before, before - now, is_snapshot=False)
+        depths[worker, prompt] = depth
+        assert sum(map(len, index._held.values())) == index._entries <= max_entries
+    for (worker, prompt), depth in depths.items():
+        hashes = list(range(prompt, prompt + 6))
+        assert index.cached_blocks(worker, hashes) <= depth
+        found = index.workers_with_longest_prefix(hashes)
+        assert all(depths[each, prompt] for each in found)
+    for worker in "abc":
+        index.remove_worker(worker)
+    assert (len(index), index._entries) == (0, 0)
+
+
+def test_blocks_that_tickets_name_are_kept_before_others():
+    index = PrefixIndex(max_entries=4)
+    index.apply("w", [1, 2], (), is_snapshot=False)
+    index.apply("w", [11, 12], (), is_snapshot=False)
+    assert index.workers_with_longest_prefix([1, 2]) == ("w",)
+    index.apply("x", [1, 21], (), is_snapshot=False)
+    assert index.cached_blocks("w", [1, 2]) == 2
+    assert index.cached_blocks("w", [11, 12]) == 0
+    assert index.evicted_entries == 2
+    index.apply("x", [22, 23, 24], (), is_snapshot=False)
+    assert index.cached_blocks("x", [22, 23, 24]) == 3
+    assert index.cached_blocks("w", [1]) == 0, "no ticket has named it since"
+    assert (len(index), index.evicted_entries) == (4, 5)
+
+
+def test_blocks_that_come_and_go_do_not_accumulate():
+    index = PrefixIndex()
+    for number in range(10 * MIN_SWEEP_BLOCKS):
+        index.apply("w", [number], [number - 5], is_snapshot=False)
+        index.workers_with_longest_prefix([number])
+    assert len(index) == 5
+    assert len(index._eviction_order) <= MIN_SWEEP_BLOCKS + 1
+    assert len(index._named) <= 5
 
 
 def test_an_uncached_prompt_has_no_holders():

@@ -6,11 +6,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dispatch_mesh import BLOCK_TOKENS, LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Progress, ServedLease
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Decline, Expect, Place, Revoke, SendServiceReport
 from penstock.scheduler.leases import LeaseBook
-from scheduler_calls import NOW
+from scheduler_calls import NOW, progress
 
 QUEUES = ["q1", "q2"]
 WORKERS = ["w1", "w2", "w3"]
@@ -101,16 +101,23 @@ class DispatcherMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.issued and len(self.scheduler.fleet))
-    @rule(choose=st.data(), does=st.sampled_from(["start", "progress", "release"]), tokens=st.integers(0, 9))
-    def send_lease_frame(self, choose, does, tokens):
+    @rule(
+        choose=st.data(),
+        does=st.sampled_from(["start", "progress", "output", "release"]),
+        tokens=st.integers(0, 9),
+        number=st.integers(0, 3),
+    )
+    def send_lease_frame(self, choose, does, tokens, number):
         """Send a frame of a worker about any lease."""
         worker = self.one_of_the_workers(choose)
         lease_id = choose.draw(st.sampled_from(sorted(self.issued)))
-        served = [ServedLease(lease_id=lease_id, prompt_tokens=tokens, output_tokens=tokens)]
+        served = [ServedLease(lease_id=lease_id, prompt_tokens=tokens, output_tokens=tokens, number=number)]
         if does == "start":
             self.scheduler.on_lease_started(worker, lease_id)
         elif does == "progress":
-            self.scheduler.on_progress(worker, served)
+            self.scheduler.on_progress(worker, progress(*served))
+        elif does == "output":
+            self.scheduler.on_progress(worker, Progress(lease_numbers=[number], output_tokens=[tokens]))
         else:
             self.perform(self.scheduler.on_leases_released(worker, [lease_id], served))
 

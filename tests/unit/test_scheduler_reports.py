@@ -2,11 +2,17 @@
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, Progress, RunningLease
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
 from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
-from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
-from scheduler_calls import NOW, attach, offer, only, pool_stats, served, service_reports
+from penstock.scheduler.leases import LeaseEntry
+from penstock.scheduler.reports.service_reports import (
+    ABSENT_QUEUE_TTL_S,
+    MAX_REPORTED_TICKETS,
+    RESEND_WINDOW_S,
+    ServiceReports,
+)
+from scheduler_calls import NOW, attach, offer, only, pool_stats, progress, served, service_reports
 
 
 def test_credit_carries_the_rate_of_all_workers(scheduler):
@@ -22,8 +28,8 @@ def test_service_is_reported_to_the_shard_of_the_ticket(scheduler):
     scheduler.on_queue_connected("q2")
     offer(scheduler, "a", attempt=3)
     offer(scheduler, "b", queue="q2")
-    scheduler.on_progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
-    scheduler.on_progress("w", [served("s-1", 31, 5), served("unknown", 9, 9)])
+    scheduler.on_progress("w", progress(served("s-1", 30, 1), served("s-2", 20, 0)))
+    scheduler.on_progress("w", progress(served("s-1", 31, 5), served("unknown", 9, 9)))
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
     assert service_reports(scheduler.tick(START_UNIX_S + 1)) == []
 
@@ -32,7 +38,7 @@ def test_the_end_of_a_lease_is_reported_once_with_its_service(scheduler):
     attach(scheduler)
     offer(scheduler)
     scheduler.on_lease_started("w", "s-1")
-    scheduler.on_progress("w", [served("s-1", 31, 1)])
+    scheduler.on_progress("w", progress(served("s-1", 31, 1)))
     scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 2)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 2, True)]
     assert len(scheduler.service_reports) == 0
@@ -48,7 +54,7 @@ def test_leases_of_a_lost_worker_are_reported_as_ended_with_their_service(schedu
     attach(scheduler)
     offer(scheduler)
     scheduler.on_lease_started("w", "s-1")
-    scheduler.on_progress("w", [served("s-1", 31, 7)])
+    scheduler.on_progress("w", progress(served("s-1", 31, 7)))
     scheduler.on_worker_lost("w")
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 7, True)]
 
@@ -60,7 +66,7 @@ def test_adopted_leases_are_reported_to_their_shard(scheduler):
     assert service_reports(scheduler.tick(START_UNIX_S)) == [
         ("q", "t", 2, 0, 0, False)
     ]  # its former scheduler has reported its end
-    scheduler.on_progress("w", [served("x-9", 40, 8)])
+    scheduler.on_progress("w", progress(served("x-9", 40, 8)))
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, False)]
     scheduler.on_leases_released("w", ["x-9"])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, True)]
@@ -132,7 +138,7 @@ def test_pool_stats_have_slot_releases_and_step_costs(scheduler):
     )
     assert [(each.ended_leases, each.after.ToMilliseconds()) for each in stats.slot_releases] == [(1, 110), (2, 410)]
     scheduler.on_lease_started("w", "s-1")
-    scheduler.on_progress("w", [served("s-1", 31, 20)])
+    scheduler.on_progress("w", progress(served("s-1", 31, 20)))
     report.steps = 12
     scheduler.on_load_report("w", report)
     stats = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
@@ -146,7 +152,7 @@ def test_the_time_of_the_first_token_is_reported(scheduler):
     offer(scheduler)
     first = served("s-1", 31, 1)
     first.first_token_after.FromMilliseconds(120)
-    scheduler.on_progress("w", [first])
+    scheduler.on_progress("w", progress(first))
     [reported] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
     assert reported.first_token_after.ToMilliseconds() == 120
 
@@ -174,7 +180,7 @@ def run_two_until(scheduler, steps, *, waiting):
         offer(scheduler, name)
     scheduler.on_head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2), NOW)
     scheduler.on_load_report("w", LoadReport(steps=100))
-    scheduler.on_progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
+    scheduler.on_progress("w", progress(served("s-1", 31, 10), served("s-2", 31, 10)))
     scheduler.tick(START_UNIX_S)
     scheduler.on_load_report("w", LoadReport(steps=steps))
     return scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 20)])
@@ -200,3 +206,82 @@ def test_few_new_steps_are_not_reported(scheduler):
 def test_an_idle_shard_receives_no_worker_steps(scheduler):
     assert only(GrantCredit, run_two_until(scheduler, 110, waiting=0)).tickets
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 1, 31, 20, True)]
+
+
+def numbered_lease(scheduler):
+    """Let a lease get its number 7 at the worker, and 1 at the shard."""
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.on_progress("w", progress(served("s-1", 31, 1, number=7), steps=100))
+    [report] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
+    assert (report.ticket_id, report.number, report.worker_steps) == ("t", 1, 100)
+
+
+def output_reports(effects):
+    return [
+        (number, tokens, each.worker_steps)
+        for effect in effects
+        if isinstance(effect, SendServiceReport)
+        for each in effect.progress
+        for number, tokens in zip(each.ticket_numbers, each.output_tokens, strict=True)
+    ]
+
+
+def test_output_of_a_numbered_lease_is_reported_by_number(scheduler):
+    numbered_lease(scheduler)
+    scheduler.on_progress("w", progress(n7=20, n8=9, steps=120))
+    report = only(SendServiceReport, scheduler.tick(START_UNIX_S + 1))
+    assert output_reports([report]) == [(1, 20, 120)], "number 8 is unknown"
+    assert report.tickets == ()
+    assert len(scheduler.service_reports) == 0
+
+
+def test_output_is_reported_before_the_end_of_the_same_lease(scheduler):
+    numbered_lease(scheduler)
+    scheduler.on_progress("w", progress(n7=20))
+    scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 22)])
+    scheduler.on_progress("w", progress(n7=99))
+    report = only(SendServiceReport, scheduler.tick(START_UNIX_S + 1))
+    assert [each[:2] for each in output_reports([report])] == [(1, 20)]
+    assert service_reports([report]) == [("q", "t", 1, 31, 22, True)]
+
+
+def test_a_new_stream_of_a_shard_receives_running_leases_in_full(scheduler):
+    numbered_lease(scheduler)
+    scheduler.on_progress("w", progress(n7=20))
+    scheduler.on_queue_disconnected("q")
+    scheduler.on_queue_connected("q")
+    scheduler.on_progress("w", progress(n7=30))
+    report = only(SendServiceReport, scheduler.tick(START_UNIX_S + 1))
+    assert output_reports([report]) == []
+    assert [(each.ticket_id, each.output_tokens, each.number) for each in report.tickets] == [("t", 30, 2)]
+
+
+def test_a_new_stream_of_a_worker_forgets_its_numbers(scheduler):
+    numbered_lease(scheduler)
+    scheduler.on_worker_lost("w")
+    profile = profile_of(slots=2)
+    profile.running.append(RunningLease(lease_id="s-1", kv_blocks=2, ticket_id="t", attempt=1, queue_id="q"))
+    scheduler.on_worker_attached("w/2", "w", "w:1", profile)
+    scheduler.tick(START_UNIX_S + 1)
+    scheduler.on_progress("w/2", progress(n7=30))
+    assert output_reports(scheduler.tick(START_UNIX_S + 2)) == []
+
+
+def test_long_reports_are_split_into_frames_of_a_bounded_size(scheduler):
+    reports, entries = ServiceReports(), [lease_entry(number) for number in range(2 * MAX_REPORTED_TICKETS + 1)]
+    reports.on_queue_connected("q")
+    for entry in entries:
+        reports.record(entry)
+    assert [len(each.tickets) for each in reports.pop_all(["q"], 0.0)] == [MAX_REPORTED_TICKETS] * 2 + [1]
+    numbered = dict(enumerate(entries, 1))
+    for start in range(1, 1 + len(entries), 100):
+        numbers = range(start, min(start + 100, 1 + len(entries)))
+        reports.record_output(numbered, Progress(lease_numbers=numbers, output_tokens=numbers), steps=9)
+    sizes = [sum(len(each.ticket_numbers) for each in report.progress) for report in reports.pop_all(["q"], 1.0)]
+    assert sum(sizes) == len(entries)
+    assert max(sizes) < MAX_REPORTED_TICKETS + 100
+
+
+def lease_entry(number):
+    return LeaseEntry(f"s-{number}", f"t{number}", 1, "q", "w", "w", 2)

@@ -14,7 +14,7 @@ from penstock.worker.runs.effects import CancelSequence, LeasesReleased, LeaseSt
 from penstock.worker.runs.leases import LeaseTable
 from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.runs.table import RunTable
-from penstock.worker.scheduler_session.progress import ProgressReporter
+from penstock.worker.scheduler_session.progress import ProgressReport, ProgressReporter
 from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 
@@ -191,6 +191,10 @@ def test_a_draining_worker_starts_granted_leases_alone():
     assert table.start(make_run(table, lease="l2", ticket="t2"), 0.0)[0] == LeaseStarted("l2")
 
 
+def take_due(reporter, table, now):
+    return reporter.take_due([run.progress for run in table.running.values()], now)
+
+
 def test_progress_is_reported_in_totals_if_it_changed_and_at_most_once_per_interval():
     table, reporter = ready_table(), ProgressReporter()
     run = started_run(table, prompt=10)
@@ -199,11 +203,24 @@ def test_progress_is_reported_in_totals_if_it_changed_and_at_most_once_per_inter
         0.0,
         0.0,
     )
-    assert reporter.take_due(table.running.values(), 1.0) == [LeaseProgress("l1", 5, 0)]
+    assert take_due(reporter, table, 1.0) == ProgressReport([(1, LeaseProgress("l1", 5, 0))], [], [])
     table.on_step(step_result(2, run), 1.0, 1.1)
-    assert reporter.take_due(table.running.values(), 1.1) == []
-    assert reporter.take_due(table.running.values(), 1.25) == [LeaseProgress("l1", 6, 1, 1.1)]
-    assert reporter.take_due(table.running.values(), 2.0) == []
+    assert take_due(reporter, table, 1.2) is None
+    assert take_due(reporter, table, 1.25) == ProgressReport([(1, LeaseProgress("l1", 6, 1, 1.1))], [], [])
+    assert take_due(reporter, table, 3.0) is None
+    table.on_step(step_result(3, run), 3.0, 3.1)
+    assert take_due(reporter, table, 4.0) == ProgressReport([], [1], [2])
+
+
+def test_leases_are_reported_in_full_on_a_new_stream_and_by_numbers_that_are_not_used_again():
+    table, reporter = ready_table(), ProgressReporter()
+    run = started_run(table)
+    for now in (1.0, 2.0):
+        table.on_step(step_result(int(now), run), now, now)
+        report = take_due(reporter, table, now)
+    assert report.lease_numbers == [1]
+    reporter.on_stream_opened()
+    assert take_due(reporter, table, 3.0).leases == [(2, run.progress)]
 
 
 def test_a_prompt_that_is_recomputed_after_a_preemption_counts_once():
@@ -211,14 +228,14 @@ def test_a_prompt_that_is_recomputed_after_a_preemption_counts_once():
     run = started_run(table, prompt=10)
     for number in (1, 2):
         table.on_step(StepResult(number, prefilled=[SequencePrefilled(run.seq_id, 8)]), 0.0, 0.0)
-    assert reporter.take_due(table.running.values(), 1.0) == [LeaseProgress("l1", 10, 0)]
+    assert take_due(reporter, table, 1.0).leases == [(1, LeaseProgress("l1", 10, 0))]
 
 
 def test_the_end_of_a_run_reports_its_total_progress():
     table, reporter = ready_table(), ProgressReporter()
     run = started_run(table)
     table.on_step(step_result(1, run), 0.0, 0.0)
-    assert reporter.take_due(table.running.values(), 1.0) == [LeaseProgress("l1", 3, 1, 0.0)]
+    assert take_due(reporter, table, 1.0).leases == [(1, LeaseProgress("l1", 3, 1, 0.0))]
     last = table.on_step(
         step_result(2, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1
     )

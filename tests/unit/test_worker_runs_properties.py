@@ -30,6 +30,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.sent = {}  # by run: indexes of the tokens sent
         self.started, self.released = Counter(), Counter()
         self.prompts, self.outputs = Counter(), Counter()  # reported, by lease
+        self.leases_by_number = {}  # told on the present stream to the scheduler
         self.open, self.all_streams = set(), 0
         self.load()
 
@@ -62,6 +63,14 @@ class AnyOrder(RuleBasedStateMachine):
             assert each.prompt_tokens >= self.prompts[each.lease_id]
             self.prompts[each.lease_id] = each.prompt_tokens
             self.outputs[each.lease_id] = each.output_tokens
+
+    def note_progress(self, report):
+        self.note_served(progress for _, progress in report.leases)
+        self.leases_by_number |= {number: progress.lease_id for number, progress in report.leases}
+        for number, output_tokens in zip(report.lease_numbers, report.output_tokens, strict=True):
+            lease_id = self.leases_by_number[number]
+            assert output_tokens > self.outputs[lease_id]
+            self.outputs[lease_id] = output_tokens
 
     def note_tokens(self, tokens):
         assert tokens.stream in self.open
@@ -138,7 +147,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def report_progress(self):
-        self.note_served(self.progress.take_due(self.table.running.values(), self.now))
+        running = [run.progress for run in self.table.running.values() if not run.is_orphan]
+        if report := self.progress.take_due(running, self.now):
+            self.note_progress(report)
+
+    @rule()
+    def attach_to_another_scheduler(self):
+        self.progress.on_stream_opened()
+        self.leases_by_number.clear()
 
     @rule(crashed=st.booleans(), wait_s=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
     def lose_engine(self, crashed, wait_s):

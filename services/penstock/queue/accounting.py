@@ -1,7 +1,7 @@
 """Accounting of running tickets: corrects their predicted charge by the service that they receive."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from penstock.queue.ticket import QueuedTicket
 MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their predicted charge
 REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported several times a second, except while they wait in an engine
 MAX_UNREPORTED_STEPS = 64  # steps charged without a report, so that a ticket that waits in an engine costs little
+MAX_EXPIRED_PER_CALL = 1_000  # tickets; a lost scheduler may leave very many, and the event loop must not be held
 MAX_ENDED_TICKETS = 4_096  # tickets; an end is taken back if the worker turns out to be alive
 
 
@@ -24,9 +25,18 @@ class ServedTicket(NamedTuple):
     attempt: int
     first_token_after: float = 0.0  # s from the start at the worker; 0: no first token yet
     worker_steps: int = 0  # steps that the worker had done by then; 0: unknown
+    number: int = 0  # number of this attempt in later reports of the scheduler; 0: none
 
 
-@dataclass(slots=True)
+class OutputProgress(NamedTuple):
+    """Output of running tickets at one worker, by the numbers of its scheduler."""
+
+    numbers: Sequence[int]
+    output_tokens: Sequence[int]  # generated so far, by each of `numbers`
+    worker_steps: int = 0  # as in ServedTicket
+
+
+@dataclass(slots=True, eq=False)
 class RunningTicket:
     """One leased ticket, the service that it has received, and its cost."""
 
@@ -37,6 +47,8 @@ class RunningTicket:
     output_tokens: int = 0
     has_ended: bool = False
     reported_at: float = 0.0  # s
+    scheduler: str = ""  # stream of the scheduler that reports it by number; empty: none
+    number: int = 0
     is_ttft_known: bool = False  # the time of the first token was reported
     cost: float = 0.0  # weighted tokens to charge; a running ticket includes a few tokens in advance
 
@@ -65,6 +77,7 @@ class ServiceAccounting:
     _running: OrderedDict[str, RunningTicket] = field(default_factory=OrderedDict)
     _running_by_worker: dict[str, dict[str, RunningTicket]] = field(default_factory=dict)  # by worker and ticket
     _ended: OrderedDict[str, RunningTicket] = field(default_factory=OrderedDict)
+    _numbered: dict[str, dict[int, RunningTicket]] = field(default_factory=dict)  # by scheduler and its number
     _now: float = 0.0  # s; time of the last tick
 
     def __len__(self) -> int:
@@ -84,27 +97,49 @@ class ServiceAccounting:
 
     def start(self, ticket: QueuedTicket, now: float, worker_id: str = "") -> None:
         """Add a ticket that was leased. An earlier attempt keeps its present charge."""
-        self._ended.pop(ticket.ticket_id, None)
-        self._remove_running(ticket.ticket_id)
+        if former := self._ended.pop(ticket.ticket_id, None) or self._remove_running(ticket.ticket_id):
+            self._forget_number(former)
         self._add_running(RunningTicket(ticket, worker_id, reported_at=now))
-        if len(self._running) > MAX_RUNNING_TICKETS:
-            self._remove_running(next(iter(self._running)))
+        if len(self._running) > MAX_RUNNING_TICKETS and (oldest := self._remove_running(next(iter(self._running)))):
+            self._forget_number(oldest)
 
-    def apply_report(self, served: ServedTicket) -> RunningTicket | None:
-        """Update a ticket by a report. Return it if its charge changes."""
+    def apply_report(self, served: ServedTicket, scheduler: str = "") -> RunningTicket | None:
+        """Update a ticket by a report of a scheduler. Return it if its charge changes."""
         ticket_id = served.ticket_id
         run = self._running.get(ticket_id) or self._ended.get(ticket_id)
         if run is None or run.ticket.attempt != served.attempt:
             return None
-        run.worker_steps = max(run.worker_steps, served.worker_steps)
+        if served.number and (scheduler, served.number) != (run.scheduler, run.number):
+            self._set_number(run, scheduler, served.number)
         run.prompt_tokens = max(run.prompt_tokens, served.prompt_tokens)
-        run.output_tokens = max(run.output_tokens, served.output_tokens)
-        has_changed = self._set_ended(ticket_id, run, ended=served.has_ended)
-        if not run.has_ended:
+        return run if self._update(run, served.output_tokens, served.worker_steps, ended=served.has_ended) else None
+
+    def apply_output(self, scheduler: str, progress: OutputProgress) -> list[RunningTicket]:
+        """Update running tickets by a report of a scheduler. Return those whose charge changes."""
+        numbered, steps = self._numbered.get(scheduler, {}), progress.worker_steps
+        return [
+            run
+            for number, output_tokens in zip(progress.numbers, progress.output_tokens, strict=False)
+            if (run := numbered.get(number)) and self._update(run, output_tokens, steps, ended=False)
+        ]
+
+    def on_scheduler_disconnected(self, scheduler: str) -> None:
+        """Forget the numbers of a scheduler. It reports its tickets in full on its next stream."""
+        for run in self._numbered.pop(scheduler, {}).values():
+            run.scheduler, run.number = "", 0
+
+    def _update(self, run: RunningTicket, output_tokens: int, worker_steps: int, *, ended: bool) -> bool:
+        """Return whether the charge of the ticket changes."""
+        run.worker_steps = max(run.worker_steps, worker_steps)
+        run.output_tokens = max(run.output_tokens, output_tokens)
+        has_changed = run.has_ended != ended
+        if has_changed:
+            self._set_ended(run, ended=ended)
+        if not ended:
             run.reported_at = max(run.reported_at, self._now)
-            self._running.move_to_end(ticket_id)
+            self._running.move_to_end(run.ticket.ticket_id)
         run.update_cost()
-        return run if has_changed or run.cost != run.ticket.charged_cost else None
+        return has_changed or run.cost != run.ticket.charged_cost
 
     def apply_worker_steps(self, worker_id: str, steps: int) -> list[RunningTicket]:
         """Return the tickets at a worker whose cost has grown, now that the worker has done `steps` steps."""
@@ -118,29 +153,42 @@ class ServiceAccounting:
 
         A later report makes such a ticket run again.
         """
-        self._now, ended = now, []
-        while self._running and (oldest := next(iter(self._running.values()))).reported_at + REPORT_TIMEOUT_S <= now:
-            self._set_ended(oldest.ticket.ticket_id, oldest, ended=True)
+        self._now, ended = now, list[RunningTicket]()
+        while (
+            len(ended) < MAX_EXPIRED_PER_CALL
+            and self._running
+            and (oldest := next(iter(self._running.values()))).reported_at + REPORT_TIMEOUT_S <= now
+        ):
+            self._set_ended(oldest, ended=True)
             oldest.update_cost()
             ended.append(oldest)
         return ended
 
     def revoke(self, ticket_id: str) -> RunningTicket | None:
         """Remove a ticket whose lease was voided before it was served."""
-        return self._remove_running(ticket_id)
+        if run := self._remove_running(ticket_id):
+            self._forget_number(run)
+        return run
 
-    def _set_ended(self, ticket_id: str, run: RunningTicket, *, ended: bool) -> bool:
-        if run.has_ended == ended:
-            return False
-        run.has_ended = ended
+    def _set_ended(self, run: RunningTicket, *, ended: bool) -> None:
+        ticket_id, run.has_ended = run.ticket.ticket_id, ended
         if ended:
             self._remove_running(ticket_id)
             self._ended[ticket_id] = run
         else:
             self._add_running(self._ended.pop(ticket_id))
         if len(self._ended) > MAX_ENDED_TICKETS:
-            self._ended.popitem(last=False)
-        return True
+            self._forget_number(self._ended.popitem(last=False)[1])
+
+    def _set_number(self, run: RunningTicket, scheduler: str, number: int) -> None:
+        self._forget_number(run)
+        run.scheduler, run.number = scheduler, number
+        self._numbered.setdefault(scheduler, {})[number] = run
+
+    def _forget_number(self, run: RunningTicket) -> None:
+        numbered = self._numbered.get(run.scheduler)
+        if numbered and numbered.get(run.number) is run:
+            del numbered[run.number]
 
     def _add_running(self, run: RunningTicket) -> None:
         ticket_id = run.ticket.ticket_id

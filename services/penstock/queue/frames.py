@@ -6,7 +6,7 @@ from itertools import islice
 from penstock.chassis.durations import nanos_since, seconds_of, set_seconds
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
-from penstock.queue.accounting import ServedTicket
+from penstock.queue.accounting import OutputProgress, ServedTicket
 from penstock.queue.errors import AdmissionRejected, RejectionWindow
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
 from penstock.queue.schedulers import Credit
@@ -132,9 +132,14 @@ def served_tickets_of(tickets: Iterable[pb.ServedTicket]) -> list[ServedTicket]:
             each.attempt,
             seconds_of(each.first_token_after),
             each.worker_steps,
+            each.number,
         )
         for each in tickets
     ]
+
+
+def output_progress_of(progress: Iterable[pb.OutputProgress]) -> list[OutputProgress]:
+    return [OutputProgress(each.ticket_numbers, each.output_tokens, each.worker_steps) for each in progress]
 
 
 def worker_steps_of(workers: Iterable[pb.WorkerSteps]) -> dict[str, int]:

@@ -12,7 +12,15 @@ from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
 from penstock.queue import telemetry
-from penstock.queue.frames import credit_of, pool_stats_of, served_tickets_of, to_edge, to_scheduler, worker_steps_of
+from penstock.queue.frames import (
+    credit_of,
+    output_progress_of,
+    pool_stats_of,
+    served_tickets_of,
+    to_edge,
+    to_scheduler,
+    worker_steps_of,
+)
 from penstock.queue.snapshot import prediction_figures
 from penstock.queue.ticket import from_frame
 from penstock.queue.tickets.book import TicketBook
@@ -141,8 +149,12 @@ class QueueService(QueueServiceServicer):
             case "virtual_times":
                 return self._book.on_virtual_times(frame.virtual_times.times)
             case "service_report":
+                report = frame.service_report
                 return self._book.on_service_report(
-                    served_tickets_of(frame.service_report.tickets), worker_steps_of(frame.service_report.workers)
+                    served_tickets_of(report.tickets),
+                    worker_steps_of(report.workers),
+                    output_progress_of(report.progress),
+                    scheduler,
                 )
             case "place":
                 return self._book.on_place(scheduler, frame.place.lease, now)
@@ -176,6 +188,11 @@ class QueueService(QueueServiceServicer):
         self._is_head_update_scheduled = False
         for head in self._book.model_queues.head_updates():
             self._send_to_scheduler(head)
+        if self._book.has_due_work(self._now()):
+            asyncio.get_running_loop().call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._perform(self._book.run_slice(self._now()))
 
     def _send_catalog(self, update: out.CatalogUpdate) -> None:
         frame = to_edge(update)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, Progress, ServedLease
 from penstock.mesh.v1.ticket_pb2 import PoisonReport, Ticket
 from penstock.scheduler.credit.credit_books import CreditBooks
 from penstock.scheduler.credit.virtual_time import VirtualTimeSync
@@ -18,6 +18,7 @@ from penstock.scheduler.fleet.worker import Worker, max_tokens_of
 from penstock.scheduler.lease_transitions import LeaseTransitions
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.poison import PoisonReports
+from penstock.scheduler.reports.lease_progress import LeaseProgressReports
 from penstock.scheduler.reports.pool_stats import PoolStatsReports
 from penstock.scheduler.reports.service_reports import ServiceReports
 
@@ -38,11 +39,14 @@ class Dispatcher:
     is_draining: bool = False
     decline_count: int = 0
     credit_books: CreditBooks = field(init=False)
+    _is_catalog_due: bool = False  # the number of workers of a model has changed since the catalog was sent
     _transitions: LeaseTransitions = field(init=False)
+    _progress: LeaseProgressReports = field(init=False)
 
     def __post_init__(self) -> None:
         self.credit_books = CreditBooks(self.queues, self.fleet, self.express_slot_share)
         self._transitions = LeaseTransitions(self.leases, self.fleet, self.service_reports)
+        self._progress = LeaseProgressReports(self.leases, self.service_reports)
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self.fleet)} workers, {len(self.leases)} leases, {self.promised_blocks} promised>"
@@ -55,6 +59,7 @@ class Dispatcher:
 
     def on_queue_connected(self, queue: str) -> list[Effect]:
         self.queues[queue] = None
+        self.service_reports.on_queue_connected(queue)
         self.credit_books.on_queue_connected(queue)
         times = self.virtual_times.updates([queue], self.credit_books)
         return [*times, self._catalog_update(), *self.credit_books.grants(*self.fleet.models())]
@@ -108,11 +113,13 @@ class Dispatcher:
         if former := self.fleet.by_worker_id(worker_id):
             self._remove_worker(former)
         worker = Worker(key, worker_id, address, profile, self.look_ahead, zone)
-        if worker.model not in self.fleet.pools:
+        is_new_model = worker.model not in self.fleet.pools
+        if is_new_model:
             self.credit_books[worker.model].reset()
         self._transitions.on_worker_attached(worker)
         self.fleet.add(worker)
-        return [self._catalog_update(), *self.credit_books.on_capacity_freed(worker.model)]
+        catalog = self._on_workers_changed(at_once=is_new_model)
+        return [*catalog, *self.credit_books.on_capacity_freed(worker.model)]
 
     def on_worker_quarantined(
         self, worker_id: str, address: str, reports: Iterable[PoisonReport], now: float
@@ -127,7 +134,8 @@ class Dispatcher:
         if worker is None:
             return []
         self._remove_worker(worker)
-        return [self._catalog_update(), *self.credit_books.grants(worker.model)]
+        catalog = self._on_workers_changed(at_once=worker.model not in self.fleet.pools)
+        return [*catalog, *self.credit_books.grants(worker.model)]
 
     def on_load_report(self, key: str, report: LoadReport) -> None:
         self.fleet[key].on_load_report(report)
@@ -140,19 +148,16 @@ class Dispatcher:
         prefixes = self.fleet.pools[self.fleet[key].model].prefix_index
         prefixes.apply(key, update.added, update.removed, is_snapshot=update.is_snapshot)
 
-    def on_progress(self, key: str, leases: Iterable[ServedLease]) -> None:
-        for each in leases:
-            if entry := self.leases.on_worker(each.lease_id, key):
-                entry.served_prompt_tokens, entry.served_output_tokens = each.prompt_tokens, each.output_tokens
-                entry.served_at_step = self.fleet[key].report.steps
-                entry.first_token_after = each.first_token_after if each.HasField("first_token_after") else None
-                self.service_reports.record(entry)
+    def on_progress(self, key: str, progress: Progress) -> None:
+        self._progress.apply(self.fleet[key], progress)
 
     def on_leases_released(
-        self, key: str, lease_ids: Iterable[str], served: Iterable[ServedLease] = ()
+        self, key: str, lease_ids: Iterable[str], served: Iterable[ServedLease] = (), steps: int = 0
     ) -> list[Effect]:
-        self.on_progress(key, served)
+        """End leases with their service. `steps`: engine steps of the worker; 0: unknown."""
         worker = self.fleet[key]
+        worker.on_steps(steps)
+        self._progress.apply_served(worker, served)
         for lease_id in lease_ids:
             if entry := self.leases.on_worker(lease_id, key):
                 self._transitions.end(entry)
@@ -170,7 +175,8 @@ class Dispatcher:
     def tick(self, now: float) -> list[Effect]:
         """Revoke leases that were not started in time, and send reports. The service calls it ten times a second."""
         effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
-        effects += [self._catalog_update()] if self.poison.expire(now) else []
+        if self.poison.expire(now) or self._is_catalog_due:
+            effects.append(self._catalog_update())
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
@@ -180,7 +186,13 @@ class Dispatcher:
         """Grant no more credit, and decline offers."""
         self.is_draining = self.credit_books.is_closed = True
 
+    def _on_workers_changed(self, *, at_once: bool) -> list[Effect]:
+        """Send the catalog at once, or at the next tick: many workers attach at once after the start of a scheduler."""
+        self._is_catalog_due = True
+        return [self._catalog_update()] if at_once else []
+
     def _catalog_update(self) -> CatalogUpdate:
+        self._is_catalog_due = False
         return CatalogUpdate(self.fleet.catalog(), self.poison.merged())
 
     # Steps.
@@ -200,5 +212,6 @@ class Dispatcher:
     def _remove_worker(self, worker: Worker) -> None:
         self.fleet.remove(worker)
         self._transitions.on_worker_removed(worker)
-        if worker.model not in self.fleet.pools:
+        is_new_model = worker.model not in self.fleet.pools
+        if is_new_model:
             self.credit_books[worker.model].reset()

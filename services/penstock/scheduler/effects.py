@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.mesh.v1.queue_pb2 import PoolStats, ServedTicket, VirtualTime, WorkerSteps
+from penstock.mesh.v1.queue_pb2 import OutputProgress, PoolStats, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 
 
@@ -52,6 +52,7 @@ class SendServiceReport:
     queue: str
     tickets: tuple[ServedTicket, ...]
     workers: tuple[WorkerSteps, ...] = ()
+    progress: tuple[OutputProgress, ...] = ()
 
 
 @dataclass(slots=True)

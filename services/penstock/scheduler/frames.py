@@ -25,8 +25,8 @@ def to_queue(effect: out.ToQueue | out.CatalogUpdate) -> queue_pb2.DispatchReque
         case out.SendPoolStats():
             return queue_pb2.DispatchRequest(pool_stats=effect.stats)
         case out.SendServiceReport():
-            served = queue_pb2.ServiceReport(tickets=effect.tickets, workers=effect.workers)
-            return queue_pb2.DispatchRequest(service_report=served)
+            report = queue_pb2.ServiceReport(tickets=effect.tickets, workers=effect.workers, progress=effect.progress)
+            return queue_pb2.DispatchRequest(service_report=report)
         case out.SendVirtualTimes():
             return queue_pb2.DispatchRequest(virtual_times=queue_pb2.VirtualTimes(times=effect.times))
         case out.CatalogUpdate():

@@ -51,6 +51,7 @@ class LeaseTransitions:
         self._close(entry)
         if worker := self.fleet.get(entry.worker):
             worker.release(entry.lease_id)
+            worker.forget_number(entry)
             if not entry.is_started:
                 worker.add_unstarted_tokens(-entry.prompt_tokens)
 

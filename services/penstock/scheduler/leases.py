@@ -26,6 +26,10 @@ class LeaseEntry:
     served_output_tokens: int = 0
     served_at_step: int = 0  # steps that the worker had done at that report
     first_token_after: Duration | None = None  # from the start at the worker; None: no first token yet
+    worker_number: int = 0  # number on the stream of its worker; 0: none
+    report_stream: int = 0  # stream of its shard that knows `report_number`; 0: none
+    report_number: int = 0
+    has_ended: bool = False
     is_express: bool = False  # as its ticket
     expires_at: float = 0.0  # s of the stall-free clock
     is_started: bool = False

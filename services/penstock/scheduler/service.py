@@ -114,11 +114,11 @@ class SchedulerService(SchedulerServiceServicer):
                 self._dispatcher.on_lease_started(key, frame.started.lease_id)
             case "released":
                 released = frame.released
-                return self._dispatcher.on_leases_released(key, released.lease_ids, released.served)
+                return self._dispatcher.on_leases_released(key, released.lease_ids, released.served, released.steps)
             case "prefix_cache_update":
                 self._dispatcher.on_prefix_cache_update(key, frame.prefix_cache_update)
             case "progress":
-                self._dispatcher.on_progress(key, frame.progress.leases)
+                self._dispatcher.on_progress(key, frame.progress)
         return []
 
     # Queues.

@@ -21,6 +21,7 @@ def figures(dispatcher: Dispatcher) -> dict[str, float]:
         "credits": sum(credit.held_tickets for credit in dispatcher.credit_books.values()),
         "declines": dispatcher.decline_count,
         "prefix_blocks": sum(len(pool.prefix_index) for pool in fleet.pools.values()),
+        "prefix_evictions": sum(pool.prefix_index.evicted_entries for pool in fleet.pools.values()),
         "service_reports_pending": len(dispatcher.service_reports),
     }
 

@@ -58,7 +58,7 @@ class EffectDispatcher:
             StepTokens: lambda effect: self._send(effect.stream, step_frame(effect)),
             RunEnded: self._on_run_ended,
             LeaseStarted: lambda effect: scheduler.send_started(effect.lease_id),
-            LeasesReleased: scheduler.send_released,
+            LeasesReleased: lambda effect: scheduler.send_released(effect, state.throughput.steps),
         }
 
     def perform(self, effects: Iterable[Effect]) -> None:

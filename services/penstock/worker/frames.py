@@ -19,6 +19,7 @@ from penstock.worker.runs.leases import LeaseGrant
 from penstock.worker.runs.run import LeaseProgress, Run, RunTimes
 from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta
+from penstock.worker.scheduler_session.progress import ProgressReport
 
 _REASONS = {FinishReason.STOP: FINISH_REASON_STOP, FinishReason.LENGTH: FINISH_REASON_LENGTH}
 
@@ -145,8 +146,14 @@ def grant_from(lease: Lease) -> LeaseGrant:
     return LeaseGrant(lease.ticket_id, lease.attempt, lease.queue_id, lease.express)
 
 
-def progress_frame(leases: Iterable[LeaseProgress]) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(lease_progress_message, leases)))
+def progress_message(report: ProgressReport, steps: int) -> scheduler_pb2.Progress:
+    """`steps`: engine steps, as in the load report."""
+    return scheduler_pb2.Progress(
+        leases=[lease_progress_message(progress, number) for number, progress in report.leases],
+        lease_numbers=report.lease_numbers,
+        output_tokens=report.output_tokens,
+        steps=steps,
+    )
 
 
 def prefix_cache_frame(delta: PrefixCacheDelta) -> scheduler_pb2.AttachRequest:
@@ -154,9 +161,10 @@ def prefix_cache_frame(delta: PrefixCacheDelta) -> scheduler_pb2.AttachRequest:
     return scheduler_pb2.AttachRequest(prefix_cache_update=update)
 
 
-def released_frame(released: LeasesReleased) -> scheduler_pb2.AttachRequest:
+def released_frame(released: LeasesReleased, steps: int) -> scheduler_pb2.AttachRequest:
+    """`steps`: engine steps, as in the load report."""
     message = scheduler_pb2.Released(
-        lease_ids=released.lease_ids, served=map(lease_progress_message, released.progress)
+        lease_ids=released.lease_ids, served=map(lease_progress_message, released.progress), steps=steps
     )
     return scheduler_pb2.AttachRequest(released=message)
 
@@ -193,9 +201,12 @@ def _running_lease(run: Run, block_size: int) -> scheduler_pb2.RunningLease:
     )
 
 
-def lease_progress_message(progress: LeaseProgress) -> scheduler_pb2.ServedLease:
+def lease_progress_message(progress: LeaseProgress, number: int = 0) -> scheduler_pb2.ServedLease:
     message = scheduler_pb2.ServedLease(
-        lease_id=progress.lease_id, prompt_tokens=progress.prompt_tokens, output_tokens=progress.output_tokens
+        lease_id=progress.lease_id,
+        prompt_tokens=progress.prompt_tokens,
+        output_tokens=progress.output_tokens,
+        number=number,
     )
     if progress.first_token_after_s is not None:
         set_seconds(message.first_token_after, progress.first_token_after_s)

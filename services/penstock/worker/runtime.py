@@ -150,6 +150,7 @@ class WorkerRuntime:
         assert self.state.card, "attached before the engine was ready"
         assert self.state.capacity
         self.prefix_cache.on_stream_opened()
+        self._progress.on_stream_opened()
         return profile_message(self.state.card, self.state.capacity, self.runs.running.values(), reports)
 
     # Events of the engine.
@@ -180,8 +181,9 @@ class WorkerRuntime:
             self._send_updates(self._clock.now())
 
     def _send_updates(self, now: float) -> None:
-        if progress := self._progress.take_due(self.runs.running.values(), now):
-            self.scheduler.send_progress(progress)
+        running = (run.progress for run in self.runs.running.values() if not run.is_orphan)
+        if report := self._progress.take_due(running, now):
+            self.scheduler.send_progress(report, self.state.throughput.steps)
         # With no run left, the next step that could send the rest may be far away.
         if delta := self.prefix_cache.pop_delta(now, at_once=not self.runs.running):
             self.scheduler.send_prefix_cache_delta(delta)

@@ -767,6 +767,7 @@ class ServiceReport(_message.Message):
 
     TICKETS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tickets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedTicket]:
         """Each attempt of a ticket at most once. Unknown tickets are ignored."""
@@ -777,19 +778,60 @@ class ServiceReport(_message.Message):
         to the only shard with waiting tickets; empty if several shards have waiting tickets.
         """
 
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputProgress]:
+        """Running tickets that had their first token in `tickets` of an earlier report of this stream. Applied before
+        `tickets`, which may have the end of the same tickets.
+        """
+
     def __init__(
         self,
         *,
         tickets: _abc.Iterable[Global___ServedTicket] | None = ...,
         workers: _abc.Iterable[Global___WorkerSteps] | None = ...,
+        progress: _abc.Iterable[Global___OutputProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tickets", b"tickets", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "tickets", b"tickets", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServiceReport: _TypeAlias = ServiceReport  # noqa: Y015
+
+@_typing.final
+class OutputProgress(_message.Message):
+    """OutputProgress is the output of running tickets at one worker, as parallel arrays."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_NUMBERS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKER_STEPS_FIELD_NUMBER: _builtins.int
+    worker_steps: _builtins.int
+    """Steps as in `WorkerSteps`, at the time of the worker's report; 0: unknown."""
+    @_builtins.property
+    def ticket_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers from `ServedTicket`. Unknown numbers are ignored."""
+
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens generated so far, by the reported attempt of each of `ticket_numbers`."""
+
+    def __init__(
+        self,
+        *,
+        ticket_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        worker_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens", b"output_tokens", "ticket_numbers", b"ticket_numbers", "worker_steps", b"worker_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputProgress: _TypeAlias = OutputProgress  # noqa: Y015
 
 @_typing.final
 class WorkerSteps(_message.Message):
@@ -830,6 +872,7 @@ class ServedTicket(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
     WORKER_STEPS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Id of the ticket."""
     prompt_tokens: _builtins.int
@@ -844,6 +887,8 @@ class ServedTicket(_message.Message):
     """Attempt of the lease. The end of an attempt that is older than the one that the queue knows is ignored."""
     worker_steps: _builtins.int
     """Steps that the worker had done by then; 0: unknown."""
+    number: _builtins.int
+    """Number of this attempt in later `progress` of this stream, at least 1 and never used for another attempt; 0: none."""
     @_builtins.property
     def first_token_after(self) -> _duration_pb2.Duration:
         """Time from START to the first token, measured by the worker; unset before the first token."""
@@ -858,10 +903,11 @@ class ServedTicket(_message.Message):
         attempt: _builtins.int = ...,
         first_token_after: _duration_pb2.Duration | None = ...,
         worker_steps: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "first_token_after", b"first_token_after", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id", "worker_steps", b"worker_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "first_token_after", b"first_token_after", "number", b"number", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id", "worker_steps", b"worker_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

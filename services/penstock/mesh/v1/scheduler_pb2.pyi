@@ -287,23 +287,42 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """Progress reports the service of running leases that has changed, at most four times a second."""
+    """Progress reports the service of running leases that has changed, at most four times a second. A lease is reported in
+    `leases` until the time of its first token was sent. From then on it is reported by its number, in the parallel arrays
+    `lease_numbers` and `output_tokens`, because only its output grows.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASES_FIELD_NUMBER: _builtins.int
+    LEASE_NUMBERS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps as in `LoadReport`, at the time of this report."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
         """Each lease at most once."""
+
+    @_builtins.property
+    def lease_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers from `leases` of earlier frames of this stream, each at most once. Unknown numbers are ignored."""
+
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens generated so far by each of `lease_numbers`."""
 
     def __init__(
         self,
         *,
         leases: _abc.Iterable[Global___ServedLease] | None = ...,
+        lease_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_numbers", b"lease_numbers", "leases", b"leases", "output_tokens", b"output_tokens", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -319,12 +338,15 @@ class ServedLease(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Id of the lease."""
     prompt_tokens: _builtins.int
     """Prompt tokens computed so far, without those from the prefix cache."""
     output_tokens: _builtins.int
     """Tokens generated so far."""
+    number: _builtins.int
+    """Number of the lease in later `progress` of this stream, at least 1 and never used for another lease; 0: none."""
     @_builtins.property
     def first_token_after(self) -> _duration_pb2.Duration:
         """Time from START at the worker to the first token; unset before the first token."""
@@ -336,10 +358,11 @@ class ServedLease(_message.Message):
         prompt_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         first_token_after: _duration_pb2.Duration | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after", "lease_id", b"lease_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after", "lease_id", b"lease_id", "number", b"number", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,6 +413,9 @@ class Released(_message.Message):
 
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps as in `LoadReport`, including the one that ended the leases; 0: unknown."""
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of the leases."""
@@ -403,10 +429,11 @@ class Released(_message.Message):
         *,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         served: _abc.Iterable[Global___ServedLease] | None = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "served", b"served"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "served", b"served", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

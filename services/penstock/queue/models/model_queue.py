@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from penstock.queue.effects import Effect, Head, Offer
 from penstock.queue.policies.policy import NO_TICKETS, QueuePosition, SchedulingPolicy, TicketTotals
@@ -63,6 +64,16 @@ DEFAULT_RETRY_AFTER_S = 1.0  # s; used until a rate is measured
 RETRY_AFTER_BOUNDS_S = (0.05, 60.0)  # s
 MAX_UNSERVED_QUEUES = 16  # queues of models without workers, whose tenants keep their fairness counters
 MAX_POOL_STATS_AGE_S = 5.0  # s; schedulers send statistics at least once a second, so that older ones are stale
+
+
+class HoldFn(Protocol):
+    """Keeps back a ticket that was taken from its policy, and returns whether it did."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether so many tickets were kept back that the dispatch has to end."""
+
+    def __call__(self, ticket: QueuedTicket) -> bool: ...
 
 
 class ModelQueues:
@@ -131,7 +142,7 @@ class ModelQueues:
         self[ticket.model].policy.charge(ticket, cost)
         self._changed_models.add(ticket.model)
 
-    def dispatch(self, model: str, now: float, hold_if_blocked: Callable[[QueuedTicket], bool]) -> list[Effect]:
+    def dispatch(self, model: str, now: float, hold_if_blocked: HoldFn) -> list[Effect]:
         """Offer tickets while credit fits them. `hold_if_blocked` keeps a ticket back; its caller lists it again."""
         queue = self[model]
         regular = self._offers(queue, hold_if_blocked, now, express=False)
@@ -139,9 +150,7 @@ class ModelQueues:
         queue.forecast.record_unserved(queue.policy.totals.tickets, now)
         return effects
 
-    def _offers(
-        self, queue: ModelQueue, hold_if_blocked: Callable[[QueuedTicket], bool], now: float, *, express: bool
-    ) -> Iterator[Offer]:
+    def _offers(self, queue: ModelQueue, hold_if_blocked: HoldFn, now: float, *, express: bool) -> Iterator[Offer]:
         """Yield offers for the present credit; with `express`, for credit that only expedited tickets may use.
 
         Expedited tickets wait while a ticket of a higher class is at the head.
@@ -156,6 +165,7 @@ class ModelQueues:
             (found := find(queue.model, unfit))
             and queue.policy.totals.tickets
             and (not express or queue.has_expedited_head)
+            and not hold_if_blocked.is_exhausted
         ):
             scheduler, credit = found
             fit = (

@@ -14,7 +14,7 @@ from penstock.chassis.errors import PenstockError
 from penstock.mesh.model_key import model_key, model_name
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
-from penstock.queue.accounting import ServedTicket, ServiceAccounting
+from penstock.queue.accounting import OutputProgress, ServedTicket, ServiceAccounting
 from penstock.queue.admission.admission import Admission, QueueLimits, TtftTargets
 from penstock.queue.effects import (
     CatalogUpdate,
@@ -24,7 +24,6 @@ from penstock.queue.effects import (
     OfferWithdrawn,
     Queued,
     Shed,
-    TicketRemoved,
     Withdrawn,
 )
 from penstock.queue.errors import Evicted, RejectionWindowsFn
@@ -68,6 +67,7 @@ class TicketBook:
         )
         self.tickets, self.counters = self._transitions.tickets, self._transitions.counters
         self._models: tuple[CatalogEntry, ...] = ()
+        self._is_catalog_due = False  # the number of workers of a model has changed since the catalog was sent
         self._arrivals = 0
 
     def __repr__(self) -> str:
@@ -84,13 +84,8 @@ class TicketBook:
         return [CatalogUpdate(edge, self._models)]
 
     def on_edge_disconnected(self, edge: str) -> list[Effect]:
-        """Remove the tickets of an edge and withdraw its recent leases. The edge enqueues its tickets again.
-
-        No telemetry is recorded per ticket: an edge may have very many, and the traces of its requests ended with it.
-        """
-        owned = [ticket.ticket_id for ticket in self.tickets.values() if ticket.edge == edge]
-        effects = self._transitions.withdraw([*owned, *self.recent_leases.of_edge(edge)], "EDGE_LOST")
-        return [each for each in effects if not isinstance(each, TicketRemoved)]
+        """Remove the tickets of an edge and withdraw its recent leases. The edge enqueues its tickets again."""
+        return self._transitions.on_edge_lost(edge)
 
     def enqueue(self, ticket: QueuedTicket, now: float) -> list[Effect]:
         """Admit or shed a ticket.
@@ -107,6 +102,8 @@ class TicketBook:
             or self.schedulers.poison.probation.rejection(ticket, now, self._is_active)
             or self._admission.rejection(ticket, now)
         )
+        if rejection is None and ticket.is_readmitted and not ticket.is_resumed:
+            return [*effects, *self._readmit(ticket, now)]
         if rejection is None:
             prediction = self._predict(ticket, now)
             rejection = self._admission.check_slo(ticket, prediction, now)
@@ -132,6 +129,7 @@ class TicketBook:
 
     def on_scheduler_disconnected(self, scheduler: str, now: float) -> list[Effect]:
         """Return the offers of a scheduler to their places. Its leases stay valid until they expire."""
+        self.accounting.on_scheduler_disconnected(scheduler)
         session = self.schedulers.on_disconnected(scheduler, now)
         offered = [self.tickets[ticket_id] for ticket_id in session.offered]
         for ticket in offered:
@@ -171,11 +169,21 @@ class TicketBook:
         return []
 
     def on_service_report(
-        self, served_tickets: Iterable[ServedTicket], steps: Mapping[str, int] = NO_WORKER_STEPS
+        self,
+        served_tickets: Iterable[ServedTicket],
+        steps: Mapping[str, int] = NO_WORKER_STEPS,
+        progress: Iterable[OutputProgress] = (),
+        scheduler: str = "",
     ) -> list[Effect]:
-        """Correct the charges of tickets, and record answer lengths. `steps`: engine steps done, by worker id."""
+        """Correct the charges of tickets, and record answer lengths.
+
+        `steps`: engine steps done, by worker id. `progress`: output of tickets that `scheduler` has numbered before.
+        """
+        for output in progress:
+            for grown in self.accounting.apply_output(scheduler, output):
+                self.model_queues.charge(grown.ticket, grown.cost)
         for served in served_tickets:
-            if run := self.accounting.apply_report(served):
+            if run := self.accounting.apply_report(served, scheduler):
                 self.model_queues.charge(run.ticket, run.cost)
                 if served.first_token_after and not run.is_ttft_known:
                     run.is_ttft_known = True
@@ -186,8 +194,8 @@ class TicketBook:
                         model_name(ticket.model), ticket.tenant_id, ticket.max_output_tokens, run.output_tokens
                     )
         for worker_id, done in steps.items():
-            for run in self.accounting.apply_worker_steps(worker_id, done):
-                self.model_queues.charge(run.ticket, run.cost)
+            for grown in self.accounting.apply_worker_steps(worker_id, done):
+                self.model_queues.charge(grown.ticket, grown.cost)
         return []
 
     def on_place(self, scheduler: str, lease: Lease, now: float) -> list[Effect]:
@@ -221,21 +229,45 @@ class TicketBook:
 
     # Time.
 
+    def has_due_work(self, now: float) -> bool:
+        """Whether `run_slice` has to be called before the next tick."""
+        return self._transitions.has_due_work(now)
+
+    def run_slice(self, now: float) -> list[Effect]:
+        """Do a bounded part of the work that is due. A slice takes some milliseconds."""
+        return self._transitions.run_slice(now)
+
     def tick(self, now: float) -> list[Effect]:
         """Shed expired tickets, and end pauses. Called several times a second."""
         effects = self._transitions.tick(now)
+        if self._is_catalog_due:
+            self._is_catalog_due = False
+            effects.append(CatalogUpdate("", self._models))
         for run in self.accounting.expire(now):
             self.model_queues.charge(run.ticket, run.cost)
         return effects
 
     # Admission.
 
-    def _predict(self, ticket: QueuedTicket, now: float) -> Prediction:
+    def _readmit(self, ticket: QueuedTicket, now: float) -> list[Effect]:
+        """Admit a ticket that a shard has admitted before. Only its deadline can end its wait.
+
+        It is neither predicted nor compared with the limits of the queue: after the loss of a shard, very many tickets
+        arrive at once, and a rejection would break the promise of the earlier admission.
+        """
+        self._classify(ticket)
+        ticket.lease_deadline = ticket.deadline
+        return self._add(ticket, now, _queued_effect(ticket, Prediction(self.model_queues.waiting.tickets)))
+
+    def _classify(self, ticket: QueuedTicket) -> None:
         # By name, because a new version of a model begins with the lengths of its predecessor.
         ticket.predicted_output = self.output_lengths.predict(
             model_name(ticket.model), ticket.tenant_id, ticket.max_output_tokens
         )
         ticket.is_express = self.model_queues[ticket.model].policy.is_express(ticket)
+
+    def _predict(self, ticket: QueuedTicket, now: float) -> Prediction:
+        self._classify(ticket)
         prediction = self.model_queues.predict(ticket, now)
         ticket.predicted_wait = prediction.wait or 0.0
         ticket.raw_wait, ticket.raw_ttft = prediction.raw_wait, prediction.raw_ttft
@@ -263,15 +295,17 @@ class TicketBook:
         return effects
 
     def _admit(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> list[Effect]:
+        self._admission.on_admitted(ticket, prediction, now)
+        windows = partial(self._admission.rejection_windows, ticket, now)
+        return self._add(ticket, now, _queued_effect(ticket, prediction, windows))
+
+    def _add(self, ticket: QueuedTicket, now: float, queued: Queued) -> list[Effect]:
         self._arrivals += 1
         ticket.arrived, ticket.arrival_number = now, self._arrivals
-        self.tickets[ticket.ticket_id] = ticket
-        self._transitions.expirations.schedule_expiration(ticket)
-        self._admission.on_admitted(ticket, prediction, now)
+        self._transitions.add(ticket)
         self.schedulers.poison.probation.on_admitted(ticket)
         self.model_queues.adjust_totals(ticket, 1)
         self._transitions.enlist(ticket, now)
-        queued = _queued_effect(ticket, prediction, partial(self._admission.rejection_windows, ticket, now))
         return [queued, *self._transitions.dispatch(ticket.model, now)]
 
     def _on_catalog_changed(self, now: float) -> list[Effect]:
@@ -281,10 +315,15 @@ class TicketBook:
         for model in self.model_queues.forget_unserved(served):
             self.counters.leased_by_model.pop(model, None)
         effects = self._transitions.drop_refused(self._transitions.refused_tickets.values())
-        if models != self._models:
-            self._models = models
-            effects.append(CatalogUpdate("", models))
-        return effects
+        is_due_now = _cards_of(models) != _cards_of(self._models)
+        self._is_catalog_due = not is_due_now and (self._is_catalog_due or models != self._models)
+        self._models = models
+        return [*effects, CatalogUpdate("", models)] if is_due_now else effects
+
+
+def _cards_of(entries: Iterable[CatalogEntry]) -> list[tuple[str, str]]:
+    """Return the models and their cards. Edges receive changes of these at once, and changes of hints at a tick."""
+    return [(each.model, each.card_digest) for each in entries]
 
 
 def _queued_effect(

@@ -32,8 +32,9 @@ class TicketExpirations:
         while (entry := self.lease_deadlines.first()) and entry[0] <= now:
             yield entry[-1]
 
-    def has_overdue(self, now: float) -> bool:
-        return next(self.overdue(now), None) is not None
+    def has_due(self, now: float) -> bool:
+        """Whether a ticket is past its lease deadline, or a pause has ended."""
+        return any((entry := timers.first()) and entry[0] <= now for timers in (self.lease_deadlines, self.pauses))
 
     def pop_unpaused(self, now: float) -> Iterator[QueuedTicket]:
         """Yield, once each, the tickets whose pause has ended."""

@@ -1,7 +1,7 @@
 """Recently leased tickets, so that a withdrawal reaches the scheduler that placed the ticket."""
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,13 +23,15 @@ class RecentLeases:
 
     ttl: float  # s; above the lease TTL of schedulers
     _leases: OrderedDict[str, RecentLease] = field(default_factory=OrderedDict)
+    _by_edge: dict[str, dict[str, None]] = field(default_factory=dict)  # tickets by edge; only edges with any
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def record(self, ticket: QueuedTicket, scheduler: str, now: float) -> None:
+        self.pop(ticket.ticket_id)
         self._leases[ticket.ticket_id] = RecentLease(scheduler, ticket.edge, now + self.ttl, ticket.fingerprint)
-        self._leases.move_to_end(ticket.ticket_id)
+        self._by_edge.setdefault(ticket.edge, {})[ticket.ticket_id] = None
 
     def contains(self, ticket_id: str) -> bool:
         return ticket_id in self._leases
@@ -37,14 +39,20 @@ class RecentLeases:
     def pop(self, ticket_id: str) -> str:
         """Remove a ticket and return the scheduler that placed it; empty if the lease is not recent."""
         lease = self._leases.pop(ticket_id, None)
-        return lease.scheduler if lease else ""
+        if lease is None:
+            return ""
+        of_edge = self._by_edge[lease.edge]
+        del of_edge[ticket_id]
+        if not of_edge:
+            del self._by_edge[lease.edge]
+        return lease.scheduler
 
-    def of_edge(self, edge: str) -> list[str]:
-        return [ticket_id for ticket_id, each in self._leases.items() if each.edge == edge]
+    def of_edge(self, edge: str) -> Iterator[str]:
+        return iter(self._by_edge.get(edge, ()))
 
     def with_fingerprints(self, fingerprints: Container[int]) -> dict[str, RecentLease]:
         return {key: each for key, each in self._leases.items() if each.fingerprint in fingerprints}
 
     def expire(self, now: float) -> None:
         while self._leases and next(iter(self._leases.values())).expires_at <= now:
-            self._leases.popitem(last=False)
+            self.pop(next(iter(self._leases)))

@@ -1,6 +1,7 @@
 """All transitions of the tickets of a shard between listed, paused, offered, leased and removed."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -13,6 +14,7 @@ from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.schedulers import SchedulerSessions
 from penstock.queue.ticket import QueuedTicket
+from penstock.queue.tickets.edge_tickets import EdgeTickets
 from penstock.queue.tickets.expirations import TicketExpirations
 from penstock.queue.tickets.recent_leases import RecentLeases
 
@@ -36,7 +38,28 @@ class ShardCounters:
         self.shed_by_class[key] = self.shed_by_class.get(key, 0) + 1
 
 
-MAX_DROPS_PER_TICK = 1_000  # tickets per tick and reason, so that the stream of an edge does not overflow
+# Tickets that one slice of work drops for each reason, removes without a frame per ticket, or compares. A slice takes
+# some milliseconds, and the event loop runs other work between two slices.
+MAX_DROPPED_PER_SLICE = 128
+MAX_REMOVED_PER_SLICE = 512
+MAX_SCANNED_PER_SLICE = 4_096
+
+
+@dataclass(slots=True)
+class DispatchHolds:
+    """The tickets that a dispatch holds back instead of offering them, up to a limit."""
+
+    hold: Callable[[QueuedTicket], bool]
+    held: int = 0
+
+    def __call__(self, ticket: QueuedTicket) -> bool:
+        is_held = self.hold(ticket)
+        self.held += is_held
+        return is_held
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.held >= MAX_DROPPED_PER_SLICE
 
 
 class TicketTransitions:
@@ -60,38 +83,72 @@ class TicketTransitions:
         self._availability = availability
         self._admission = admission
         self._suspended_tenants: set[str] = set()  # whose waiting tickets are to be dropped
+        self._edges = EdgeTickets(recent_leases)
+        self._poison_scans: deque[tuple[Iterator[QueuedTicket], frozenset[int]]] = deque()  # tickets, fingerprints
         self._timed_out_models: list[str] = []
-        self._undispatched_models: set[str] = set()  # dispatch is due at the next tick
+        self._undispatched_models: set[str] = set()  # dispatch is due in the next slice
 
     def dispatch(self, model: str, now: float) -> list[Effect]:
-        """Offer waiting tickets of a model, after all overdue tickets were dropped."""
-        effects = self.drop_overdue(now)
-        if self.expirations.has_overdue(now):
+        """Offer waiting tickets of a model. Tickets that must not be offered are removed or paused when met."""
+        dropped: list[Effect] = []
+        holds = DispatchHolds(partial(self._hold, now=now, dropped=dropped))
+        offers = self._model_queues.dispatch(model, now, holds)
+        if holds.is_exhausted:
             self._undispatched_models.add(model)
-            return effects
-        return [*effects, *self._model_queues.dispatch(model, now, partial(self._pause_if_blocked, now=now))]
+        return [*dropped, *offers]
 
     def drop_overdue(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for ticket in islice(self.expirations.overdue(now), MAX_DROPS_PER_TICK):
+        for ticket in islice(self.expirations.overdue(now), MAX_DROPPED_PER_SLICE):
             effects += self.drop(ticket, self._admission.expiration_error(ticket, now))
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """End pauses, offer tickets of undispatched models, and drop tickets of timed-out models."""
-        effects = self.drop_overdue(now)
-        for ticket in self.expirations.pop_unpaused(now):
+        """Find the models that have timed out, and run a slice of the work that is due."""
+        self._timed_out_models += self._availability.pop_timed_out(now)
+        self._recent_leases.expire(now)
+        return [*self._drop_suspended(now), *self.run_slice(now)]
+
+    def has_due_work(self, now: float) -> bool:
+        """Whether another slice is due before the next tick."""
+        return bool(
+            self._edges.has_orphans
+            or self._poison_scans
+            or self._timed_out_models
+            or self._undispatched_models
+            or self.expirations.has_due(now)
+        )
+
+    def run_slice(self, now: float) -> list[Effect]:
+        """Do a bounded part of the work that is due: removals, ends of pauses, and delayed dispatches."""
+        effects = [*self.drop_overdue(now), *self.remove_orphans(), *self._drop_poisonous()]
+        for ticket in islice(self.expirations.pop_unpaused(now), MAX_REMOVED_PER_SLICE):
             self.enlist(ticket, now)
             self._undispatched_models.add(ticket.model)
         models, self._undispatched_models = sorted(self._undispatched_models), set()
         for model in models:
             effects += self.dispatch(model, now)
-        self._timed_out_models += self._availability.pop_timed_out(now)
-        for ticket in islice(self._tickets_of_timed_out_models(), MAX_DROPS_PER_TICK):
+        for ticket in islice(self._tickets_of_timed_out_models(), MAX_DROPPED_PER_SLICE):
             effects += self.drop(ticket, NoWorker.at_present(ticket.model, self._availability.timeout))
-        effects += self._drop_suspended(now)
-        self._recent_leases.expire(now)
         return effects
+
+    def on_edge_lost(self, edge: str) -> list[Effect]:
+        """Remove the tickets of an edge, over as many slices as it takes. None of them is offered meanwhile."""
+        self._edges.on_edge_lost(edge)
+        return self.remove_orphans()
+
+    def remove_orphans(self) -> list[Effect]:
+        """Remove tickets of lost edges.
+
+        No telemetry is recorded per ticket: an edge may have very many, and the traces of its requests ended with it.
+        """
+        effects = self.withdraw(self._edges.next_orphans(MAX_REMOVED_PER_SLICE), "EDGE_LOST")
+        return [each for each in effects if not isinstance(each, TicketRemoved)]
+
+    def add(self, ticket: QueuedTicket) -> None:
+        self.tickets[ticket.ticket_id] = ticket
+        self._edges.add(ticket)
+        self.expirations.schedule_expiration(ticket)
 
     def enlist(self, ticket: QueuedTicket, now: float) -> None:
         self._availability.await_model(ticket.model, now)
@@ -109,12 +166,22 @@ class TicketTransitions:
         else:
             self.enlist(ticket, now)
 
-    def _pause_if_blocked(self, ticket: QueuedTicket, now: float) -> bool:
-        """Pause a ticket that may crash an engine. It is checked again after the pause."""
-        is_blocked = self._schedulers.poison.is_blocked(ticket, now) or ticket.tenant_id in self._suspended_tenants
-        if is_blocked:
+    def _hold(self, ticket: QueuedTicket, now: float, dropped: list[Effect]) -> bool:
+        """Remove a taken ticket that is overdue or whose edge is lost; pause one that may crash an engine.
+
+        Return whether it must not be offered. A paused ticket is checked again after the pause.
+        """
+        if self._edges.is_orphan(ticket):
+            self._model_queues.charge(ticket, 0.0)
+            self._remove(ticket, "EDGE_LOST")
+        elif 0 < ticket.lease_deadline <= now:
+            self._model_queues.charge(ticket, 0.0)
+            dropped += self.drop(ticket, self._admission.expiration_error(ticket, now))
+        elif self._schedulers.poison.is_blocked(ticket, now) or ticket.tenant_id in self._suspended_tenants:
             self._pause(ticket, now)
-        return is_blocked
+        else:
+            return False
+        return True
 
     def _pause(self, ticket: QueuedTicket, now: float) -> None:
         self._model_queues.charge(ticket, 0.0)
@@ -153,6 +220,7 @@ class TicketTransitions:
             session.offered.discard(ticket.ticket_id)
         self.refused_tickets.pop(ticket.ticket_id, None)
         del self.tickets[ticket.ticket_id]
+        self._edges.discard(ticket)
         return TicketRemoved(ticket, reason)
 
     def retry_refused(self, scheduler: str, now: float) -> list[Effect]:
@@ -176,8 +244,9 @@ class TicketTransitions:
         """
         if not is_confirmed_by_fingerprint:
             return []
-        confirmed = [each for each in self.tickets.values() if is_confirmed_by_fingerprint.get(each.fingerprint)]
-        dropped = [effect for ticket in confirmed for effect in self.drop(ticket, PoisonConfirmed())]
+        if confirmed := frozenset(key for key, is_confirmed in is_confirmed_by_fingerprint.items() if is_confirmed):
+            self._poison_scans.append((iter(list(self.tickets.values())), confirmed))
+        dropped = self._drop_poisonous()
         leases = self._recent_leases.with_fingerprints(is_confirmed_by_fingerprint)
         revocable = [key for key, each in leases.items() if each.scheduler in self._schedulers]
         others = [
@@ -199,11 +268,29 @@ class TicketTransitions:
         effects: list[Effect] = []
         if self._suspended_tenants:
             found = [each for each in self.tickets.values() if each.tenant_id in self._suspended_tenants]
-            for ticket in found[:MAX_DROPS_PER_TICK]:
+            for ticket in found[:MAX_DROPPED_PER_SLICE]:
                 if error := self._schedulers.poison.probation.suspension(ticket.tenant_id, now):
                     effects += self.drop(ticket, error)
-            if len(found) <= MAX_DROPS_PER_TICK:
+            if len(found) <= MAX_DROPPED_PER_SLICE:
                 self._suspended_tenants.clear()
+        return effects
+
+    def _drop_poisonous(self) -> list[Effect]:
+        """Drop tickets of confirmed poison requests. Tickets that were not compared yet are not offered either."""
+        if not self._poison_scans:
+            return []
+        tickets, fingerprints = self._poison_scans[0]
+        effects: list[Effect] = []
+        dropped = scanned = 0
+        for ticket in islice(tickets, MAX_SCANNED_PER_SLICE):
+            scanned += 1
+            if ticket.fingerprint in fingerprints and self._contains(ticket):
+                effects += self.drop(ticket, PoisonConfirmed())
+                dropped += 1
+            if dropped == MAX_DROPPED_PER_SLICE:
+                return effects
+        if scanned < MAX_SCANNED_PER_SLICE:
+            self._poison_scans.popleft()
         return effects
 
     def _tickets_of_timed_out_models(self) -> Iterator[QueuedTicket]:

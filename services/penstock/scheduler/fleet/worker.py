@@ -6,6 +6,7 @@ from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.queue_pb2 import WorkerSteps
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, Profile
 from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.scheduler.leases import LeaseEntry
 
 # Assumed until the first load report.
 DEFAULT_PREFILL_TOKENS_PER_S = 4_000.0  # tokens/s
@@ -71,6 +72,7 @@ class Worker:
     unstarted_tokens: int = 0  # prompt tokens of leases that have not started
     started_tokens: int = 0  # prompt tokens of leases that have started since its last load report
     reported_steps: dict[str, int] = field(default_factory=dict)  # steps last reported, by shard
+    numbered_leases: dict[int, LeaseEntry] = field(default_factory=dict)  # by their numbers on this stream
     changed_workers: list["Worker"] = field(default_factory=list)  # list of its pool, to which it is added on a change
     is_marked_changed: bool = False
     _slots: int = field(init=False)
@@ -111,6 +113,15 @@ class Worker:
             self.promised_blocks -= self.promised.pop(lease_id)
             self._update_capacity()
 
+    def number_lease(self, number: int, entry: LeaseEntry) -> None:
+        """Name a lease by a number in later progress of this stream."""
+        entry.worker_number = number
+        self.numbered_leases[number] = entry
+
+    def forget_number(self, entry: LeaseEntry) -> None:
+        if self.numbered_leases.get(entry.worker_number) is entry:
+            del self.numbered_leases[entry.worker_number]
+
     def add_unstarted_tokens(self, prompt_tokens: int) -> None:
         """Add the prompt of a new lease. A negative value removes the prompt of a lease that will not start."""
         self.unstarted_tokens += prompt_tokens
@@ -148,6 +159,10 @@ class Worker:
     def on_load_report(self, report: LoadReport) -> None:
         self.report, self.started_tokens = report, 0
         self.mark_changed()
+
+    def on_steps(self, steps: int) -> None:
+        """Record the steps that it has done, of a report that is newer than its last load report."""
+        self.report.steps = max(self.report.steps, steps)
 
     def steps_update_for(self, queue: str) -> WorkerSteps | None:
         """Return the steps to report to a shard, and record them as reported; None if there are too few new steps."""

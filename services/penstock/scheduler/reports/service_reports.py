@@ -1,56 +1,77 @@
 """Service reports: the service that tickets have received, for the shards that offered them. `now` is in s."""
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from penstock.mesh.v1.queue_pb2 import ServedTicket
+from penstock.mesh.v1.queue_pb2 import OutputProgress, ServedTicket, WorkerSteps
+from penstock.mesh.v1.scheduler_pb2 import Progress
 from penstock.scheduler.effects import SendServiceReport
 from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseEntry
 
 RESEND_WINDOW_S = 5.0  # s in which ends are sent again if the stream breaks; later ones were received
 ABSENT_QUEUE_TTL_S = 30.0  # s for which reports are kept for a disconnected shard
+MAX_REPORTED_TICKETS = 4_096  # tickets of one frame, so that a frame does not hold the loop of the shard
 
 
 @dataclass(slots=True)
 class ServiceReports:
-    """The latest report of each attempt that was not sent yet, by shard."""
+    """The latest service of each lease that was not sent yet, by shard.
 
-    _pending: dict[str, dict[tuple[str, int], ServedTicket]] = field(default_factory=dict)  # shard: ticket and attempt
+    A shard receives a lease in full first, with a number that names it on this stream. Output of a lease that the shard
+    knows is sent by number, as parallel arrays.
+    """
+
+    _pending: dict[str, dict[str, LeaseEntry]] = field(default_factory=dict)  # to be sent in full, by shard and id
+    _output: dict[str, list[OutputProgress]] = field(default_factory=dict)  # to be sent by number, by connected shard
+    _streams: dict[str, int] = field(default_factory=dict)  # number of the stream of each connected shard
+    _last_stream: int = 0
+    _last_number: int = 0
     _absent_since: dict[str, float] = field(default_factory=dict)  # s, by shard
     _last_sent_at: float = 0.0  # s; time of the latest tick
-    _recent_ends: deque[tuple[float, str, ServedTicket]] = field(default_factory=deque)  # s of sending, shard, report
+    _recent_ends: deque[tuple[float, str, LeaseEntry]] = field(default_factory=deque)  # s of sending, shard, lease
 
     def __len__(self) -> int:
-        return sum(len(tickets) for tickets in self._pending.values())
+        by_number = sum(len(each.ticket_numbers) for reports in self._output.values() for each in reports)
+        return by_number + sum(len(leases) for leases in self._pending.values())
 
     def record(self, entry: LeaseEntry, *, ended: bool = False) -> None:
-        """Record the service of a lease. A report without `ended` overrides an earlier report of its end."""
-        report = ServedTicket(
-            ticket_id=entry.ticket_id,
-            attempt=entry.attempt,
-            prompt_tokens=entry.served_prompt_tokens,
-            output_tokens=entry.served_output_tokens,
-            ended=ended,
-            worker_steps=entry.served_at_step,
-        )
-        if entry.first_token_after:
-            report.first_token_after.CopyFrom(entry.first_token_after)
-        self._pending.setdefault(entry.queue, {})[entry.ticket_id, entry.attempt] = report
+        """Record the service of a lease in full. A report without `ended` overrides an earlier report of its end."""
+        entry.has_ended = ended
+        self._pending.setdefault(entry.queue, {})[entry.lease_id] = entry
+
+    def record_output(self, leases: Mapping[int, LeaseEntry], progress: Progress, steps: int) -> None:
+        """Record the output of leases of one worker that has done `steps` steps. `leases`: by the worker's numbers."""
+        by_stream = {stream: (list[int](), list[int]()) for stream in self._streams.values()}
+        for number, output_tokens in zip(progress.lease_numbers[:], progress.output_tokens[:], strict=False):
+            entry = leases.get(number)
+            if entry is None:
+                continue
+            entry.served_output_tokens, entry.served_at_step = output_tokens, steps
+            known = by_stream.get(entry.report_stream)
+            if known is None:
+                self.record(entry)
+            else:
+                known[0].append(entry.report_number)
+                known[1].append(output_tokens)
+        for queue, stream in self._streams.items():
+            numbers, tokens = by_stream[stream]
+            if numbers:
+                output = OutputProgress(ticket_numbers=numbers, output_tokens=tokens, worker_steps=steps)
+                self._output.setdefault(queue, []).append(output)
 
     def pop_all(self, connected: Container[str], now: float) -> list[SendServiceReport]:
         """Return the reports for connected shards, and keep those for absent shards for ABSENT_QUEUE_TTL_S."""
         self._last_sent_at = now
-        queues = [queue for queue in self._pending if queue in connected]
-        reports = [SendServiceReport(queue, tuple(self._pending.pop(queue).values())) for queue in queues]
+        queues = [queue for queue in dict.fromkeys((*self._output, *self._pending)) if queue in connected]
+        reports = [report for queue in queues for report in self._pop(queue)]
         since = {queue: self._absent_since.get(queue, now) for queue in self._pending}
         for queue, lost_at in since.items():
             if lost_at + ABSENT_QUEUE_TTL_S <= now:
                 del self._pending[queue]
         self._absent_since = {queue: lost_at for queue, lost_at in since.items() if queue in self._pending}
-        for report in reports:
-            self._record_ends(report)
         while self._recent_ends and self._recent_ends[0][0] + RESEND_WINDOW_S <= now:
             self._recent_ends.popleft()
         return reports
@@ -62,20 +83,73 @@ class ServiceReports:
         reports earlier than the others, its tenants would be charged earlier.
         """
         steps = worker.steps_update_for(queue) if queue else None
-        if not queue or not steps:
-            return []
-        report = SendServiceReport(queue, tuple(self._pending.pop(queue, {}).values()), (steps,))
-        self._record_ends(report)
-        return [report]
+        return self._pop(queue, steps) if queue and steps else []
 
-    def _record_ends(self, report: SendServiceReport) -> None:
-        self._recent_ends.extend((self._last_sent_at, report.queue, each) for each in report.tickets if each.ended)
+    def _pop(self, queue: str, steps: WorkerSteps | None = None) -> list[SendServiceReport]:
+        """Return all that a shard was not sent yet. Output by number comes first, because it may be of ended leases."""
+        stream, leases = self._streams.get(queue, 0), self._pending.pop(queue, {}).values()
+        self._recent_ends.extend((self._last_sent_at, queue, each) for each in leases if each.has_ended)
+        tickets = list(_batches([self._full_report(entry, stream) for entry in leases]))
+        output = list(_portions(self._output.pop(queue, [])))
+        if len(tickets) == len(output) == 1:
+            reports = [SendServiceReport(queue, tickets[0], progress=output[0])]
+        else:
+            reports = [SendServiceReport(queue, (), progress=each) for each in output]
+            reports += [SendServiceReport(queue, each) for each in tickets]
+        if steps:
+            reports = reports or [SendServiceReport(queue, ())]
+            reports[-1].workers = (steps,)
+        return reports
+
+    def _full_report(self, entry: LeaseEntry, stream: int) -> ServedTicket:
+        """Return the report of a lease, and number the lease on this stream if it runs."""
+        if not entry.has_ended and entry.report_stream != stream:
+            self._last_number += 1
+            entry.report_stream, entry.report_number = stream, self._last_number
+        report = ServedTicket(
+            ticket_id=entry.ticket_id,
+            attempt=entry.attempt,
+            prompt_tokens=entry.served_prompt_tokens,
+            output_tokens=entry.served_output_tokens,
+            ended=entry.has_ended,
+            worker_steps=entry.served_at_step,
+            number=0 if entry.has_ended else entry.report_number,
+        )
+        if entry.first_token_after:
+            report.first_token_after.CopyFrom(entry.first_token_after)
+        return report
+
+    def on_queue_connected(self, queue: str) -> None:
+        self._last_stream += 1
+        self._streams[queue] = self._last_stream
 
     def on_queue_disconnected(self, queue: str) -> None:
         """Keep recent ends to be sent again, because they may be lost with the stream. Shards ignore duplicates."""
+        self._streams.pop(queue, None)
+        self._output.pop(queue, None)  # the next stream has other numbers; later reports are totals, too
         pending = self._pending.setdefault(queue, {})
-        for _, shard, ticket in self._recent_ends:
+        for _, shard, entry in self._recent_ends:
             if shard == queue:
-                pending.setdefault((ticket.ticket_id, ticket.attempt), ticket)
+                pending.setdefault(entry.lease_id, entry)
         if not pending:
             del self._pending[queue]
+
+
+def _portions(output: Sequence[OutputProgress]) -> Iterator[tuple[OutputProgress, ...]]:
+    """Yield the reports in portions of about MAX_REPORTED_TICKETS tickets. A report has the tickets of one worker."""
+    taken: list[OutputProgress] = []
+    tickets = 0
+    for each in output:
+        taken.append(each)
+        tickets += len(each.ticket_numbers)
+        if tickets >= MAX_REPORTED_TICKETS:
+            yield tuple(taken)
+            taken, tickets = [], 0
+    if taken:
+        yield tuple(taken)
+
+
+def _batches(tickets: Sequence[ServedTicket]) -> Iterator[tuple[ServedTicket, ...]]:
+    remaining = iter(tickets)
+    while batch := tuple(islice(remaining, MAX_REPORTED_TICKETS)):
+        yield batch

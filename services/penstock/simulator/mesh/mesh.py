@@ -6,7 +6,8 @@ A link has a delay of `link_delay` each way and keeps the order of frames. Every
 from collections.abc import Callable, Sequence
 
 from penstock.edge.upstreams.hashing import shard_for
-from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, ServedLease
+from penstock.mesh.v1.queue_pb2 import ServiceReport
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Progress, ServedLease
 from penstock.queue import effects as queue_out
 from penstock.queue.errors import AdmissionRejected
 from penstock.queue.frames import head_message
@@ -181,7 +182,8 @@ class SimMesh:
             case scheduler_out.SendVirtualTimes():
                 self._send(self.shards[effect.queue].on_virtual_times, effect.times)
             case scheduler_out.SendServiceReport():
-                self._send(self.shards[effect.queue].on_service_report, effect.tickets, effect.workers)
+                report = ServiceReport(tickets=effect.tickets, workers=effect.workers, progress=effect.progress)
+                self._send(self.shards[effect.queue].on_service_report, scheduler, report)
             case scheduler_out.CatalogUpdate():
                 for shard in self.shards.values():
                     self._send(shard.on_catalog, scheduler, effect.entries)
@@ -194,11 +196,11 @@ class SimMesh:
     def send_started(self, worker: str, lease_id: str) -> None:
         self._send(self._scheduler_of[worker].on_lease_started, worker, lease_id)
 
-    def send_progress(self, worker: str, served: Sequence[ServedLease]) -> None:
-        self._send(self._scheduler_of[worker].on_progress, worker, served)
+    def send_progress(self, worker: str, progress: Progress) -> None:
+        self._send(self._scheduler_of[worker].on_progress, worker, progress)
 
-    def send_released(self, worker: str, served: Sequence[ServedLease]) -> None:
-        self._send(self._scheduler_of[worker].on_leases_released, worker, served)
+    def send_released(self, worker: str, served: Sequence[ServedLease], steps: int) -> None:
+        self._send(self._scheduler_of[worker].on_leases_released, worker, served, steps)
 
     def send_report(self, worker: str, report: LoadReport) -> None:
         self._send(self._scheduler_of[worker].on_load_report, worker, report)

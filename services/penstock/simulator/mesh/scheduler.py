@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, Progress, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler import effects as out
 from penstock.scheduler.dispatcher import Dispatcher
@@ -75,13 +75,14 @@ class SimScheduler:
         if worker in self.dispatcher.fleet:
             self.dispatcher.on_lease_started(worker, lease_id)
 
-    def on_progress(self, worker: str, served: Sequence[ServedLease]) -> None:
+    def on_progress(self, worker: str, progress: Progress) -> None:
         if worker in self.dispatcher.fleet:
-            self.dispatcher.on_progress(worker, served)
+            self.dispatcher.on_progress(worker, progress)
 
-    def on_leases_released(self, worker: str, served: Sequence[ServedLease]) -> None:
+    def on_leases_released(self, worker: str, served: Sequence[ServedLease], steps: int) -> None:
         if worker in self.dispatcher.fleet:
-            self._perform(self.dispatcher.on_leases_released(worker, [each.lease_id for each in served], served))
+            leases = [each.lease_id for each in served]
+            self._perform(self.dispatcher.on_leases_released(worker, leases, served, steps))
 
     def _tick(self) -> None:
         self._perform(self.dispatcher.tick(self._events.now))

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import PoolStats, ServedTicket, VirtualTime, WorkerSteps
+from penstock.mesh.v1.queue_pb2 import PoolStats, ServiceReport, VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.admission.admission import QueueLimits
-from penstock.queue.frames import pool_stats_of, served_tickets_of, worker_steps_of
+from penstock.queue.frames import output_progress_of, pool_stats_of, served_tickets_of, worker_steps_of
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.schedulers import Credit
 from penstock.queue.ticket import QueuedTicket
@@ -86,8 +86,9 @@ class SimShard:
     def on_virtual_times(self, times: Iterable[VirtualTime]) -> None:
         self._perform(self.book.on_virtual_times(times))
 
-    def on_service_report(self, tickets: Iterable[ServedTicket], workers: Iterable[WorkerSteps]) -> None:
-        self._perform(self.book.on_service_report(served_tickets_of(tickets), worker_steps_of(workers)))
+    def on_service_report(self, scheduler: str, report: ServiceReport) -> None:
+        tickets, steps = served_tickets_of(report.tickets), worker_steps_of(report.workers)
+        self._perform(self.book.on_service_report(tickets, steps, output_progress_of(report.progress), scheduler))
 
     def on_place(self, scheduler: str, lease: Lease) -> None:
         self._perform(self.book.on_place(scheduler, lease, self._events.now))
@@ -103,6 +104,8 @@ class SimShard:
 
     def _send_heads(self) -> None:
         self._is_head_update_scheduled = False
+        if self.book.has_due_work(self._events.now):
+            self._perform(self.book.run_slice(self._events.now))
         for head in self.book.model_queues.head_updates():
             self._peers.send_to_scheduler(self.name, head)
 

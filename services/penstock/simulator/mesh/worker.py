@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.mesh.v1.scheduler_pb2 import LoadReport as LoadReportMessage
-from penstock.mesh.v1.scheduler_pb2 import PrefixCacheUpdate, Profile, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import PrefixCacheUpdate, Profile, Progress, ServedLease
 from penstock.simulator.mesh.engine import NO_STEP, EngineModel, ExactEngine, SimRun, SimStepResult
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.fast_engine import FastEngine, FastForward, ForecastingThroughput
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.frames import lease_progress_message, report_message
+from penstock.worker.frames import lease_progress_message, progress_message, report_message
 from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheTracker
-from penstock.worker.scheduler_session.progress import PROGRESS_INTERVAL_S
+from penstock.worker.scheduler_session.progress import ProgressReporter
 
 MODEL = "simulated"
 
@@ -25,9 +25,9 @@ class WorkerPeers(Protocol):
 
     def send_started(self, worker: str, lease_id: str) -> None: ...
 
-    def send_progress(self, worker: str, served: Sequence[ServedLease]) -> None: ...
+    def send_progress(self, worker: str, progress: Progress) -> None: ...
 
-    def send_released(self, worker: str, served: Sequence[ServedLease]) -> None: ...
+    def send_released(self, worker: str, served: Sequence[ServedLease], steps: int) -> None: ...
 
     def send_report(self, worker: str, report: LoadReportMessage) -> None: ...
 
@@ -88,7 +88,7 @@ class SimWorker:
         self._cache_tracker = PrefixCacheTracker()
         self._has_shared_blocks = False  # whether any block has been cached for other prompts
         self._last_report: LoadReport | None = None
-        self._progress_sent_at = 0.0  # s
+        self._progress = ProgressReporter()
         self._step_counts = StepResult(0)  # reused for every step; only its counts are read
 
     @property
@@ -172,7 +172,7 @@ class SimWorker:
         if len(durations) < 2:
             return None
         return self._throughput.fast_forward(
-            decodes, durations, self._last_report, self._events.now, self._progress_sent_at + PROGRESS_INTERVAL_S
+            decodes, durations, self._last_report, self._events.now, self._progress.due_at
         )
 
     def _schedule_fast_forward(self, fast_forward: FastForward) -> None:
@@ -212,22 +212,22 @@ class SimWorker:
         if self._is_observed:
             self._peers.on_step(self)
         if ended := [*stepped.finished, *stepped.cancelled]:
-            self._peers.send_released(self.name, [self._served_message(run) for run in ended])
+            served = [lease_progress_message(self._progress_of(run)) for run in ended]
+            self._peers.send_released(self.name, served, self._throughput.steps + 1)
         for run in ended:
             del self.runs[run.run_id], self.leases[run.run_id], self._arrived_at[run.run_id]
             self._peers.send_run_ended(self, run)
         self._send_report(stepped)
         if self._has_shared_blocks or stepped.cache_changes:
             self._send_cache_changes(stepped)
-        if self._events.now >= self._progress_sent_at + PROGRESS_INTERVAL_S:
-            self._send_progress()
+        self._send_progress()
         self._is_stepping = False
         self._start_step()
 
-    def _served_message(self, run: SimRun) -> ServedLease:
+    def _progress_of(self, run: SimRun) -> LeaseProgress:
         emitted = self.emitted_tokens(run)
         first = self.step_ends[run.first_token_step] - self._arrived_at[run.run_id] if emitted else None
-        return lease_progress_message(LeaseProgress(self.leases[run.run_id], run.prefilled_tokens, emitted, first))
+        return LeaseProgress(self.leases[run.run_id], run.prefilled_tokens, emitted, first)
 
     def _send_cache_changes(self, stepped: SimStepResult) -> None:
         self._has_shared_blocks = True
@@ -236,9 +236,8 @@ class SimWorker:
             self._peers.send_cache_update(self.name, PrefixCacheUpdate(**delta._asdict()))
 
     def _send_progress(self) -> None:
-        self._progress_sent_at = self._events.now
-        if served := [self._served_message(run) for run in self.runs.values() if run.prefilled_tokens]:
-            self._peers.send_progress(self.name, served)
+        if report := self._progress.take_due(map(self._progress_of, self.runs.values()), self._events.now):
+            self._peers.send_progress(self.name, progress_message(report, self._throughput.steps))
 
     def _record_step(self, prefill_tokens: int, decodes: int, duration: float) -> None:
         self._step_counts.prefill_tokens, self._step_counts.decode_seqs = prefill_tokens, decodes

@@ -65,7 +65,6 @@ class Run:
     original_spec: SequenceSpec | None = None  # as received, if `spec` is the remainder after an engine crash
     cached_tokens: int = 0  # tokens of the prompt found in the prefix cache
     prefilled_tokens: int = 0  # tokens of the prompt that were computed, each counted once
-    last_reported: LeaseProgress | None = None  # the progress last sent to the scheduler
     attempt: int = 0  # from the lease's announcement, like `queue_id`
     queue_id: str = ""
     admitted_at: float | None = None

@@ -21,15 +21,15 @@ from penstock.v1.stream_pb2 import Hello
 from penstock.worker.frames import (
     poison_update_frame,
     prefix_cache_frame,
-    progress_frame,
+    progress_message,
     released_frame,
     report_frame,
 )
 from penstock.worker.quarantine.poison_list import PoisonReport
 from penstock.worker.runs.effects import LeasesReleased
-from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta
+from penstock.worker.scheduler_session.progress import ProgressReport
 
 DISCONNECT_TIMEOUT_S = 1.0  # for the scheduler to close the stream after our `end`
 
@@ -97,15 +97,16 @@ class SchedulerClient:
     def send_started(self, lease_id: str) -> None:
         self._send(pb.AttachRequest(started=pb.Started(lease_id=lease_id)))
 
-    def send_released(self, released: LeasesReleased) -> None:
-        self._send(released_frame(released))
+    def send_released(self, released: LeasesReleased, steps: int) -> None:
+        self._send(released_frame(released, steps))
 
     def send_poison_reports(self, reports: Sequence[PoisonReport]) -> None:
         """Send the reports at once; the profile of the next attachment has them, too."""
         self._send(poison_update_frame(reports))
 
-    def send_progress(self, leases: Sequence[LeaseProgress]) -> None:
-        self._send(progress_frame(leases))
+    def send_progress(self, report: ProgressReport, steps: int) -> None:
+        """`steps`: engine steps, as in the load report."""
+        self._send(pb.AttachRequest(progress=progress_message(report, steps)))
 
     def send_prefix_cache_delta(self, delta: PrefixCacheDelta) -> None:
         self._send(prefix_cache_frame(delta))

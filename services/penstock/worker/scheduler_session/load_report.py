@@ -6,8 +6,8 @@ from penstock.worker.engine.interface import Capacity
 from penstock.worker.scheduler_session.throughput import EngineThroughput
 
 MIN_REPORTED_CHANGE_SHARE = 0.1  # relative change of a smoothed figure; other figures are reported at any change
-# Steps after which a report is due without a change, as schedulers estimate the progress of leases by them.
-MAX_STEPS_BETWEEN_REPORTS = 4
+# Steps after which a report is due without a change. Progress and ends of leases carry the present number of steps.
+MAX_STEPS_BETWEEN_REPORTS = 16
 
 
 @dataclass(frozen=True, slots=True)
