@@ -112,6 +112,12 @@ def test_breaches_stay_within_their_share_of_commitments(prompts, kept):
     assert found.breach_budget <= MAX_BREACH_BUDGET
 
 
+def test_a_blocked_range_begins_above_the_prompt_that_uses_the_slack_to_the_end():
+    found = commitments_of(Commitment(2, 152, 1.0, 1.15))
+    assert found.blocked_range(2, 151, 0.151, 0.0).min_prompt_tokens == 151
+    assert is_allowed(found, 2, 150, 0.150, 0.0)
+
+
 def test_in_a_fleet_a_prompt_probably_joins_another_worker_than_the_commitments_that_it_passes():
     tight = Commitment(2, 1_000, 0.6, 0.61)
     assert not is_allowed(commitments_of(tight, budget=0.2), 2, 100, prefill_delay=0.1, starts_at=0.0)

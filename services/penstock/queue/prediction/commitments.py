@@ -20,6 +20,7 @@ MAX_BREACH_BUDGET = 2.0  # largest number of commitments that may be broken at o
 # A prompt passes commitments that are expected later than this multiple of its own prefill time after its start,
 # because workers reserve a share of their budget for the oldest prompt.
 OVERTAKE_HORIZON_FACTOR = 3.0
+ROUNDING_TOKENS = 1e-6  # tokens; more than the error of a quotient of times
 MAX_COMMITMENTS = 512  # newest commitments kept per model, because each admission checks all of them
 
 
@@ -70,7 +71,7 @@ class TtftCommitments:
         late = [
             BlockedRange(
                 each.expected_at - starts_at - OVERTAKE_HORIZON_FACTOR * prefill_delay,
-                int(prompt_tokens * max(0.0, each.due_at - each.expected_at) / prefill_delay) + 1,
+                int(prompt_tokens * max(0.0, each.due_at - each.expected_at) / prefill_delay + ROUNDING_TOKENS) + 1,
             )
             for each in self._overtaken(prompt_tokens, prefill_delay, starts_at)
             if each.rank <= rank and each.expected_at + prefill_delay > each.due_at
