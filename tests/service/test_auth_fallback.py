@@ -207,6 +207,18 @@ async def test_a_charge_that_a_stopping_auth_cannot_write_is_repeated_by_its_edg
         assert await all_recorded(mesh) == [FULL_CHARGE]
 
 
+async def test_an_edge_that_ends_before_auth_can_write_reports_its_settlements(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "SETTLEMENT_TIMEOUT_S", 0.05)
+    async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
+        reading, handle = await paused_answer(mesh, client)
+        with full_disk(monkeypatch), capture_logs() as lines:
+            mesh.workers[0].send_tokens(handle)
+            assert await reading == text_of(TOKENS)
+            await mesh.edge_stacks[0].aclose()
+        assert [line["count"] for line in lines if line["event"] == "settlements_unconfirmed"] == [1]
+        assert await mesh.wait_settled() == [FULL_CHARGE]
+
+
 async def test_a_cached_caller_is_served_while_the_disk_of_auth_is_full_and_charged_once_after(tmp_path, monkeypatch):
     """Every request has one charge, the tenant keeps to its grant, and strangers are rejected."""
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 0.01)
