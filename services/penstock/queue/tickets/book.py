@@ -96,7 +96,8 @@ class TicketBook:
         known = self.tickets.get(ticket.ticket_id)
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued_effect(known, self.model_queues.predict(known, now))]
-        effects = self._transitions.withdraw([ticket.ticket_id], "REPLACED")
+        is_known = known or self.recent_leases.contains(ticket.ticket_id)
+        effects = self._transitions.withdraw([ticket.ticket_id], "REPLACED") if is_known else []
         rejection = (
             self.schedulers.poison.rejection(ticket.fingerprint, now)
             or self.schedulers.poison.probation.rejection(ticket, now, self._is_active)
