@@ -36,7 +36,7 @@ class FakeClocks:
                 yield spec
                 continue
             self.set_offset(spec.name, 0.0)
-            shifted = {"PYTHONPATH": str(SHIFTED_TIME), "PENSTOCK_TIME_OFFSET_FILE": str(self._path(spec.name))}
+            shifted = {"PYTHONPATH": str(SHIFTED_TIME), "PROOF_TIME_OFFSET_FILE": str(self._path(spec.name))}
             yield replace(spec, environment={**spec.environment, **shifted})
 
     def _path(self, process: str) -> Path:

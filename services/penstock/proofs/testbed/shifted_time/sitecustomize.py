@@ -9,7 +9,7 @@ from pathlib import Path
 
 REREAD_S = 0.1  # s within which a new offset takes effect
 
-_file = Path(os.environ["PENSTOCK_TIME_OFFSET_FILE"])
+_file = Path(os.environ["PROOF_TIME_OFFSET_FILE"])
 _true_time_ns = time.time_ns
 _offset_ns = 0
 _read_at = float("-inf")
