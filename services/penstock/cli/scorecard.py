@@ -27,6 +27,7 @@ from penstock.proofs.simulated.bursts import BurstsOptions, bursts
 from penstock.proofs.simulated.fairness import FairnessOptions, fairness
 from penstock.proofs.simulated.neighbour import NeighbourOptions, neighbour
 from penstock.proofs.simulated.overload import OverloadOptions, overload
+from penstock.proofs.simulated.prefixes import PrefixesOptions, prefixes
 from penstock.proofs.simulated.recovery import RecoveryOptions, recovery
 from penstock.proofs.simulated.work_conservation import WorkConservationOptions, work_conservation
 
@@ -78,6 +79,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "fairness": (fairness, FairnessOptions),
     "neighbour": (neighbour, NeighbourOptions),
     "order": (work_conservation, WorkConservationOptions),
+    "prefixes": (prefixes, PrefixesOptions),
 }
 
 
