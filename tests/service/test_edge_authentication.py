@@ -8,7 +8,7 @@ from edge_http import http_edge
 from edge_mesh import CONTEXT, KEY, edge_mesh, text_of
 from edge_sessions import session
 from penstock.chassis.errors import Unauthenticated, error_from_failure, error_from_rpc
-from penstock.edge import gateway
+from penstock.edge.models import planner
 from penstock.edge.text.executor import SMALL_INPUT_BYTES
 from penstock.v1.inference_pb2 import CountTokensRequest, Resume
 
@@ -27,13 +27,13 @@ INVALID = [
 @pytest.fixture
 async def mesh(monkeypatch):
     """An edge that counts the prompts that it tokenizes, in `mesh.tokenized`."""
-    plan_generation = gateway.plan_generation
+    plan_generation = planner.plan_generation
 
     def count_and_plan(*args, **options):
         found.tokenized += 1
         return plan_generation(*args, **options)
 
-    monkeypatch.setattr(gateway, "plan_generation", count_and_plan)
+    monkeypatch.setattr(planner, "plan_generation", count_and_plan)
     async with edge_mesh() as found:
         found.tokenized = 0
         yield found
@@ -85,7 +85,7 @@ async def test_auth_identifies_a_caller_once(mesh):
 
 async def test_a_key_that_auth_no_longer_accepts_is_identified_again(mesh):
     await read_answer(mesh.generate(max_output_tokens=2))
-    mesh.auth.refusals = [Unauthenticated("revoked", reason="KEY_REVOKED")]
+    mesh.auth.rejections = [Unauthenticated("revoked", reason="KEY_REVOKED")]
     assert (await rejected_call(mesh.generate())).reason == "KEY_REVOKED"
     tokenized, answer = mesh.tokenized, mesh.auth.answer
 

@@ -14,6 +14,7 @@ from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.spec import RequestSpec, TextInput
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import TokenizerPools
@@ -69,7 +70,8 @@ async def edge_run():
     with TokenizerPools(1) as pools:
         clock = WallMonotonicClock()
         catalog = ModelCatalog(clock, pools, wait_timeout=1.0)
-        runner = RequestRunner(EdgeConfig(max_held_bytes=16_000), Hello(), catalog, clock)
+        planner = RequestPlanner(catalog, pools, default_output_tokens=16)
+        runner = RequestRunner(EdgeConfig(max_held_bytes=16_000), Hello(), catalog, planner, clock)
         yield EdgeRun(runner)
         for context in runner.requests:
             runner.cancel(context)

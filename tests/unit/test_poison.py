@@ -11,7 +11,7 @@ from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out
 from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S, PoisonRequests
 from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
-from penstock.scheduler.poison import PoisonReports
+from penstock.scheduler.poison import MAX_REPORTS_PER_WORKER, PoisonReports
 from penstock.v1.inference_pb2 import Sampling
 from penstock.worker.quarantine.poison_list import MAX_CONFIRMED, MAX_CONFIRMED_PER_TENANT, PoisonList
 from penstock.worker.runs import errors
@@ -139,6 +139,13 @@ def test_the_reports_of_a_worker_are_valid_until_replaced_or_expired():
     assert confirmed_by_fingerprint(book) == {2: True}, "a new process does not know the reports of the former one"
     assert book.expire(21.0)
     assert confirmed_by_fingerprint(book) == {}
+
+
+def test_the_reports_of_a_worker_are_bounded():
+    book = PoisonReports()
+    for first in range(0, 10_000, 1_000):
+        book.apply("w0", [report_of(first + each, is_confirmed=True) for each in range(1, 1_500)], 0.0)
+    assert len(confirmed_by_fingerprint(book)) == MAX_REPORTS_PER_WORKER
 
 
 def shard_requests():

@@ -1,21 +1,25 @@
 """Placement by cached prefixes: named depths, the balance of caches, and the measure against ideal caches."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import simulator
 from penstock.chassis.prefix_depths import DENSE_DEPTHS, DEPTHS_PER_DOUBLING, MAX_DEPTH, NAMED_DEPTHS, PREFIX_DEPTHS
 from penstock.queue.validation import MAX_PREFIX_HASHES
 from penstock.scheduler.fleet import prefix_index
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.ideal_caches import CachedPrompt, clairvoyant_tokens, shared_lru_tokens
-from penstock.simulator.scenario_file import scenario_of
+from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
+from penstock.simulator.traffic.arrivals import Regular
+from penstock.simulator.traffic.demand import Fixed
+from penstock.simulator.traffic.tool_loops import ToolLoops
 
 TRACE = Path(__file__).parents[1] / "data" / "traces" / "conversation_trace.jsonl.gz"
 CHAINS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
@@ -110,3 +114,29 @@ def test_all_workers_take_part_at_low_load():
     """Placement by load alone would leave the caches of some workers unused."""
     run = Simulation(replace(conversations(), duration=60.0)).run()
     assert all(life.totals.prefill_tokens for life in run.worker_lives)
+
+
+def test_a_tool_loop_repeats_its_prompts_after_common_instructions():
+    loops = ToolLoops(
+        Regular(1.0),
+        turns=Fixed(3),
+        growth=Fixed(100),
+        output_lengths=Fixed(5),
+        pause=10.0,
+        instruction_tokens=128,
+        instruction_texts=1,
+    )
+    requests = list(islice(loops.requests("seed", load=1.0), 300))
+    assert [each.at for each in requests] == sorted(each.at for each in requests)
+    assert {each.prompt_tokens for each in requests} == {228, 328, 428}
+    assert all(each.prefix.piece_ids[:2] == (0, 1) for each in requests)
+    own = [each.prefix.piece_ids[2:] for each in requests]
+    following = [pieces for each, pieces in zip(requests, own, strict=True) if each.prompt_tokens == 328]
+    assert len(following) > 50
+    assert all(any(pieces[: len(first)] == first for first in own if len(first) < len(pieces)) for pieces in following)
+
+
+def test_the_scenario_of_agents_is_shipped():
+    scenario = read_scenario(Path(simulator.__file__).parent / "scenarios" / "agents.toml")
+    assert scenario.has_shared_prefixes
+    assert scenario.places_by_prefix

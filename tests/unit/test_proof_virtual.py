@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.bench.transcript import OK, Transcript
-from penstock.proofs.simulated import bursts, fairness, fleet, neighbour, overload, work_conservation
+from penstock.proofs.simulated import bursts, fairness, fleet, neighbour, overload, prefixes, work_conservation
 from penstock.proofs.simulated.overload import GOODPUT_KEYS, LoadSweep
 from penstock.proofs.simulated.recovery import BURST_END_S, recovery_time
 from penstock.proofs.simulated.scenarios import chat_tenant, proof_scenario
@@ -142,6 +142,14 @@ def test_short_prompts_among_long_ones_wait_no_longer_than_their_target():
     count_late = sum(ttft is None or ttft > neighbour.MAX_P99_TTFT_MS / 1e3 for ttft in ttfts)
     assert len(ttfts) > 300
     assert count_late <= len(ttfts) / 100
+
+
+def test_agents_find_their_prompts_in_caches_unless_tickets_name_no_prefixes():
+    placed, blind = (prefixes.simulate(0, places_by_prefix=each) for each in (True, False))
+    shared = placed["prefix_cache"]["shared_lru_share"]
+    assert placed["prefix_cache"]["hit_share"] >= prefixes.MIN_FOUND_PERCENT / 100 * shared
+    assert blind["prefix_cache"]["hit_share"] < 0.75 * shared
+    assert placed["goodput_requests_per_s"] >= prefixes.MIN_GOODPUT_PERCENT / 100 * blind["goodput_requests_per_s"]
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 64, 65])

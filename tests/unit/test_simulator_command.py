@@ -79,7 +79,10 @@ def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
     result = invoke("asure.toml")
     assert result.exit_code == 2
     message = " ".join(result.stderr.split())
-    assert "asure.toml is neither a file nor an example; the examples are azure, code_completion, mooncake" in message
+    assert (
+        "asure.toml is neither a file nor an example; the examples are agents, azure, code_completion, mooncake"
+        in message
+    )
 
 
 def test_a_plot_is_written_and_the_figures_are_printed(scenario, tmp_path):

@@ -28,6 +28,7 @@ from penstock.proofs.simulated.fairness import FairnessOptions, fairness
 from penstock.proofs.simulated.fleet import FleetOptions, fleet
 from penstock.proofs.simulated.neighbour import NeighbourOptions, neighbour
 from penstock.proofs.simulated.overload import OverloadOptions, overload
+from penstock.proofs.simulated.prefixes import PrefixesOptions, prefixes
 from penstock.proofs.simulated.recovery import RecoveryOptions, recovery
 from penstock.proofs.simulated.work_conservation import WorkConservationOptions, work_conservation
 
@@ -80,6 +81,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "fairness": (fairness, FairnessOptions),
     "neighbour": (neighbour, NeighbourOptions),
     "order": (work_conservation, WorkConservationOptions),
+    "prefixes": (prefixes, PrefixesOptions),
 }
 
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
+
+MAX_REPORTS_PER_FRAME = 1_024  # a worker keeps at most 256 confirmed requests, and suspects for its slots
+MAX_REPORTS_PER_WORKER = 2_048  # the oldest confirmed requests of earlier processes are forgotten first
 
 
 @dataclass(slots=True)
@@ -22,7 +26,12 @@ class PoisonReports:
         """Replace the suspected requests of a worker; confirmed ones stay. Return whether anything has changed."""
         known = self._reported.pop(address, {})
         latest = {key: each for key, each in known.items() if each[0]}
-        latest |= {each.fingerprint: (each.is_confirmed, now + (seconds_of(each.ttl) or 0.0)) for each in reports}
+        latest |= {
+            each.fingerprint: (each.is_confirmed, now + (seconds_of(each.ttl) or 0.0))
+            for each in islice(reports, MAX_REPORTS_PER_FRAME)
+        }
+        while len(latest) > MAX_REPORTS_PER_WORKER:
+            del latest[next(iter(latest))]
         if latest:
             self._reported[address] = latest
         return {key: each[0] for key, each in latest.items()} != {key: each[0] for key, each in known.items()}

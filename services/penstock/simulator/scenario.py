@@ -115,6 +115,7 @@ class Scenario:
     link_delay: float = 0.0005  # s each way between two processes
     loss_detection_delay: float = 1.0  # s until the scheduler and edges detect a dead worker
     engine: str = "fast"  # "exact": the worker's own batch, token by token
+    places_by_prefix: bool = True  # False: tickets name no prefixes, so that placement is by load alone
     sample_every: float = 0.25  # s between two samples of depth and service
 
     @property

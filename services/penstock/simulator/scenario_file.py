@@ -30,6 +30,7 @@ from penstock.simulator.traffic.demand import (
     Uniform,
 )
 from penstock.simulator.traffic.shared_prefixes import PrefixPool
+from penstock.simulator.traffic.tool_loops import ToolLoops
 from penstock.simulator.traffic.traces import TraceError, read_azure, read_mooncake, read_servegen, trace_errors
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.simulated.step_time import StepTimeModel
@@ -69,6 +70,7 @@ def scenario_of(values: Mapping[str, Any], folder: Path = Path(), name: str = "s
         link_delay=table.number("link_delay_ms", 0.5) * SECONDS_PER_MS,
         loss_detection_delay=table.number("loss_detection_delay", 1.0),
         engine=table.text("engine", "fast", choices=ENGINES),
+        places_by_prefix=table.flag("places_by_prefix", default=True),
         sample_every=table.number("sample_every", 0.25, is_exclusive=True),
     )
     table.check_unknown()
@@ -162,7 +164,11 @@ def _tenants(table: ScenarioTable, folder: Path) -> list[SimTenant]:
         )
         return [SimTenant(name=f"{name}{suffix}", demand=demand, **common) for suffix, demand in demands.items()]
     arrivals = table.section("arrivals", _arrivals)
-    prompt, output = table.section("prompt", _lengths), table.section("output", _lengths)
+    output = table.section("output", _lengths)
+    if "loop" in table:
+        loops = table.section("loop", lambda loop: _tool_loops(loop, arrivals, output))
+        return [SimTenant(name=name, demand=loops, has_shared_prefixes=True, **common)]
+    prompt = table.section("prompt", _lengths)
     shared = table.section("prefix", _prefix_pool) if "prefix" in table else None
     demand = SampledDemand(arrivals, prompt, output, shared)
     return [SimTenant(name=name, demand=demand, has_shared_prefixes=shared is not None, **common)]
@@ -218,6 +224,18 @@ def _prefix_pool(table: ScenarioTable) -> PrefixPool:
         tokens=table.count("tokens", minimum=1),
         texts=table.count("texts", 1, minimum=1),
         share=table.number("share", 1.0, maximum=1.0),
+    )
+
+
+def _tool_loops(table: ScenarioTable, arrivals: ArrivalProcess, output: LengthDistribution) -> ToolLoops:
+    return ToolLoops(
+        arrivals,
+        turns=table.section("turns", _lengths),
+        growth=table.section("growth", _lengths),
+        output_lengths=output,
+        pause=table.number("pause", is_exclusive=True),
+        instruction_tokens=table.count("instructions"),
+        instruction_texts=table.count("texts", 1, minimum=1),
     )
 
 

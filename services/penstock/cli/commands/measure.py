@@ -36,6 +36,7 @@ PROOFS = (
     "fairness",
     "neighbour",
     "order",
+    "prefixes",
 )
 
 
@@ -90,8 +91,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
     """Run proofs: kill, cancel, drain, freeze, partition, soak, surge, clocks on real processes, engine on the real
-    engine, and overload, fleet, recovery, bursts, fairness, neighbour, order under virtual time. Without a NAME: all
-    of them.
+    engine, and overload, fleet, recovery, bursts, fairness, neighbour, order, prefixes under virtual time. Without a
+    NAME: all of them.
 
     Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
     run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for

@@ -70,6 +70,7 @@ class SimEdge:
         self._ledger = ledger
         self._cancels_abandoned = cancels_abandoned
         self._block_size = scenario.workers[0].block_size
+        self._places_by_prefix = scenario.places_by_prefix
         self._salts = (
             {each.name: salt_of(each.name) for each in scenario.tenants} if scenario.has_shared_prefixes else {}
         )
@@ -230,7 +231,7 @@ class SimEdge:
             deadline=deadline if self._cancels_abandoned else 0.0,
             enqueued=request.submitted_at,
             attempt=attempt,
-            prefix_hashes=self._block_hashes(request) if self._salts else b"",
+            prefix_hashes=self._block_hashes(request) if self._salts and self._places_by_prefix else b"",
             avoid_workers=avoid_workers,
         )
 

@@ -30,8 +30,10 @@ class EvictionOrder:
 
     def on_reused(self, block: int) -> None:
         """A sequence takes a cached or held block for its content."""
+        if block in self._reused:
+            self._protected.pop(block, None)
+            return
         self._probation.pop(block, None)
-        self._protected.pop(block, None)
         self._reused.add(block)
 
     def on_published(self, block: int, name: bytes) -> None:
@@ -57,12 +59,13 @@ class EvictionOrder:
 
     def pop(self) -> int:
         """Remove and return the block to evict. There must be one. The caller must then call `remember`."""
-        block, _ = (self._probation or self._protected).popitem(last=False)
+        if self._probation:
+            return self._probation.popitem(last=False)[0]
+        block, _ = self._protected.popitem(last=False)
         self._reused.discard(block)
         return block
 
     def remember(self, name: bytes) -> None:
-        self._evicted[name] = None
-        self._evicted.move_to_end(name)
+        self._evicted[name] = None  # not in it yet, as `on_published` removes it
         if len(self._evicted) > self._max_remembered:
             self._evicted.popitem(last=False)
