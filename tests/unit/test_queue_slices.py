@@ -12,7 +12,7 @@ from penstock.queue.tickets.transitions import (
     MAX_REMOVED_PER_SLICE,
     MAX_SCANNED_PER_SLICE,
 )
-from queue_tickets import STANDARD, ShardDriver, entry, offered, sheds, withdrawn_offers
+from queue_tickets import INTERACTIVE, STANDARD, ShardDriver, entry, offered, sheds, withdrawn_offers
 
 LOST = 3 * MAX_REMOVED_PER_SLICE + 7  # tickets of the lost edge
 POISON = 66  # fingerprint
@@ -151,6 +151,14 @@ def test_a_readmitted_ticket_ends_at_its_deadline(restarted):
     assert sheds(restarted.pass_time(4.9)) == {}
     assert sheds(restarted.pass_time(0.1)) == {"a": "DEADLINE"}
     assert sheds(restarted.enqueue("b", is_readmitted=True, deadline=restarted.now - 1.0)) == {"b": "DEADLINE"}
+
+
+def test_a_ticket_of_a_higher_class_evicts_no_more_than_it_takes(restarted):
+    for number in range(6):
+        restarted.enqueue(f"t{number}", is_readmitted=True)
+    effects = restarted.enqueue("urgent", priority=INTERACTIVE, tokens=150)
+    assert sheds(effects) == {"t5": "EVICTED", "t4": "EVICTED"}
+    assert "urgent" in restarted.book.tickets
 
 
 def test_a_new_ticket_is_limited_behind_readmitted_ones(restarted):

@@ -109,8 +109,8 @@ class TicketBook:
             prediction = self._predict(ticket, now)
             rejection = self._admission.check_slo(ticket, prediction, now)
         if rejection is None:
-            effects += self._evict_for(ticket, now)
-            if self._admission.has_room(ticket):
+            if self._admission.has_room(ticket) or self._admission.can_make_room(ticket):
+                effects += self._evict_for(ticket, now)
                 return [*effects, *self._admit(ticket, prediction, now)]
             rejection = self._admission.queue_full(ticket, now)
         return [*effects, self._shed(ticket, rejection)]
@@ -287,12 +287,16 @@ class TicketBook:
         return ticket_id in self.tickets or self.accounting.is_running(ticket_id)
 
     def _evict_for(self, ticket: QueuedTicket, now: float) -> list[Effect]:
-        """Evict tickets of lower classes until a ticket fits; none if that would not suffice."""
+        """Evict tickets of lower classes until a ticket fits, or takes no more than they did.
+
+        Readmitted tickets may exceed the limits. One ticket must not evict all that do.
+        """
         effects: list[Effect] = []
-        if not self._admission.has_room(ticket) and self._admission.can_make_room(ticket):
-            while not self._admission.has_room(ticket):
-                victim = self.model_queues.next_victim(ticket.priority)
-                effects += self._transitions.drop(victim, Evicted(self.model_queues.retry_after(victim, now)))
+        freed_tickets = freed_tokens = 0
+        while not self._admission.has_room(ticket) and not (freed_tickets and freed_tokens >= ticket.tokens):
+            victim = self.model_queues.next_victim(ticket.priority)
+            freed_tickets, freed_tokens = freed_tickets + 1, freed_tokens + victim.tokens
+            effects += self._transitions.drop(victim, Evicted(self.model_queues.retry_after(victim, now)))
         return effects
 
     def _admit(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> list[Effect]:
