@@ -317,7 +317,7 @@ def test_few_requests_of_one_tenant_are_tested_and_those_of_other_tenants_all():
     for lost in range(1 + MAX_CONFIRMED_PER_TENANT):
         ended = book.on_engine_lost(errors.engine_died(), float(lost), crashed=True)
         told |= {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
-        [tried] = book.on_engine_ready(LIMITS)
+        [tried] = book.on_engine_ready(LIMITS, float(lost))
         assert tried.spec.cache_salt == (good if lost == MAX_CONFIRMED_PER_TENANT else bad)
     crashed = dict.fromkeys(range(MAX_CONFIRMED_PER_TENANT), "ENGINE_CRASHED")
     assert told == crashed | dict.fromkeys(range(MAX_CONFIRMED_PER_TENANT, 6), "TENANT_ON_PROBATION")
@@ -334,4 +334,4 @@ def test_requests_of_unknown_tenants_are_all_tested():
             for each in book.on_engine_lost(errors.engine_died(), float(lost), crashed=True)
             if isinstance(each, RunEnded) and each.outcome.reason == "TENANT_ON_PROBATION"
         ]
-        book.on_engine_ready(LIMITS)
+        book.on_engine_ready(LIMITS, float(lost))
