@@ -204,8 +204,13 @@ async def test_an_error_that_is_not_of_sqlite_ends_the_watch_and_rejects_later_c
 
 async def test_the_thread_rolls_up_the_ledger_and_reports_the_disk(path, monkeypatch):
     monkeypatch.setattr(sqlite, "IDLE_INTERVAL_S", 0.01)
-    volume = {"used": 0.95}
-    monkeypatch.setattr(sqlite, "used_share", lambda _: volume["used"])
+    volume, looks = {"used": 0.95}, []
+
+    def look(path):
+        looks.append(path)
+        return volume["used"]
+
+    monkeypatch.setattr(sqlite, "used_share", look)
     with capture_logs() as lines:
         async with opened_store(path, retention=Retention(max_age=10.0), clock=lambda: 100.0, disk_watermark=0.9) as (
             store,
@@ -214,8 +219,11 @@ async def test_the_thread_rolls_up_the_ledger_and_reports_the_disk(path, monkeyp
             await kept(store, PutTenant(ACME_TENANT))
             for number in range(40):
                 await kept(store, charged(number))
+            enough = len(looks) + 8  # more slices than 40 rows need
             async with asyncio.timeout(20):
-                while store.figures["ledger_rows"] or not store.figures["store_disk_high"]:  # noqa: ASYNC110  # no event
+                while (  # noqa: ASYNC110  # no event
+                    len(looks) < enough or store.figures["ledger_rows"] or not store.figures["store_disk_high"]
+                ):
                     await asyncio.sleep(0)
                 volume["used"] = 0.5
                 while store.figures["store_disk_high"]:  # noqa: ASYNC110  # as above

@@ -5,9 +5,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from queue_streams import edge_at, ticket
+from queue_streams import edge_at
+from queue_streams import ticket as ticket_of_model
 from scheduler_streams import worker_at
 from tier_process import address_of, tier_process, wait_for_event
+
+
+def ticket(ticket_id, **fields):
+    return ticket_of_model(ticket_id, model="m@d", **fields)
 
 
 @asynccontextmanager

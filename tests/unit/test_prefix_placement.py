@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from penstock import simulator
 from penstock.chassis.prefix_depths import DENSE_DEPTHS, DEPTHS_PER_DOUBLING, MAX_DEPTH, NAMED_DEPTHS, PREFIX_DEPTHS
 from penstock.queue.validation import MAX_PREFIX_HASHES
-from penstock.scheduler.fleet import prefix_index
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.ideal_caches import CachedPrompt, clairvoyant_tokens, shared_lru_tokens
@@ -46,17 +45,6 @@ def test_the_index_counts_the_blocks_up_to_the_deepest_named_one():
     assert index.cached_blocks("w", hashes) == PREFIX_DEPTHS[19] == 24
     index.apply("w", hashes, (), is_snapshot=True)
     assert index.cached_blocks("w", hashes) == MAX_DEPTH
-
-
-def test_the_index_keeps_a_bounded_number_of_blocks_of_a_worker(monkeypatch):
-    monkeypatch.setattr(prefix_index, "MAX_BLOCKS_PER_WORKER", 10)
-    index = PrefixIndex()
-    index.apply("w", range(8), (), is_snapshot=True)
-    index.apply("w", range(100, 108), (), is_snapshot=False)
-    assert len(index) == 10
-    index.apply("w", range(200, 208), range(8), is_snapshot=False)
-    index.remove_worker("w")
-    assert len(index) == 0
 
 
 def test_one_shared_cache_finds_what_is_recent_and_a_clairvoyant_one_what_returns():
