@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.checks.checker import (
+    FIGURES_ZERO_AT_REST,
     LedgerRow,
     check_answers,
     check_charges,
@@ -24,7 +25,6 @@ from penstock.faults.failpoints import FAILPOINTS
 from penstock.faults.mutations import plan_world
 from penstock.faults.plan import PlannedRequest, PlannedTokenCount
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult
-from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import NONE_ALLOWED, AllowedFailures
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult
-from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST
+from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST as MESH_FIGURES_ZERO_AT_REST
 
 # Outcome of a reservation whose edge died. It is charged nothing, because the delivered tokens are unknown.
 LOST_OUTCOME = "lost"
@@ -16,6 +16,8 @@ FINISHED_OUTCOMES = ("stop", "length")
 CRASHED_REASON = "ENGINE_CRASHED"
 CONNECTION_LOST = "CONNECTION_LOST"  # raised by the client itself, without a suggested retry delay
 NO_TICKETS: Mapping[int, str] = MappingProxyType({})
+# In a world, a shard gives up a run without reports after seconds.
+FIGURES_ZERO_AT_REST = MESH_FIGURES_ZERO_AT_REST | {"queue": (*MESH_FIGURES_ZERO_AT_REST["queue"], "running")}
 MAX_CRASHES_PER_REQUEST = 2  # the second crash identifies the request among the suspects of the first
 
 
