@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # Commitments that may be broken, per commitment made. Without it, one long prompt would block all shorter ones.
-BREACH_BUDGET_PER_COMMITMENT = 0.005
+BREACH_BUDGET_PER_COMMITMENT = 0.003
 MAX_BREACH_BUDGET = 2.0  # largest number of commitments that may be broken at once
 # A prompt passes commitments that are expected later than this multiple of its own prefill time after its start,
 # because workers reserve a share of their budget for the oldest prompt.
