@@ -1,4 +1,4 @@
-"""What one client received for one request, and how its tokens differ from the expected ones. Pure."""
+"""Transcripts: tokens and times of one request at its client, and their difference from the expected ones. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How one worker shares the token budget of its steps among the prompts that it prefills. Pure arithmetic.
+"""Sharing of a step's token budget among the prompts that one worker prefills. Pure arithmetic.
 
 The model of the worker's batching policy (`worker/engine/batching/policy.py`): the oldest prompt has a share of each
 step's budget, and the prompt with the fewest tokens left has the rest. Express prompts are computed before all others;
