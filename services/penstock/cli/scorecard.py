@@ -21,6 +21,7 @@ from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.live.partition import PartitionOptions, partition
+from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
 from penstock.proofs.simulated.bursts import BurstsOptions, bursts
@@ -70,6 +71,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
     "partition": (partition, PartitionOptions),
+    "rollout": (rollout, RolloutOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
     "clocks": (clocks, ClocksOptions),
