@@ -17,6 +17,7 @@ from penstock.proofs.card import ProofCard, exit_code
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.live.cancel import CancelOptions, cancel
 from penstock.proofs.live.clocks import ClocksOptions, clocks
+from penstock.proofs.live.disk import DiskOptions, disk
 from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
@@ -71,6 +72,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
     "partition": (partition, PartitionOptions),
+    "disk": (disk, DiskOptions),
     "rollout": (rollout, RolloutOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
