@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.worker.engine.cuda import attention_kernels, row_kernels
+from penstock.worker.engine.cuda import attention_kernels, plan_kernels, row_kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 LLAMA_1B = {
@@ -22,8 +22,10 @@ LLAMA_1B = {
     "SCALE": 0.1,
     "EPS": 1e-5,
     "TILE_KEYS": 64,
-    "SPLIT": 128,
+    "MIN_SPLIT": 128,
     "MAX_SPLITS": 64,
+    "DOUBLINGS": 4,
+    "TILES_AT_ONCE": 64,
     "COLUMNS": 1024,
     "NORMS": True,
     "UPDATES": True,
@@ -31,9 +33,12 @@ LLAMA_1B = {
 POINTERS = {
     **dict.fromkeys(("qkv", "k", "v", "update", "gate_up", "out"), "*bf16"),
     **dict.fromkeys(("partials", "weights", "residual", "weight", "cos", "sin", "norms"), "*fp32"),
-    **dict.fromkeys(("positions", "row_parts", "first_rows", "table_offsets", "tables"), "*i32"),
+    **dict.fromkeys(("counts", "positions", "row_parts", "first_rows", "table_offsets", "tables"), "*i32"),
+    **dict.fromkeys(("splits", "first_splits", "tiles", "tile_count"), "*i32"),
 }
 KERNELS = [
+    (plan_kernels.split_kernel, {"WIDTH": 256}),
+    (plan_kernels.tile_kernel, {"WIDTH": 256, "TILE_TOKENS": 16}),
     (attention_kernels.decode_kernel, {"TILE_ROWS": 16}),
     (attention_kernels.combine_kernel, {}),
     (attention_kernels.prefill_kernel, {"TILE_ROWS": 64, "TILE_TOKENS": 16}),

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -35,8 +36,10 @@ def weights_of(dtype, **options):
 
 
 @torch.inference_mode()
-def runner_of(dtype, **options):
-    return CudaRunner(SMALL_SHAPE, weights_of(dtype, **options), KV_BLOCKS, 16, SLOT_COUNT)
+def runner_of(dtype, *, max_mixed_rows=0, **options):
+    """By default steps with prefills are not padded, because the interpreter takes its time for each padding row."""
+    weights = weights_of(dtype, **options)
+    return CudaRunner(SMALL_SHAPE, weights, KV_BLOCKS, 16, SLOT_COUNT, max_mixed_rows=max_mixed_rows)
 
 
 def plain_of(dtype, **options):
@@ -102,6 +105,29 @@ class OneStep:
         batch.commit(plan, [1] * count, [0.0] * count)
         self.plan = batch.plan()
         assert len(self.plan.decodes) == count
+
+
+def test_steps_with_prefills_equal_plain_torch_in_and_beyond_the_largest_graph():
+    """Steps of up to 64 rows are padded to 64, with room for more decodes and chunks than they have."""
+    texts = [random_text(12), random_text(5, 2), random_text(90, 3)]
+    make = partial(runner_of, max_mixed_rows=64)
+    plain, ours = (logits_of(each(torch.float32), texts, budget=70, prompt_share=0.95) for each in (plain_of, make))
+    assert plain.keys() == ours.keys()
+    for place, row in plain.items():
+        torch.testing.assert_close(ours[place], row, rtol=1e-3, atol=2e-3)
+
+
+def test_the_graph_of_a_step_with_prefills_leaves_out_the_logits_of_rows_that_are_not_sampled():
+    with torch.inference_mode():
+        runner = runner_of(torch.float32, max_mixed_rows=64)
+        batch = Batch(
+            pool=BlockPool(KV_BLOCKS, 16), policy=ContinuousBatching(40), slots=SLOT_COUNT, context_length=200
+        )
+        for seq_id, length in enumerate((3, 90)):
+            batch.add(SequenceSpec(seq_id=seq_id, token_ids=random_text(length), max_output_tokens=4))
+        plan = batch.plan()
+        assert [part.is_sampled for part in plan.prefills] == [True, False]
+        assert runner.forward(plan).shape == (1, SHAPE.vocab_size)
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
