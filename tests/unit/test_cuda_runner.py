@@ -12,9 +12,10 @@ from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.cuda.runner import CudaRunner
+from penstock.worker.engine.cuda.sampler import CudaSampler
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 from penstock.worker.engine.sampling.draw import RowDraw
-from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.sampling.sampler import sample as cpu_sample
 from penstock.worker.engine.torch.engine import TorchEngine, TorchRunner
 from penstock.worker.engine.torch.model import Model
 from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
@@ -72,7 +73,9 @@ def test_bfloat16_logits_are_as_close_to_float32_as_those_of_plain_torch():
 def run_out(runner, seq_ids):
     """Text of each sequence, and how often one was preempted, with room for three blocks."""
     batch = Batch(pool=BlockPool(3, 16), policy=ContinuousBatching(token_budget=24), slots=2, context_length=200)
-    engine = TorchEngine(runner, batch)
+    # The kernels' runner draws with the kernels' sampler, as it does when it is built.
+    sampler = CudaSampler(2, SMALL_SHAPE.vocab_size, DEVICE).sample if isinstance(runner, CudaRunner) else cpu_sample
+    engine = TorchEngine(runner, batch, sampler)
     for seq_id in seq_ids:
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=random_text(14, seq_id + 5), max_output_tokens=5))
     texts, preempted = {seq_id: [] for seq_id in seq_ids}, 0
@@ -144,7 +147,9 @@ def test_padding_a_batch_changes_no_rows_logits(count):
 
 @pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=NEEDS_GPU, id=str(dtype)) for dtype in DTYPES])
 def test_a_step_waits_for_the_gpu_for_its_tokens_alone(dtype):
-    draws = [RowDraw(SamplingParams(temperature=0.7, top_p=0.9), seed, [1, 2, 3], 3) for seed in range(3)]
+    options = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.1, logit_bias=((4, 0.5),), logprobs=True)
+    draws = [RowDraw(options, seed, [1, 2, 3], 3) for seed in range(3)]
+    sample = CudaSampler(SLOT_COUNT, SMALL_SHAPE.vocab_size, DEVICE).sample
     with torch.inference_mode():
         runner = runner_of(dtype)
         plan = OneStep(runner, 3).plan

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 class Resident:
     """A list and its row on the GPU."""
 
-    values: list[int]  # referenced, so that no other list gets its identity
+    values: Sequence[int]  # referenced, so that no other list gets its identity
     row: int
     sent: int = 0  # leading elements that the row has; 0: the row has those of another list
     last_step: int = 0
 
-    def unsent(self) -> list[int]:
+    def unsent(self) -> Sequence[int]:
         return self.values[self.sent :]
 
 
@@ -31,7 +31,7 @@ class ResidentLists:
     def __repr__(self) -> str:
         return f"<ResidentLists {len(self._residents)} lists, {len(self._free)} rows free>"
 
-    def assign(self, lists: Sequence[list[int]]) -> list[Resident]:
+    def assign(self, lists: Sequence[Sequence[int]]) -> list[Resident]:
         """Return the row of each list. The caller copies the elements that were not sent, and then sets `sent`."""
         self._step += 1
         known = self._residents
