@@ -8,14 +8,17 @@ import pytest
 
 from loop_watchdog import watched_loop
 from penstock.chassis.durations import NANOS_PER_S
+from penstock.mesh.v1.scheduler_pb2 import RunningLease
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue.ticket import from_frame
 from queue_shards import shard_of
 from queue_streams import edge_at, scheduler_at, ticket
+from scheduler_streams import idle_worker, scheduler_of, shard_server
 
 TICKETS = 100_000
 EXPIRING_TICKETS = 30_000
 TENANTS, EDGES = 100, 20
+WORKERS, LEASES = 100, 256
 SENT_TOGETHER = 2_000
 POISON = 66  # fingerprint
 
@@ -121,3 +124,26 @@ async def test_a_shard_finds_a_poison_request_among_100_000_tickets():
             while shard.book.has_due_work(shard.time):
                 await all_frames_are_read(edges[0])
         assert watchdog.was_never_held, watchdog
+
+
+async def test_a_scheduler_attaches_100_workers_with_25_600_leases_and_reports_them():
+    async with AsyncExitStack() as stack:
+        shard = await stack.enter_async_context(shard_server("q1"))
+        scheduler = await stack.enter_async_context(scheduler_of(shard))
+        workers = [await stack.enter_async_context(idle_worker(scheduler.address, each)) for each in range(WORKERS)]
+        with watched_loop() as watchdog:
+            for number, worker in enumerate(workers):
+                worker.profile(slots=LEASES, kv_blocks=LEASES, running=leases_of(number))
+                await asyncio.sleep(0)
+            reported = 0
+            while reported < WORKERS * LEASES:
+                reported += len((await shard.receive("service_report")).tickets)
+        assert len(scheduler.dispatcher.fleet) == WORKERS
+        assert watchdog.was_never_held, watchdog
+
+
+def leases_of(worker):
+    return [
+        RunningLease(lease_id=f"l{worker}-{each}", kv_blocks=1, ticket_id=f"{worker}-{each}", attempt=1, queue_id="q1")
+        for each in range(LEASES)
+    ]
