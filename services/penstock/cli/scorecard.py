@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.bench.tables import new_table
-from penstock.chassis.lifecycle import freeze_gc
+from penstock.chassis.garbage import freeze_gc
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, exit_code

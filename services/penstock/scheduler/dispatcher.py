@@ -180,7 +180,16 @@ class Dispatcher:
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
-        return [*effects, *stats, *times, *self.service_reports.pop_all(self.queues, now)]
+        return [*effects, *stats, *times, *self.service_reports.pop_due(self.queues, now)]
+
+    @property
+    def has_due_work(self) -> bool:
+        """Whether `run_slice` has to be called before the next tick."""
+        return self.service_reports.is_slice_due
+
+    def run_slice(self) -> list[Effect]:
+        """Do a bounded part of the work that is due. A slice takes some milliseconds."""
+        return [*self.service_reports.pop_slice(self.queues)]
 
     def drain(self) -> None:
         """Grant no more credit, and decline offers."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.chassis.garbage import untracked
 from penstock.mesh.v1.scheduler_pb2 import RunningLease
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.scheduler.effects import Effect, Expect, Place, Revoke
@@ -34,7 +35,7 @@ class LeaseTransitions:
             is_express=ticket.express,
             expires_at=self.leases.expiry_from(now),
         )
-        self.leases.add(entry)
+        self.leases.add(untracked(entry))
         worker.promise(entry.lease_id, entry.kv_blocks)
         worker.add_unstarted_tokens(entry.prompt_tokens)
         lease = self._lease_message(entry, worker)
@@ -88,7 +89,7 @@ class LeaseTransitions:
                 kv_blocks=running.kv_blocks,
                 is_started=True,
             )
-            self.leases.adopt(entry)
+            self.leases.adopt(untracked(entry))
             self.service_reports.record(entry)
 
     def _close(self, entry: LeaseEntry) -> None:
