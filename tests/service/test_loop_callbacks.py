@@ -16,7 +16,7 @@ from queue_streams import edge_at, scheduler_at, ticket
 from scheduler_streams import idle_worker, scheduler_of, shard_server
 
 TICKETS = 100_000
-EXPIRING_TICKETS = 30_000
+EXPIRING_TICKETS = 10_000
 TENANTS, EDGES = 100, 20
 WORKERS, LEASES = 100, 256
 SENT_TOGETHER = 2_000
