@@ -10,6 +10,7 @@ TYPICAL_PROMPT_TOKENS = 512  # prompt tokens assumed for the rank of workers wit
 FULL_BATCH_PENALTY_STEPS = 10.0  # steps of delay that a full batch counts as
 UNEXPECTED_WORKER_PENALTY_STEPS = 2.0  # steps of delay that a worker counts as that the queue does not expect
 EVICTION_PRICE = 1.0  # of a prompt token that evicts another, in prompt tokens, at a cache with the largest turnover
+TURNOVER_RANK_S = 0.1  # s that one turnover of its cache adds to the rank of a worker without a ticket
 CROSS_ZONE_COST_S = 0.002  # s; round trip to another zone, about a tenth of a step
 
 DelayShareFn = Callable[[int], float]  # `PromptSizes.delay_share`
@@ -49,7 +50,10 @@ class LowestTtft:
     """
 
     def load(self, worker: Worker) -> float:
-        return _cost(worker, TYPICAL_PROMPT_TOKENS, 1.0)
+        # Not the excess: it would be out of date in workers that receive nothing, as the mean grows.
+        turnover = TURNOVER_RANK_S * worker.cache_turnover
+        prefill = (worker.prefill_backlog_tokens + TYPICAL_PROMPT_TOKENS) / worker.prefill_tokens_per_s
+        return prefill + turnover + _decode_cost(worker)
 
     def choose(self, new_tokens: Mapping[Worker, int], ticket: Ticket, delay_share: DelayShareFn) -> Worker:
         zone, expected = ticket.zone, ticket.expected_worker
@@ -67,4 +71,8 @@ class LowestTtft:
 def _cost(worker: Worker, tokens: int, delay_share: float) -> float:
     price = EVICTION_PRICE * (1 + worker.excess_turnover) / 2
     prefill = (delay_share * worker.prefill_backlog_tokens + (1 + price) * tokens) / worker.prefill_tokens_per_s
-    return prefill + worker.decode_step_s * (1 + FULL_BATCH_PENALTY_STEPS * worker.used_share)
+    return prefill + _decode_cost(worker)
+
+
+def _decode_cost(worker: Worker) -> float:
+    return worker.decode_step_s * (1 + FULL_BATCH_PENALTY_STEPS * worker.used_share)
