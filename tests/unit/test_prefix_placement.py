@@ -20,7 +20,7 @@ from penstock.simulator.traffic.arrivals import Regular
 from penstock.simulator.traffic.demand import Fixed, OfferedRequest, TraceDemand
 from penstock.simulator.traffic.tool_loops import ToolLoops
 
-TRACE = Path(__file__).parents[1] / "data" / "traces" / "conversation_trace.jsonl.gz"
+TRACE = Path(simulator.__file__).parent / "scenarios" / "conversation_trace.jsonl.gz"
 CHAINS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
 
 
