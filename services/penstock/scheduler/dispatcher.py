@@ -83,10 +83,10 @@ class Dispatcher:
             return self._decline(queue, ticket)  # the edge has enqueued a newer attempt at another shard
         ended = self._transitions.end_unstarted([former]) if former else []
         pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
-        worker = pool.choose_worker(ticket) if pool is not None else None
-        if worker is None:
+        placed = pool.place(ticket) if pool is not None else None
+        if placed is None:
             return [*ended, *self._decline(queue, ticket)]
-        lease = self._transitions.issue(queue, worker, ticket, now)
+        lease = self._transitions.issue(queue, placed, ticket, now)
         if credit.shards[queue].has_waiting:  # the next head is under way; more credit follows from it
             return [*ended, *lease]
         return [*ended, *lease, *self.credit_books.grants(ticket.model)]
@@ -174,6 +174,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> list[Effect]:
         """Revoke leases that were not started in time, and send reports. The service calls it ten times a second."""
+        self.fleet.tick(now)
         effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
         if self.poison.expire(now) or self._is_catalog_due:
             effects.append(self._catalog_update())
