@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import connection as store_connection
 from penstock.auth.store import sql, sqlite
+from penstock.auth.store.connection import StoreUnusable
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
 from penstock.auth.store.sqlite import ChargesNotPersisted, StoreClosed, StoreThreadFailed, opened_store
@@ -259,9 +261,28 @@ async def test_a_closed_store_rejects_changes(path):
 async def test_a_second_process_cannot_open_the_store(path, monkeypatch):
     monkeypatch.setattr(store_connection, "LOCK_TIMEOUT_S", 0.01)
     async with opened_store(path):
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
+        with pytest.raises(StoreUnusable, match="another process has it open"):
             async with opened_store(path):
                 pass
+
+
+def overwrite(path, damaged):
+    content = bytearray(Path(path).read_bytes())
+    content[damaged] = b"x" * len(content[damaged])
+    Path(path).write_bytes(content)
+
+
+@pytest.mark.parametrize("damaged", [slice(0, 16), slice(4096, 12_288)], ids=["header", "pages"])
+async def test_a_damaged_store_is_an_error_that_says_what_to_do(path, damaged):
+    await stored_state(path)
+    overwrite(path, damaged)
+    with pytest.raises(StoreUnusable, match="restore a backup"):
+        await stored_state(path)
+
+
+async def test_a_store_in_a_missing_folder_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(StoreUnusable, match="must be able to create"):
+        await stored_state(str(tmp_path / "missing" / "auth.db"))
 
 
 async def test_a_store_of_a_later_release_is_not_changed(path):

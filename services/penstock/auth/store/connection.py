@@ -1,18 +1,43 @@
 """The connection to the SQLite file: opened by one process at a time, and committed in batches."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from penstock.auth.store import sql
 from penstock.auth.store.roll_up import LedgerRollUp
 from penstock.auth.store.store import PendingChange
+from penstock.chassis.config import ConfigError
 
 LOCK_TIMEOUT_S = 10.0  # s; the former process may still be draining
 MAX_WAL_BYTES = 2**26  # size to which the journal is cut after a large transaction
 
 
+class StoreUnusable(ConfigError):
+    """The file cannot be opened as a store."""
+
+
+@contextmanager
+def explained_errors(path: str) -> Iterator[None]:
+    """Raise StoreUnusable, which says what to do, for an error of SQLite while the file is opened and read."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreUnusable(f"cannot open the store {path} ({error}): {_advice(error)}") from error
+
+
 def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
-    """Open the file exclusively. Raises sqlite3.OperationalError if another process has it open."""
+    """Open the file exclusively, and migrate it. Raises sqlite3.Error and StoreTooNew."""
     connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None, cached_statements=32)
+    try:
+        _prepare(connection, fsync=fsync)
+    except Exception:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, *, fsync: bool) -> None:
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two processes over one ledger would grant every limit twice
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
@@ -22,7 +47,16 @@ def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
     connection.execute("BEGIN IMMEDIATE")  # takes the lock now, before the first reservation
     connection.execute("COMMIT")
     sql.migrate(connection)
-    return connection
+
+
+def _advice(error: sqlite3.Error) -> str:
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:  # the primary result code
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return "another process has it open; end that process first"
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+            return "it is damaged or no store; restore a backup, or move it away to start with an empty store"
+        case _:
+            return "auth must be able to create and write this file and others beside it"
 
 
 def commit(

@@ -24,6 +24,7 @@ from penstock.auth.store.store import (
     Reserved,
     StoredState,
 )
+from penstock.chassis.config import ConfigError
 
 # One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
 MIGRATIONS = (
@@ -92,7 +93,7 @@ MIGRATIONS = (
 )
 
 
-class StoreTooNew(Exception):
+class StoreTooNew(ConfigError):
     """The file was written by a later release, whose schema this release does not know."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.auth.store import sql
-from penstock.auth.store.connection import commit, connect
+from penstock.auth.store.connection import commit, connect, explained_errors
 from penstock.auth.store.disk_usage import Watermark, used_share
 from penstock.auth.store.roll_up import KEEP_ALL, SLICE_INTERVAL_S, LedgerRollUp, Retention
 from penstock.auth.store.store import Barrier, Change, OnAvailability, OnPersisted, PendingChange, StoredState
@@ -102,8 +102,9 @@ class SqliteStore:
     def run(self, opened: "asyncio.Future[StoredState]") -> None:
         """Run the thread: open the file, report the stored state, and write changes until closed."""
         try:
-            connection = connect(self.path, fsync=self.fsync)
-            state = sql.read(connection)
+            with explained_errors(self.path):
+                connection = connect(self.path, fsync=self.fsync)
+                state = sql.read(connection)
         except Exception as error:  # noqa: BLE001  # the start fails with any error
             self._loop.call_soon_threadsafe(_resolve, opened, error)
             return
