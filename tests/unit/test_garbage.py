@@ -55,3 +55,18 @@ def test_running_leases_add_no_tracked_objects():
     dispatcher.on_progress("w", progress(served("l0", 1, 1, number=1)))
     assert len(dispatcher.leases) == MANY
     assert tracked_objects() - before < FEW
+
+
+def test_the_collector_does_not_visit_the_entries_of_running_leases():
+    dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"))
+    dispatcher.on_queue_connected("q")
+    profile: Profile = profile_of(slots=2, kv_blocks=100)
+    profile.running.append(RunningLease(lease_id="l0", kv_blocks=1, ticket_id="t0", attempt=1, queue_id="q"))
+    dispatcher.on_worker_attached("w", "w", "w:1", profile)
+    dispatcher.on_progress("w", progress(served("l0", 1, 1, number=1)))
+    assert len(dispatcher.leases) == len(dispatcher.fleet["w"].numbered_leases) == 1
+    assert not gc.is_tracked(dispatcher.leases.leases)
+    assert not gc.is_tracked(dispatcher.fleet["w"].numbered_leases)
+    dispatcher.on_offer("q", ticket_of("t1", model=dispatcher.fleet["w"].model), 0.0)
+    assert len(dispatcher.leases) == 2
+    assert not gc.is_tracked(dispatcher.leases.leases)

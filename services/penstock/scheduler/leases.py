@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.durations import set_seconds
+from penstock.chassis.garbage import untracked
 
 
 @dataclass(slots=True)
@@ -70,12 +71,14 @@ class LeaseBook:
     def add(self, entry: LeaseEntry) -> None:
         assert entry.ticket_id not in self._unstarted, "a ticket has at most one unstarted lease"
         self.leases[entry.lease_id] = entry
+        untracked(self.leases)  # the collector would visit each entry; an insertion tracks the dict again
         self._unstarted[entry.ticket_id] = entry
 
     def adopt(self, entry: LeaseEntry) -> None:
         """Add a started lease that another scheduler granted, or this one before it lost the worker."""
         assert entry.is_started, "only started leases can be adopted: the state of others is unknown"
         self.leases[entry.lease_id] = entry
+        untracked(self.leases)  # the collector would visit each entry; an insertion tracks the dict again
 
     def start(self, lease_id: str, worker: str) -> LeaseEntry | None:
         """Record that an edge started a lease on `worker`. Return the lease; None if nothing has changed."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.duration_pb2 import Duration
 
+from penstock.chassis.garbage import untracked
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.queue_pb2 import WorkerSteps
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, Profile
@@ -144,6 +145,7 @@ class Worker:
         """Name a lease by a number in later progress of this stream."""
         entry.worker_number = number
         self.numbered_leases[number] = entry
+        untracked(self.numbered_leases)  # as the leases of `LeaseBook`
 
     def forget_number(self, entry: LeaseEntry) -> None:
         if self.numbered_leases.get(entry.worker_number) is entry:
