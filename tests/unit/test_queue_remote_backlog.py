@@ -1,5 +1,6 @@
 """Tickets that wait at other shards, and those that waiting tenants send later, in the predictions of a shard."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from penstock.mesh.v1.queue_pb2 import PoolStats, VirtualTime
 from penstock.proofs.simulated import fleet
 from penstock.queue.frames import head_message, pool_stats_of, remote_backlog_of
 from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.prediction.contention import TIME_CONSTANT_S, Contention
 from penstock.queue.prediction.ttft_model import RemoteBacklog
 from penstock.simulator.mesh.worker import MODEL
 from penstock.simulator.simulation import Simulation
@@ -21,10 +23,9 @@ def book_behind_others(*, waiting, rate=RATE, priority=STANDARD):
     """A shard whose workers serve 1,000 tokens/s, while tickets of 100 tokens wait at other shards."""
     shard = ShardDriver(policy=PolicyConfig(burst_tokens=0.0))
     shard.connect()
-    stats = PoolStats(model="m", tokens_per_second=1_000.0, slots=4, running=4)
     forecast = shard.book.model_queues["m"].forecast
     forecast.service_rate.saturated = 1_000.0
-    shard.book.on_pool_stats("s", "m", pool_stats_of(stats, shard.now))
+    report(shard)
     elsewhere = VirtualTime(
         model="m",
         priority=priority,
@@ -36,6 +37,17 @@ def book_behind_others(*, waiting, rate=RATE, priority=STANDARD):
     shard.book.on_virtual_times("s", [elsewhere])
     forecast.mean_output_tokens = 10.0
     return shard
+
+
+def report(shard):
+    stats = PoolStats(model="m", tokens_per_second=1_000.0, slots=4, running=4)
+    shard.book.on_pool_stats("s", "m", pool_stats_of(stats, shard.now))
+
+
+def wait_after(shard, seconds):
+    shard.now += seconds
+    report(shard)
+    return wait_of(shard)
 
 
 def wait_of(shard, **fields):
@@ -96,7 +108,7 @@ def test_a_head_tells_how_many_tickets_its_class_dispatches_per_virtual_token():
     assert (head.waiting, head.class_waiting, head.waiting_prompt_tokens) == (13, 12, 13 * 90)
     assert head.tickets_per_virtual_token == pytest.approx((1 + 1 + 3) / COST), "by the weights of the tenants"
     shard.withdraw("low", *(f"{tenant}/{number}" for tenant in "abc" for number in range(4)))
-    assert shard.book.model_queues["m"].policy.class_backlog(STANDARD) == (0, 0.0)
+    assert shard.book.model_queues["m"].policy.class_backlog(STANDARD) == (0, 0, 0.0)
 
 
 def test_a_waiting_tenant_is_expected_to_send_more_tickets_than_wait_now():
@@ -108,6 +120,38 @@ def test_a_waiting_tenant_is_expected_to_send_more_tickets_than_wait_now():
     assert position.tickets == pytest.approx(10 + 1), "the tickets that wait"
     assert position.later_tickets == pytest.approx(10 + 0.5 - 1), "the other tenant has as many turns"
     assert position.virtual_tokens == pytest.approx(10 * COST)
+
+
+def test_a_tenant_that_pauses_is_expected_to_return_for_some_seconds():
+    shard = book_behind_others(waiting=0, rate=0.0)
+    for tenant in ("own", "other"):
+        for number in range(5):
+            shard.enqueue(f"{tenant}/{number}", tenant_id=tenant)
+    while_both_wait = wait_after(shard, 10 * TIME_CONSTANT_S)
+    shard.withdraw(*(f"other/{number}" for number in range(5)))
+    assert wait_after(shard, 0.01) == pytest.approx(while_both_wait, rel=0.1), "the other has paused for 10 ms"
+    assert wait_after(shard, 10 * TIME_CONSTANT_S) == pytest.approx(0.6, rel=0.02), "the other has left"
+
+
+def test_contention_is_a_mean_over_time_and_not_over_predictions():
+    contention = Contention()
+    contention.record(4, 0.0)
+    for _ in range(100):
+        contention.record(1, 0.0)
+    assert (contention.mean_tenants, contention.absent_share(1), contention.absent_share(8)) == (4.0, 3.0, 0.0)
+    contention.record(1, TIME_CONSTANT_S)
+    assert contention.mean_tenants == pytest.approx(1 + 3 / math.e)
+    assert contention.absent_share(0) == 0.0
+
+
+def test_a_single_tenant_contends_with_nobody():
+    shard = book_behind_others(waiting=0, rate=0.0)
+    for number in range(20):
+        shard.enqueue(f"own/{number}", tenant_id="own", tokens=100 + 50 * number)
+        wait_after(shard, 0.2)
+    wait = wait_of(shard)
+    assert shard.heads()[-1].backlog == shard.book.model_queues["m"].policy.class_backlog(STANDARD)
+    assert wait_after(shard, 10 * TIME_CONSTANT_S) == pytest.approx(wait)
 
 
 def test_the_predictions_of_several_shards_need_no_correction():

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from penstock.queue.effects import Effect, Head, Offer
-from penstock.queue.policies.policy import NO_TICKETS, QueuePosition, SchedulingPolicy, TicketTotals
+from penstock.queue.policies.policy import NO_TICKETS, ClassBacklog, QueuePosition, SchedulingPolicy, TicketTotals
+from penstock.queue.prediction.contention import Contention
 from penstock.queue.prediction.forecast import Forecast, Prediction
 from penstock.queue.prediction.pool_stats import PoolStats
 from penstock.queue.prediction.throughput import Throughput
@@ -22,6 +24,7 @@ class ModelQueue:
     policy: SchedulingPolicy
     throughput: Throughput = field(default_factory=Throughput)
     forecast: Forecast = field(default_factory=Forecast)
+    _contention: dict[int, Contention] = field(default_factory=dict)  # by class
     _prompt_tokens: int = 0  # of the waiting tickets, as the next two
     _work: int = 0
     _tokens: int = 0
@@ -38,6 +41,28 @@ class ModelQueue:
         head = self.policy.head()
         return head is not None and head[0].is_expedited
 
+    def record_contention(self, priority: int, now: float) -> None:
+        contention = self._contention.get(priority)
+        if contention is None:
+            contention = self._contention[priority] = Contention()
+        contention.record(self.policy.class_backlog(priority).tenants, now)
+
+    def _expected_backlog(self, priority: int) -> ClassBacklog:
+        """Return the backlog of a class. Its rate includes tenants that do not wait now and are expected to return."""
+        backlog, contention = self.policy.class_backlog(priority), self._contention.get(priority)
+        if contention is None or not backlog.tenants:
+            return backlog
+        rate = (1 + contention.absent_share(backlog.tenants)) * backlog.tickets_per_virtual_token
+        return backlog._replace(tickets_per_virtual_token=rate)
+
+    def _absent_tickets(self, ticket: QueuedTicket, position: QueuePosition) -> float:
+        """Return the tickets that go before a ticket, of tenants that do not wait now and are expected to return."""
+        if position.virtual_tokens == inf or ticket.is_expedited:
+            return 0.0
+        backlog = self.policy.class_backlog(ticket.priority)
+        share = self._contention[ticket.priority].absent_share(backlog.tenants)
+        return share * backlog.tickets_per_virtual_token * position.virtual_tokens
+
     def work_ahead(
         self, ticket: QueuedTicket, position: QueuePosition, elsewhere: Mapping[int, RemoteBacklog]
     ) -> WorkAhead:
@@ -46,6 +71,8 @@ class ModelQueue:
         The prompt and reserved tokens of this shard are estimated by the share of all waiting work.
         """
         tickets, work = position.tickets + position.later_tickets, position.work + position.later_work
+        if absent := self._absent_tickets(ticket, position):
+            tickets, work = tickets + absent, work + absent * self._work / self.policy.totals.tickets
         share = work / self._work if self._work else 0.0
         ahead = WorkAhead(tickets, work, share * self._prompt_tokens, share * self._tokens)
         if not elsewhere:
@@ -70,7 +97,7 @@ class ModelQueue:
             head.tokens, head.is_resumed, head.is_express = ticket.tokens, ticket.is_resumed, ticket.is_express
             head.arrival_number = ticket.arrival_number
             head.waiting_prompt_tokens = self._prompt_tokens
-            head.backlog = self.policy.class_backlog(ticket.priority)
+            head.backlog = self._expected_backlog(ticket.priority)
         if not self._is_head_dirty and (head == self._last_sent_head or (self._last_sent_head is None and not best)):
             return None
         self._last_sent_head, self._is_head_dirty = head, False
@@ -232,6 +259,7 @@ class ModelQueues:
         """Predict wait and TTFT of a ticket that arrives now. Without statistics, use the throughput of this shard."""
         queue, model = self[ticket.model], ticket.model
         position = queue.policy.position_of(ticket)
+        queue.record_contention(ticket.priority, now)
         ahead = queue.work_ahead(ticket, position, self._schedulers.remote_backlogs(model))
         pool_stats = self._schedulers.pool_stats(model, now - MAX_POOL_STATS_AGE_S)
         found = queue.forecast.predict(ticket, ahead, pool_stats, self._schedulers.credit_for(model), now)

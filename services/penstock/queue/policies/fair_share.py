@@ -59,7 +59,7 @@ class WeightedVtc:
         self.tickets = 0
         self.work = 0
         self.tickets_per_virtual_token = 0.0  # sum over the waiting tenants
-        self._waiting_tenants = 0
+        self.waiting_tenants = 0
         self._turn_count = 0
         self._last_served = TenantAccount(0.0)  # account whose last ticket was taken most recently
         self._virtual_time = 0.0
@@ -115,10 +115,10 @@ class WeightedVtc:
             if not ticket.charged_cost:  # a charged ticket is returned; its tenant had not left
                 self._lift_to_virtual_time(account)
             account.queue = RankedQueue(self._rank)
-            self._waiting_tenants += 1
+            self.waiting_tenants += 1
             account.queue.push(ticket)
             self._enqueue_turn(account)
-            if self._waiting_tenants == 1:
+            if self.waiting_tenants == 1:
                 self._clock.start(self.virtual_time)
         else:
             account.queue.push(ticket)
@@ -193,7 +193,7 @@ class WeightedVtc:
         counter = own.counter if own.is_waiting else max(own.counter, self.virtual_time - self._burst_tokens)
         if own.queue:
             counter += own.queued_cost * before.work / max(1, own.queue.work)
-        rivals = self._waiting_tenants - own.is_waiting
+        rivals = self.waiting_tenants - own.is_waiting
         virtual = max(0.0, counter - self.virtual_time)
         if not rivals:
             return before._replace(virtual_tokens=virtual)
@@ -257,10 +257,10 @@ class WeightedVtc:
         account.queued_cost -= predicted_cost(ticket) / ticket.weight
         if not account.queue.tickets:
             account.queue, account.queued_cost = None, 0.0
-            self._waiting_tenants -= 1
+            self.waiting_tenants -= 1
             self._last_served = account
         self._update_rate(account)
-        if not self._waiting_tenants:
+        if not self.waiting_tenants:
             self.tickets_per_virtual_token = 0.0
             self._clock.stop(self.virtual_time)
 

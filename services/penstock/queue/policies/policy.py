@@ -42,6 +42,7 @@ class ClassBacklog(NamedTuple):
     """The waiting tickets of one class."""
 
     tickets: int
+    tenants: int = 0  # with a turn; 0: tenants have no turns
     # Tickets that are dispatched while the virtual time of the class advances by one token; 0: none is kept.
     tickets_per_virtual_token: float = 0.0
 

@@ -199,7 +199,8 @@ class PriorityClasses:
 
     def class_backlog(self, priority: int) -> ClassBacklog:
         own = self[priority]
-        return ClassBacklog(own.tickets, own.tenant_queue.tickets_per_virtual_token)
+        tenants = own.tenant_queue
+        return ClassBacklog(own.tickets, tenants.waiting_tenants, tenants.tickets_per_virtual_token)
 
     def evictable(self, priority: int) -> TicketTotals:
         lower = [each.evictable for each in self._classes.values() if each.priority > priority]

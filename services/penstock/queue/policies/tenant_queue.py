@@ -28,6 +28,10 @@ class TenantQueue(Protocol):
         """Part of the virtual tokens that was added to follow other shards."""
 
     @property
+    def waiting_tenants(self) -> int:
+        """See `ClassBacklog`."""
+
+    @property
     def tickets_per_virtual_token(self) -> float:
         """See `ClassBacklog`."""
 
@@ -77,6 +81,10 @@ class SharedQueue(RankedQueue):
     @property
     def lifted_tokens(self) -> float:
         return 0.0
+
+    @property
+    def waiting_tenants(self) -> int:
+        return 0
 
     @property
     def tickets_per_virtual_token(self) -> float:
