@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.mesh.v1.queue_pb2 import PoolStats, VirtualTime
-from penstock.proofs.simulated import fleet
+from penstock.proofs.simulated.fleet_cells import Cell, fleet_scenario
 from penstock.queue.frames import head_message, pool_stats_of, remote_backlog_of
 from penstock.queue.policies.factory import PolicyConfig
 from penstock.queue.prediction.contention import TIME_CONSTANT_S, Contention
@@ -156,7 +156,7 @@ def test_a_single_tenant_contends_with_nobody():
 
 def test_the_predictions_of_several_shards_need_no_correction():
     """Each shard predicted as if it had all slots: waits were twice to four times as long as predicted."""
-    world = fleet.fleet_scenario(fleet.Cell(4, shards=4, tenants=8), seed=1, load=10.0)
+    world = fleet_scenario(Cell(4, shards=4, tenants=8), seed=1, load=10.0)
     world = replace(world, duration=12.0)
     run = Simulation(world).run()
     found = [shard.book.model_queues[MODEL].forecast for shard in run.mesh.shards.values()]
