@@ -4,6 +4,7 @@ import os
 
 import pytest
 from hypothesis import settings
+from structlog.contextvars import clear_contextvars
 
 from penstock.faults.run import collect_finished_worlds
 
@@ -13,6 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A deadline per example measures the machine, not the code. Bounded numbers of examples bound the time instead.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
+
+
+@pytest.fixture(autouse=True)
+def _clear_log_context():
+    """Start each test without fields of log lines: a coroutine that is closed as garbage may leave some here."""
+    clear_contextvars()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def interpret() -> None:
 
     from penstock.worker.engine.cuda import attention
 
-    attention.PROGRAMS = FEW_PROGRAMS
+    attention.DECODE_PROGRAMS = FEW_PROGRAMS
 
 
 if not HAS_GPU:

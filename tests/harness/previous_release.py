@@ -1,10 +1,9 @@
-"""The source of the previous release, from the repository's own history, and a mesh in which some tiers run it."""
+"""The source of the previous release, from the repository's own history."""
 
 import os
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -36,19 +35,3 @@ def check_out(folder: Path) -> Path:
 def environment_of(source: Path) -> dict[str, str]:
     """The environment in which a Python imports penstock from `source`."""
     return {**os.environ, "PYTHONPATH": str(source)}
-
-
-def running_it(source: Path, *tiers: str):
-    """A change of a mesh's plan: the processes of `tiers` run the previous release."""
-
-    async def transform(plan):
-        changed = {"PYTHONPATH": str(source)}
-        return replace(
-            plan,
-            processes=tuple(
-                replace(each, environment=each.environment | changed) if each.tier in tiers else each
-                for each in plan.processes
-            ),
-        )
-
-    return transform

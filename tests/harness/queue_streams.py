@@ -29,15 +29,21 @@ def ticket(ticket_id, **fields):
 
 
 class StreamClient:
-    """The client of one stream. `receive(kind)` returns the next frame of a kind and skips others."""
+    """The client of one stream. `receive(kind)` returns the next frame of a kind and skips others.
+
+    Frames of the kinds in `ignored` are dropped at their arrival.
+    """
 
     def __init__(self, link_of, out):
         self.out = out
         self.frames = asyncio.Queue()
+        self.ignored = set()
         self.up, self.down = asyncio.Event(), asyncio.Event()
-        self.link = link_of(
-            on_frame=self.frames.put_nowait, on_up=lambda _: self.up.set(), on_down=lambda _: self.down.set()
-        )
+        self.link = link_of(on_frame=self._on_frame, on_up=lambda _: self.up.set(), on_down=lambda _: self.down.set())
+
+    def _on_frame(self, frame):
+        if frame.WhichOneof("frame") not in self.ignored:
+            self.frames.put_nowait(frame)
 
     async def receive(self, kind):
         async with asyncio.timeout(TIMEOUT_S):
@@ -58,9 +64,9 @@ class QueueEdge(StreamClient):
 
 
 class QueueScheduler(StreamClient):
-    def serve(self, *models):
+    def serve(self, *models, poison_reports=()):
         entries = [CatalogEntry(model=each, worker_address="w:1", workers_hint=1) for each in models]
-        self.send(catalog=pb.Catalog(entries=entries))
+        self.send(catalog=pb.Catalog(entries=entries, poison_reports=poison_reports))
 
     def credit(self, tickets, **fields):
         self.send(credit=pb.Credit(model="m", tickets=tickets, **fields))

@@ -140,13 +140,20 @@ async def scheduler_of(*shards, ttl=5.0, look_ahead=0):
 @asynccontextmanager
 async def worker_at(address, name="w1", **profile):
     """An attached worker. Leaving the block breaks its stream."""
+    async with idle_worker(address, name) as worker:
+        worker.profile(**profile)
+        yield worker
+
+
+@asynccontextmanager
+async def idle_worker(address, name):
+    """A worker whose stream is open; it has not sent its profile."""
     async with channel(address) as to_scheduler:
-        worker = AttachedWorker(lambda: SchedulerServiceStub(to_scheduler).Attach(), name)
+        worker = AttachedWorker(lambda: SchedulerServiceStub(to_scheduler).Attach(), f"{name}")
         running = asyncio.create_task(worker.link.run())
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await worker.up.wait()
-            worker.profile(**profile)
             yield worker
         finally:
             running.cancel()

@@ -11,53 +11,17 @@ from loop_watchdog import watched_loop
 from otlp_receiver import attributes_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
-from penstock.chassis.lifecycle import background
 from penstock.chassis.observability import semconv
-from penstock.chassis.server.server import serving
-from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
-from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
-from penstock.queue.admission.admission import QueueLimits
-from penstock.queue.models.availability import ModelAvailability
-from penstock.queue.service import QueueService
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.queue.telemetry import record_depths
-from penstock.queue.tickets.book import TicketBook
-from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE, MAX_REMOVED_PER_SLICE
-from penstock.v1.stream_pb2 import Hello
+from queue_shards import shard_of
 from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 
-START_S = 2_000.0
 LOST_TICKETS = 4 * MAX_REMOVED_PER_SLICE
 RETURNING_TICKETS = 5_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
-
-
-class Shard:
-    """A shard that listens, with a clock that the test advances."""
-
-    def __init__(self, max_depth, scheduler_wait):
-        self.time = START_S
-        self.book = TicketBook(
-            limits=QueueLimits(max_depth, 1_000_000),
-            availability=ModelAvailability(timeout=10.0, warm_up=5.0, started_at=START_S - 60),
-            recent_leases=RecentLeases(10.0),
-        )
-        hello = Hello(protocol=HIGHEST_VERSION, instance_id="queue-1", tier="queue")
-        self.service = QueueService(self.book, hello, scheduler_wait=scheduler_wait, now=lambda: self.time)
-        self.address, self.calls = "", None
-
-
-@asynccontextmanager
-async def shard_of(max_depth=1_000, scheduler_wait=0.0):
-    shard = Shard(max_depth, scheduler_wait)
-    registration = add_QueueServiceServicer_to_server, shard.service
-    async with (
-        serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,
-        background(shard.service.tick()),
-    ):
-        shard.address, shard.calls = server.address, server.calls
-        yield shard
 
 
 @asynccontextmanager

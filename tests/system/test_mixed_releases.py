@@ -1,15 +1,20 @@
 """Processes of the previous release and of this one in one mesh: a rollout of Penstock itself."""
 
 import asyncio
+import io
+from dataclasses import replace
 
 import httpx
 import pytest
+from rich.console import Console
 
 from mesh import greedy, read_answer, stub_client, wait_at_rest, wait_for_figures
 from penstock.local_mesh.mesh import local_mesh
-from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.plan import MeshOptions, plan_mesh
+from penstock.proofs.live.kill import KillOptions, kill
+from penstock.proofs.testbed.releases import mix_releases, run_release
 from penstock.v1.inference_pb2 import Sampling
-from previous_release import check_out, running_it
+from previous_release import check_out
 
 TIERS = ("auth", "queue", "scheduler", "worker", "edge")
 STREAMS = 4
@@ -25,7 +30,7 @@ def source(tmp_path_factory):
 async def test_the_previous_release_and_this_one_serve_together(source, tiny_model, old):
     options = MeshOptions(base_port=0, envoy=False, workers=2, engine="sim", model=tiny_model)
     async with (
-        local_mesh(options, transform_plan=running_it(source, *old)) as mesh,
+        local_mesh(options, transform_plan=running_tiers(source, *old)) as mesh,
         stub_client(mesh) as client,
         httpx.AsyncClient(base_url=f"http://{mesh.plan.http}", timeout=60.0) as http,
     ):
@@ -42,6 +47,37 @@ async def test_the_previous_release_and_this_one_serve_together(source, tiny_mod
         assert [answer.text for answer in resumed] == [answer.text for answer in calm]
         await cancel_amid(client, prompts[0])
         await wait_at_rest(mesh)
+
+
+@pytest.mark.parametrize("with_auth", [False, True], ids=["auth of this release", "auth of the previous one"])
+async def test_kills_lose_no_token_between_peers_of_both_releases(source, tiny_model, with_auth):
+    options = KillOptions(streams=6, kills=3, every=0.5, tokens=24, other_release=source, other_auth=with_auth)
+    mesh = MeshOptions(engine="sim", model=tiny_model, edges=2, queues=2, schedulers=2, workers=3)
+    card = await kill(options, mesh, Console(file=io.StringIO()))
+    assert not card.void_reason
+    exact = [line for line in card.lines if line.goal in ("0", "100")]
+    assert len(exact) >= 10
+    assert not [line for line in exact if not line.is_met], card.notes
+
+
+def test_half_of_the_processes_of_each_tier_run_the_other_release(tmp_path):
+    options = MeshOptions(edges=2, queues=2, schedulers=2, workers=3, envoys=2)
+    plan = plan_mesh(options, tmp_path, "pk_a", envoy="envoy")
+    changed = asyncio.run(mix_releases(tmp_path, with_auth=False)(plan))
+    others = [each.name for each in changed.processes if each.environment.get("PYTHONPATH") == str(tmp_path)]
+    assert others == ["queue-1", "scheduler-1", "worker-1", "worker-3", "edge-1", "routing-1"]
+    with_auth = asyncio.run(mix_releases(tmp_path, with_auth=True)(plan))
+    assert "auth" in [each.name for each in with_auth.processes if "PYTHONPATH" in each.environment]
+
+
+def running_tiers(source, *tiers):
+    """A change of a mesh's plan: the processes of `tiers` run the previous release."""
+
+    async def transform(plan):
+        processes = tuple(run_release(source, each) if each.tier in tiers else each for each in plan.processes)
+        return replace(plan, processes=processes)
+
+    return transform
 
 
 def seeded(prompt):

@@ -48,7 +48,12 @@ def typical(number):
 
 
 async def test_a_hundred_thousand_waiting_tickets_fit_into_200_megabytes():
-    async with queue_process() as (process, address), scheduler_at(address), edge_at(address) as edge:
+    without_target = {"TTFT_INTERACTIVE": "0"}  # or the first tickets are rejected while a slow machine sends the last
+    async with (
+        queue_process(**without_target) as (process, address),
+        scheduler_at(address),
+        edge_at(address) as edge,
+    ):
         for first in range(0, TICKET_COUNT, AT_ONCE):
             edge.enqueue(*(typical(number) for number in range(first, first + AT_ONCE)))
             for _ in range(AT_ONCE):

@@ -48,6 +48,21 @@ async def test_three_processes_of_any_tier_are_killed_and_no_client_loses_a_toke
     assert "3 faults" in card["notes"][-1]
 
 
+async def test_weights_are_updated_amid_kills_and_each_answer_is_of_one_version(tiny_model):
+    mesh = ("--edges", "2", "--queues", "1", "--schedulers", "1", "--workers", "2", "--engine", "torch")
+    card, lines = await proved("rollout", tiny_model, *mesh, "--kills", "3", "--every", "0.5")
+    assert_nothing_lost(card, lines)
+    assert lines["answers of the old weights"]["measured"] > 0
+    assert lines["answers of the new weights"]["measured"] > 0
+
+
+async def test_the_disk_of_auth_is_full_and_known_callers_are_served_and_charged_once(tiny_model):
+    mesh = ("--edges", "1", "--queues", "1", "--schedulers", "1", "--workers", "1")
+    card, lines = await proved("disk", tiny_model, *mesh, "--seconds", "3")
+    assert_nothing_lost(card, lines)
+    assert lines["requests served while the disk was full"]["measured"] > 4
+
+
 async def test_every_process_is_drained_in_turn_and_no_client_loses_a_token(tiny_model):
     mesh = ("--edges", "2", "--queues", "1", "--schedulers", "1", "--workers", "2")
     card, lines = await proved("drain", tiny_model, *mesh)

@@ -17,6 +17,9 @@ from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBatching
 from penstock.worker.engine.interface import AllowedChoices, SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders import load
+from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.torch import build
 from penstock.worker.engine.torch.engine import TorchEngine, TorchRunner
 from penstock.worker.engine.torch.kv_cache import blocks_that_fit
 from tiny_model import write_tiny_model
@@ -274,3 +277,27 @@ def test_the_trained_models_tokenizer_agrees_with_its_golden_encodings():
         text, ids = case.get("prompt", case.get("encode_only")), case.get("prompt_ids", case.get("ids"))
         assert [card.bos_id, *tokenizer.encode(text, add_special_tokens=False).ids] == ids
         assert tokenizer.decode(ids) == case.get("decoded", text)
+
+
+def test_the_start_draws_for_every_slot_with_every_option():
+    """So the memory of such a draw is allocated before any client asks for one."""
+    batches = []
+    build._warm_up_sampler(lambda logits, draws: batches.append((logits, draws)), torch.zeros(5, 7))
+    [(logits, draws)] = batches
+    assert len(logits) == len(draws) == 5
+    options = draws[0].params
+    assert all((options.logprobs, options.top_k, options.top_p < 1.0, options.min_p, options.temperature))
+    assert all((options.frequency_penalty, options.repetition_penalty > 1.0, options.logit_bias, draws[0].allowed))
+    assert sample(torch.zeros(5, 7), draws)[0] == [0] * 5
+
+
+def test_a_start_without_memory_for_its_slots_names_the_settings(tmp_path, monkeypatch):
+    def without_memory(logits, draws):
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    monkeypatch.setattr(build, "sample", without_memory)
+    options = EngineOptions(
+        model=str(write_tiny_model(tmp_path / "tiny", context=CONTEXT)), device="cpu", compute="torch", slots=3
+    )
+    with pytest.raises(ValueError, match=r"3 slots and 512 tokens; set kv_bytes, slots or token_budget lower"):
+        build.build_torch_engine(replace(options, kv_blocks=64))

@@ -40,6 +40,21 @@ SERIALIZERS = {
 GREETING = [{"role": "user", "content": "hi"}]
 
 
+PROMPTS = {
+    "/v1/chat/completions": {"messages": GREETING},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+}
+
+
+def strings_in(value):
+    """Every string of a JSON value."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return [found for each in items for found in strings_in(each)]
+    return [value] if isinstance(value, str) else []
+
+
 def client(finished=STOPPED, error=None):
     """The real client over a transport that serves the output of the pure functions."""
 
@@ -188,6 +203,20 @@ def test_a_stream_of_chunks_ends_in_done_and_a_failed_one_does_not(path):
     good.begin(ACCEPTED), bad.begin(ACCEPTED)
     assert good.finish(STOPPED).endswith(b"data: [DONE]\n\n")
     assert b"[DONE]" not in bad.fail(WORKER_LOST)
+
+
+@pytest.mark.parametrize("path", SERIALIZERS)
+@pytest.mark.parametrize("separator", ["\x85", "\u2028", "\u2029"])
+def test_a_unicode_line_separator_in_the_text_does_not_end_a_line_of_the_stream(path, separator):
+    parse, new_serializer = SERIALIZERS[path]
+    body = {"model": "m", "stream": True, **PROMPTS[path]}
+    answer = new_serializer(parse(parse_body(json.dumps(body).encode()), "r1"), created=1_700_000_000)
+    text = f"one{separator}two é"
+    delta = Delta(text=text, token_ids=[1])
+    stream = (answer.begin(ACCEPTED) + answer.delta(delta) + answer.finish(STOPPED)).decode()
+    events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+    assert text in [found for event in events for found in strings_in(json.loads(event))]
+    assert stream.splitlines() == stream.split("\n")[:-1]
 
 
 def test_the_client_raises_when_a_chat_stream_fails_midway():

@@ -17,10 +17,10 @@ from penstock.simulator.report.ideal_caches import CachedPrompt, clairvoyant_tok
 from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Regular
-from penstock.simulator.traffic.demand import Fixed
+from penstock.simulator.traffic.demand import Fixed, OfferedRequest, TraceDemand
 from penstock.simulator.traffic.tool_loops import ToolLoops
 
-TRACE = Path(__file__).parents[1] / "data" / "traces" / "conversation_trace.jsonl.gz"
+TRACE = Path(simulator.__file__).parent / "scenarios" / "conversation_trace.jsonl.gz"
 CHAINS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
 
 
@@ -98,10 +98,25 @@ def test_every_request_of_the_conversations_is_in_time(figures):
     assert figures["goodput_share"] == 1.0
 
 
-def test_all_workers_take_part_at_low_load():
-    """Placement by load alone would leave the caches of some workers unused."""
-    run = Simulation(replace(conversations(), duration=60.0)).run()
-    assert all(life.totals.prefill_tokens for life in run.worker_lives)
+@pytest.mark.parametrize("resolution", [0.0, 3.0])
+def test_all_workers_take_equal_parts_at_low_load(resolution):
+    """Most requests are alone. Placement by load alone would leave the caches of some workers unused."""
+    tenant = {"name": "chat", "trace": {"kind": "mooncake", "path": str(TRACE), "resolution": resolution}}
+    run = Simulation(replace(conversations(tenants=[tenant]), duration=60.0)).run()
+    prefilled = [life.totals.prefill_tokens for life in run.worker_lives]
+    assert min(prefilled) > 0.5 * max(prefilled)
+
+
+def test_recorded_times_are_spread_over_their_resolution_by_seed():
+    recorded = [OfferedRequest(3.0 * (number // 4), 1 + number, 1) for number in range(40)]
+    demand = TraceDemand(recorded, resolution=3.0)
+    first, second = (list(demand.requests(seed, load=2.0)) for seed in "ab")
+    assert first != second
+    assert list(demand.requests("a", load=2.0)) == first
+    for requests in (first, second):
+        assert [each.at for each in requests] == sorted(each.at for each in requests)
+        for each in requests:
+            assert 0 <= 2 * each.at - recorded[each.prompt_tokens - 1].at < 3.0
 
 
 def test_a_tool_loop_repeats_its_prompts_after_common_instructions():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine.interface import SamplingParams
-from penstock.worker.engine.sampling import sampler_cuda
+from penstock.worker.engine.sampling import sampler_torch
 from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.gumbel import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
 from penstock.worker.engine.sampling.sampler import sample
@@ -196,7 +196,7 @@ def test_a_batch_draws_the_same_tokens_as_single_rows(rows, seed):
     logits = logits_of(len(rows), seed)
     draws = [draw_at(3, seed=seed + row, **each) for row, each in enumerate(rows)]
     tokens, logprobs = sample(logits, draws)
-    together = sampler_cuda.sample_batch(logits, draws)
+    together = sampler_torch.sample_batch(logits, draws)
     assert together == (tokens, pytest.approx(logprobs, abs=1e-4))
 
 

@@ -165,7 +165,7 @@ def fill(pool, tickets, *, tokens=160, zone=""):
     counts = {}
     for number in range(tickets):
         ticket = ticket_of(f"t{number}", tokens=tokens, zone=zone)
-        worker = pool.choose_worker(ticket)
+        worker = pool.place(ticket).worker
         worker.promise(ticket.ticket_id, worker.blocks_for(ticket))
         worker.add_unstarted_tokens(ticket.prompt_tokens)
         counts[worker.key] = counts.get(worker.key, 0) + 1
@@ -189,10 +189,10 @@ def test_the_worker_that_the_queue_expects_is_preferred_unless_another_is_much_f
     pool = pool_of(a=(100, 1_000, 5_000.0), b=(100, 1_000, 5_000.0))
     expecting = ticket_of("t", tokens=160)
     expecting.expected_worker = "b"
-    assert pool.choose_worker(ticket_of("t", tokens=160)).worker_id == "a"
-    assert pool.choose_worker(expecting).worker_id == "b"
+    assert pool.place(ticket_of("t", tokens=160)).worker.worker_id == "a"
+    assert pool.place(expecting).worker.worker_id == "b"
     next(each for each in pool if each.worker_id == "b").add_unstarted_tokens(5_000)
-    assert pool.choose_worker(expecting).worker_id == "a", "its first token is a second earlier there"
+    assert pool.place(expecting).worker.worker_id == "a", "its first token is a second earlier there"
 
 
 def test_a_worker_that_prefills_twice_as_fast_gets_twice_as_many_tickets():
@@ -207,8 +207,8 @@ def test_a_worker_with_a_larger_kv_pool_gets_more_tickets():
 
 def test_a_ticket_finds_the_only_worker_that_can_take_it():
     pool = pool_of(**{f"full{number}": (1, 8, 500.0) for number in range(4 * MAX_CANDIDATES)}, roomy=(1, 64, 1.0))
-    assert pool.choose_worker(ticket_of("large", tokens=500)).key == "roomy"
-    assert pool.choose_worker(ticket_of("too-large", tokens=64 * 16 + 1)) is None
+    assert pool.place(ticket_of("large", tokens=500)).worker.key == "roomy"
+    assert pool.place(ticket_of("too-large", tokens=64 * 16 + 1)) is None
 
 
 def pool_over(zones, slots=100):
@@ -223,10 +223,10 @@ def pool_over(zones, slots=100):
 
 def test_among_similar_workers_one_in_the_zone_of_the_edge_is_chosen():
     pool = pool_over({f"a{number:02}": "far" for number in range(4 * MAX_CANDIDATES)} | {"z": "near"})
-    assert pool.choose_worker(ticket_of("t", zone="near")).key == "z"
-    assert pool.choose_worker(ticket_of("t", zone="far")).key == "a00"
-    assert pool.choose_worker(ticket_of("t", zone="elsewhere")).key == "a00"
-    assert pool.choose_worker(ticket_of("t")).key == "a00"
+    assert pool.place(ticket_of("t", zone="near")).worker.key == "z"
+    assert pool.place(ticket_of("t", zone="far")).worker.key == "a00"
+    assert pool.place(ticket_of("t", zone="elsewhere")).worker.key == "a00"
+    assert pool.place(ticket_of("t")).worker.key == "a00"
 
 
 def test_no_worker_is_overloaded_because_of_its_zone():
@@ -239,14 +239,14 @@ def test_a_zone_is_forgotten_with_its_last_worker():
     pool = pool_over({"a": "x", "b": "y", "c": "y"})
     workers = {worker.key: worker for worker in pool}
     pool.remove(workers["c"])
-    assert pool.choose_worker(ticket_of("t", zone="y")).key == "b"
+    assert pool.place(ticket_of("t", zone="y")).worker.key == "b"
     pool.remove(workers["b"])
-    assert pool.choose_worker(ticket_of("t", zone="y")).key == "a"
+    assert pool.place(ticket_of("t", zone="y")).worker.key == "a"
     pool.remove(workers["a"])
-    assert pool.choose_worker(ticket_of("t", zone="y")) is None
+    assert pool.place(ticket_of("t", zone="y")) is None
 
 
 def test_avoided_workers_do_not_hide_the_others():
     names = [f"w{number}" for number in range(4 * MAX_CANDIDATES)]
     pool = pool_of(**dict.fromkeys(names, (1, 8, 500.0)), slow=(1, 8, 1.0))
-    assert pool.choose_worker(ticket_of("t", avoid=names)).key == "slow"
+    assert pool.place(ticket_of("t", avoid=names)).worker.key == "slow"

@@ -8,7 +8,9 @@ from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
 from penstock.scheduler.leases import LeaseEntry
 from penstock.scheduler.reports.service_reports import (
     ABSENT_QUEUE_TTL_S,
-    MAX_REPORTED_TICKETS,
+    MAX_FULL_TICKETS,
+    MAX_FULL_TICKETS_PER_SLICE,
+    MAX_NUMBERED_TICKETS,
     RESEND_WINDOW_S,
     ServiceReports,
 )
@@ -268,20 +270,38 @@ def test_a_new_stream_of_a_worker_forgets_its_numbers(scheduler):
     assert output_reports(scheduler.tick(START_UNIX_S + 2)) == []
 
 
-def test_long_reports_are_split_into_frames_of_a_bounded_size(scheduler):
-    reports, entries = ServiceReports(), [lease_entry(number) for number in range(2 * MAX_REPORTED_TICKETS + 1)]
+def test_many_leases_are_reported_in_slices_and_in_frames_of_a_bounded_size():
+    reports, count = ServiceReports(), 2 * MAX_FULL_TICKETS_PER_SLICE + 1
+    for queue in ("q", "q2"):
+        reports.on_queue_connected(queue)
+    for number in range(count):
+        reports.record(lease_entry(number, "q2" if number == 1 else "q"))
+    slices = [reports.pop_due(["q", "q2"], 0.0)]
+    while reports.is_slice_due:
+        slices.append(reports.pop_slice(["q", "q2"]))
+    sizes = [[len(each.tickets) for each in found] for found in slices]
+    assert [sum(each) for each in sizes] == [MAX_FULL_TICKETS_PER_SLICE] * 2 + [1]
+    assert max(map(max, sizes)) == MAX_FULL_TICKETS
+    sent = [each.ticket_id for found in slices for report in found for each in report.tickets]
+    assert sorted(sent) == sorted(f"t{number}" for number in range(count))
+
+
+def test_output_by_number_is_split_into_frames_of_a_bounded_size():
+    reports, entries = ServiceReports(), [lease_entry(number) for number in range(2 * MAX_NUMBERED_TICKETS + 1)]
     reports.on_queue_connected("q")
     for entry in entries:
         reports.record(entry)
-    assert [len(each.tickets) for each in reports.pop_all(["q"], 0.0)] == [MAX_REPORTED_TICKETS] * 2 + [1]
+    reports.pop_due(["q"], 0.0)
+    while reports.is_slice_due:
+        reports.pop_slice(["q"])
     numbered = dict(enumerate(entries, 1))
     for start in range(1, 1 + len(entries), 100):
         numbers = range(start, min(start + 100, 1 + len(entries)))
         reports.record_output(numbered, Progress(lease_numbers=numbers, output_tokens=numbers), steps=9)
-    sizes = [sum(len(each.ticket_numbers) for each in report.progress) for report in reports.pop_all(["q"], 1.0)]
+    sizes = [sum(len(each.ticket_numbers) for each in report.progress) for report in reports.pop_due(["q"], 1.0)]
     assert sum(sizes) == len(entries)
-    assert max(sizes) < MAX_REPORTED_TICKETS + 100
+    assert max(sizes) < MAX_NUMBERED_TICKETS + 100
 
 
-def lease_entry(number):
-    return LeaseEntry(f"s-{number}", f"t{number}", 1, "q", "w", "w", 2)
+def lease_entry(number, queue="q"):
+    return LeaseEntry(f"s-{number}", f"t{number}", 1, queue, "w", "w", 2)

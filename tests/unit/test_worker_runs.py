@@ -14,7 +14,12 @@ from penstock.worker.runs.effects import CancelSequence, LeasesReleased, LeaseSt
 from penstock.worker.runs.leases import LeaseTable
 from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.runs.table import RunTable
-from penstock.worker.scheduler_session.progress import ProgressReport, ProgressReporter
+from penstock.worker.scheduler_session.progress import (
+    MAX_OUTPUTS_PER_S,
+    PROGRESS_INTERVAL_S,
+    ProgressReport,
+    ProgressReporter,
+)
 from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 
@@ -210,6 +215,28 @@ def test_progress_is_reported_in_totals_if_it_changed_and_at_most_once_per_inter
     assert take_due(reporter, table, 3.0) is None
     table.on_step(step_result(3, run), 3.0, 3.1)
     assert take_due(reporter, table, 4.0) == ProgressReport([], [1], [2])
+
+
+def test_a_worker_with_many_leases_reports_their_output_once_a_second_and_first_tokens_at_once():
+    reporter, leases = ProgressReporter(), [f"l{number}" for number in range(MAX_OUTPUTS_PER_S)]
+    sizes = []
+    for tick in range(1, 13):
+        now = tick * PROGRESS_INTERVAL_S
+        present = [*leases, *(["late"] if tick >= 6 else [])]
+        running = [LeaseProgress(each, 5, tick, 0.1) for each in present]
+        report = reporter.take_due(running, now) or ProgressReport([], [], [])
+        sizes.append((len(report.leases), len(report.lease_numbers)))
+    many = len(leases)
+    assert sizes[:5] == [(many, 0), (0, 0), (0, 0), (0, 0), (0, many)]
+    assert sizes[5:] == [(1, 0), (0, 0), (0, 0), (0, many + 1), (0, 0), (0, 0), (0, 0)]
+
+
+def test_output_that_was_left_out_is_reported_later():
+    reporter = ProgressReporter()
+    leases = [f"l{number}" for number in range(MAX_OUTPUTS_PER_S)]
+    for now, tokens in ((1.0, 1), (1.5, 9), (2.0, 9)):
+        report = reporter.take_due([LeaseProgress(each, 5, tokens, 0.1) for each in leases], now)
+    assert report.output_tokens == [9] * len(leases)
 
 
 def test_leases_are_reported_in_full_on_a_new_stream_and_by_numbers_that_are_not_used_again():

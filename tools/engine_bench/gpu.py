@@ -6,8 +6,10 @@ and transformers' continuous batching if that is installed.
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +24,8 @@ from penstock.proofs.engine.throughput import best_time_s, roofline_s
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
-from penstock.worker.engine.torch.engine import Runner, TorchEngine, TorchRunner
+from penstock.worker.engine.interface import SamplingParams
+from penstock.worker.engine.torch.engine import TorchEngine, TorchRunner
 from penstock.worker.engine.torch.model import Model
 from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rope_frequencies
 
@@ -45,6 +48,14 @@ _TOKEN_BUDGET = 8192
 _COPY_BYTES = 2 << 30  # larger than any cache
 _MATRIX_SIDE = 8192
 _REPEATS = 10
+_SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, frequency_penalty=0.1, logprobs=True)
+
+
+class GpuLoad(NamedTuple):
+    """Options of the sequences of all cells."""
+
+    sampling: SamplingParams
+    first_prompt_tokens: int  # 0: as the others
 
 
 def main() -> None:
@@ -52,20 +63,22 @@ def main() -> None:
     parser.add_argument("--concurrent", help="sequences at once (1,32,256)", default="1,32,256")
     parser.add_argument("--rounds", help="runs of every engine at every cell (%(default)s)", type=int, default=3)
     parser.add_argument("--plain", help="measure plain torch too", action="store_true")
+    parser.add_argument("--sampled", help="draw with top-p, a frequency penalty and logprobs", action="store_true")
+    parser.add_argument("--long-prompt", help="tokens of the first prompt; 0: as the others", type=int, default=0)
     parsed = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(1, "torch finds no GPU; run this on a machine with a GPU and torch's CUDA build\n")
-    _measure(
-        [BenchCell(int(count), 960, 128) for count in parsed.concurrent.split(",")], parsed.rounds, plain=parsed.plain
-    )
+    cells = [BenchCell(int(count), 960, 128) for count in parsed.concurrent.split(",")]
+    load = GpuLoad(_SAMPLED if parsed.sampled else SamplingParams(), parsed.long_prompt)
+    _measure(cells, parsed.rounds, load, plain=parsed.plain)
 
 
 @torch.inference_mode()
-def _measure(cells: list[BenchCell], rounds: int, *, plain: bool) -> None:
+def _measure(cells: list[BenchCell], rounds: int, load: GpuLoad, *, plain: bool) -> None:
     device = torch.device("cuda")
     rates = {"bytes_per_s": _copy_bandwidth(device), "flops_per_s": flop_rate(torch.bfloat16, _MATRIX_SIDE, "cuda")}
     print(torch.cuda.get_device_name(device), *(f"{name} {rate:.3g}" for name, rate in rates.items()))
-    for name, run in _engines(cells, device, plain=plain):
+    for name, run in _engines(cells, device, load, plain=plain):
         for cell in cells:
             run(cell)  # compiles, and fills caches
             steps = [figures_of(cell, run(cell), cpu_wait_share=0.0).step_ms for _ in range(rounds)]
@@ -74,34 +87,40 @@ def _measure(cells: list[BenchCell], rounds: int, *, plain: bool) -> None:
             print(f"{name:12} {cell.concurrency:4}  {took}, {least / median(steps):.0%} of the roofline's {least:.3f}")
 
 
-def _engines(cells: list[BenchCell], device: torch.device, *, plain: bool) -> Iterator[tuple[str, RunCell]]:
+def _engines(
+    cells: list[BenchCell], device: torch.device, load: GpuLoad, *, plain: bool
+) -> Iterator[tuple[str, RunCell]]:
     from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
+    from penstock.worker.engine.cuda.sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
     slots = max(cell.concurrency for cell in cells)
-    blocks = slots * (-(-max(cell.prompt_tokens + cell.output_tokens for cell in cells) // _BLOCK_SIZE) + 1)
-    weights = random_weights(_LLAMA_1B, device)
-    yield (
-        "penstock",
-        run_cell_with(CudaRunner(_LLAMA_1B, weights, blocks, _BLOCK_SIZE, slots), _LLAMA_1B, blocks, slots),
-    )
+    longest = max(cell.prompt_tokens + cell.output_tokens for cell in cells)
+    blocks = slots * (-(-longest // _BLOCK_SIZE) + 1) + -(-load.first_prompt_tokens // _BLOCK_SIZE)
+    shape = replace(_LLAMA_1B, context_length=max(_LLAMA_1B.context_length, load.first_prompt_tokens + longest))
+    weights = random_weights(shape, device)
+    runner = CudaRunner(shape, weights, blocks, _BLOCK_SIZE, slots)
+    sampler = CudaSampler(slots, shape.vocab_size, device)
+    yield "penstock", run_cell_with(TorchEngine(runner, _batch(shape, blocks, slots), sampler.sample), shape, load)
     if plain:
-        yield (
-            "plain torch",
-            run_cell_with(TorchRunner(Model(_LLAMA_1B, weights), blocks, _BLOCK_SIZE), _LLAMA_1B, blocks, slots),
-        )
+        plain_runner = TorchRunner(Model(shape, weights), blocks, _BLOCK_SIZE)
+        yield "plain torch", run_cell_with(TorchEngine(plain_runner, _batch(shape, blocks, slots)), shape, load)
     if find_spec("transformers"):
         yield "transformers", _transformers(cells, device, slots)
 
 
-def run_cell_with(runner: Runner, shape: ModelShape, blocks: int, slots: int) -> RunCell:
-    batch = Batch(
+def run_cell_with(engine: TorchEngine, shape: ModelShape, load: GpuLoad) -> RunCell:
+    return lambda cell: run_cell(
+        engine, cell, shape.vocab_size, sampling=load.sampling, first_prompt_tokens=load.first_prompt_tokens
+    )
+
+
+def _batch(shape: ModelShape, blocks: int, slots: int) -> Batch:
+    return Batch(
         pool=BlockPool(blocks, _BLOCK_SIZE),
         policy=ContinuousBatching(token_budget=_TOKEN_BUDGET),
         slots=slots,
         context_length=shape.context_length,
     )
-    engine = TorchEngine(runner, batch)
-    return lambda cell: run_cell(engine, cell, shape.vocab_size)
 
 
 def _transformers(cells: list[BenchCell], device: torch.device, slots: int) -> RunCell:

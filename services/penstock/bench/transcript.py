@@ -1,7 +1,7 @@
 """Transcripts: tokens and times of one request at its client, and their difference from the expected ones. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import PenstockError
@@ -138,6 +138,11 @@ class TranscriptFindings:
     changed: int = 0  # other than in the reference
     identical: int = 0  # requests whose ids, text and finish reason are those of the reference
     failure_reasons: list[str] = field(default_factory=list)
+
+    def add(self, other: "TranscriptFindings") -> None:
+        """Add the counts and reasons of other transcripts."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 def check_transcripts(

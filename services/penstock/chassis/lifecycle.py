@@ -1,7 +1,6 @@
 """The life of a process: read settings, start, receive a stop request, drain, end. Owns the signals alone."""
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ import structlog
 import uvloop
 
 from penstock.chassis.config import ConfigError, ServiceConfig, describe, load
+from penstock.chassis.garbage import freeze_gc
 from penstock.chassis.observability import telemetry
 from penstock.chassis.observability.deferred import deferred_calls
 
@@ -148,12 +148,6 @@ def _unwrap_group(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def freeze_gc() -> None:
-    """Exclude all imported objects from garbage collection, as walking them stalls the process for 40 to 110 ms."""
-    gc.collect()
-    gc.freeze()
 
 
 def _load_or_exit(config_cls: type[Config], tier: str) -> Config:

@@ -8,7 +8,7 @@ DENSE_DEPTHS = 16
 DEPTHS_PER_DOUBLING = 8
 DOUBLINGS = 6
 
-PREFIX_DEPTHS = (
+PREFIX_DEPTHS: tuple[int, ...] = (
     *range(1, DENSE_DEPTHS + 1),
     *(
         base + base * step // DEPTHS_PER_DOUBLING

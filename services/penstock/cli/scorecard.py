@@ -10,17 +10,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.bench.tables import new_table
-from penstock.chassis.lifecycle import freeze_gc
+from penstock.chassis.garbage import freeze_gc
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, exit_code
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.live.cancel import CancelOptions, cancel
 from penstock.proofs.live.clocks import ClocksOptions, clocks
+from penstock.proofs.live.disk import DiskOptions, disk
 from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.live.partition import PartitionOptions, partition
+from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
 from penstock.proofs.simulated.bursts import BurstsOptions, bursts
@@ -70,6 +72,8 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
     "partition": (partition, PartitionOptions),
+    "disk": (disk, DiskOptions),
+    "rollout": (rollout, RolloutOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
     "clocks": (clocks, ClocksOptions),

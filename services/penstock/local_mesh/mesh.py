@@ -119,12 +119,16 @@ class LocalMesh:
                 each.cancel()
             await asyncio.gather(watch_task, exited, ready, return_exceptions=True)
 
-    async def restart(self, name: str, on_status: ProcessStatusFn = lambda _name, _what: None) -> ChildProcess:
+    async def restart(
+        self, name: str, on_status: ProcessStatusFn = lambda _name, _what: None, *, spec: ProcessSpec | None = None
+    ) -> ChildProcess:
         """Restart a process that has exited; wait until it serves, or for an Envoy, until it forwards calls.
+
+        `spec`, with the same name and addresses, changes what it runs.
 
         Raises ChildFailedError if it exits again, TimeoutError if it is not ready in time.
         """
-        child = await self.processes.restart(name)
+        child = await self.processes.restart(name, spec)
         on_status(name, "restarting")
         exited = asyncio.ensure_future(child.process.wait())
         ready = asyncio.ensure_future(self._wait_restarted(child.spec, on_status))

@@ -142,14 +142,14 @@ class ChildProcesses:
                 return child
         raise KeyError(name)
 
-    async def restart(self, name: str) -> ChildProcess:
-        """Restart a process that has exited, with the same address and the same place in the list."""
+    async def restart(self, name: str, spec: ProcessSpec | None = None) -> ChildProcess:
+        """Restart a process that has exited, with the same place in the list; `spec` changes what it runs."""
         ended = self.named(name)
         await ended.process.wait()
         place = self.children.index(ended)
         self.children.remove(ended)
         self._stopping.discard(name)
-        child = await self.start(ended.spec)
+        child = await self.start(spec or ended.spec)
         self.children.insert(place, self.children.pop())
         return child
 

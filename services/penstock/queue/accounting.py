@@ -1,10 +1,12 @@
 """Accounting of running tickets: corrects their predicted charge by the service that they receive."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.chassis.garbage import untracked
 from penstock.queue.policies.cost import cost_of, running_cost
 from penstock.queue.ticket import QueuedTicket
 
@@ -12,6 +14,7 @@ MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their pred
 REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported several times a second, except while they wait in an engine
 MAX_UNREPORTED_STEPS = 64  # steps charged without a report, so that a ticket that waits in an engine costs little
 MAX_EXPIRED_PER_CALL = 1_000  # tickets; a lost scheduler may leave very many, and the event loop must not be held
+NO_NUMBERS: Mapping[int, "RunningTicket"] = MappingProxyType({})
 MAX_ENDED_TICKETS = 4_096  # tickets; an end is taken back if the worker turns out to be alive
 
 
@@ -99,7 +102,7 @@ class ServiceAccounting:
         """Add a ticket that was leased. An earlier attempt keeps its present charge."""
         if former := self._ended.pop(ticket.ticket_id, None) or self._remove_running(ticket.ticket_id):
             self._forget_number(former)
-        self._add_running(RunningTicket(ticket, worker_id, reported_at=now))
+        self._add_running(untracked(RunningTicket(ticket, worker_id, reported_at=now)))
         if len(self._running) > MAX_RUNNING_TICKETS and (oldest := self._remove_running(next(iter(self._running)))):
             self._forget_number(oldest)
 
@@ -109,7 +112,7 @@ class ServiceAccounting:
         run = self._running.get(ticket_id) or self._ended.get(ticket_id)
         if run is None or run.ticket.attempt != served.attempt:
             return None
-        if served.number and (scheduler, served.number) != (run.scheduler, run.number):
+        if served.number and self._numbered.get(scheduler, NO_NUMBERS).get(served.number) is not run:
             self._set_number(run, scheduler, served.number)
         run.prompt_tokens = max(run.prompt_tokens, served.prompt_tokens)
         return run if self._update(run, served.output_tokens, served.worker_steps, ended=served.has_ended) else None
@@ -125,8 +128,7 @@ class ServiceAccounting:
 
     def on_scheduler_disconnected(self, scheduler: str) -> None:
         """Forget the numbers of a scheduler. It reports its tickets in full on its next stream."""
-        for run in self._numbered.pop(scheduler, {}).values():
-            run.scheduler, run.number = "", 0
+        self._numbered.pop(scheduler, None)  # the tickets keep their numbers, which name none of them any more
 
     def _update(self, run: RunningTicket, output_tokens: int, worker_steps: int, *, ended: bool) -> bool:
         """Return whether the charge of the ticket changes."""

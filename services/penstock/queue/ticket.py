@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from penstock.chassis.durations import NANOS_PER_S, nanos_left, nanos_since
+from penstock.chassis.garbage import untracked
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.prediction.prefill_backlog import PendingPrompt
 
@@ -132,8 +133,8 @@ class QueuedTicket:
 
 def from_frame(ticket: Ticket, edge: str, now: float) -> QueuedTicket:
     """Return the ticket of a frame received at `now`. Strings that many tickets share are interned."""
-    hashes = b"".join(each.to_bytes(8, "little") for each in ticket.prefix_hashes)
-    return QueuedTicket(
+    hashes = b"".join([each.to_bytes(8, "little") for each in ticket.prefix_hashes])
+    queued = QueuedTicket(
         ticket_id=ticket.ticket_id,
         edge=edge,
         tenant_id=sys.intern(ticket.tenant_id),
@@ -152,6 +153,7 @@ def from_frame(ticket: Ticket, edge: str, now: float) -> QueuedTicket:
         may_have_run=ticket.may_have_run,
         is_readmitted=ticket.readmitted,
     )
+    return untracked(queued)
 
 
 def to_frame(ticket: QueuedTicket, now: float) -> Ticket:

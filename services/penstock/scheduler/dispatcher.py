@@ -83,10 +83,10 @@ class Dispatcher:
             return self._decline(queue, ticket)  # the edge has enqueued a newer attempt at another shard
         ended = self._transitions.end_unstarted([former]) if former else []
         pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
-        worker = pool.choose_worker(ticket) if pool is not None else None
-        if worker is None:
+        placed = pool.place(ticket) if pool is not None else None
+        if placed is None:
             return [*ended, *self._decline(queue, ticket)]
-        lease = self._transitions.issue(queue, worker, ticket, now)
+        lease = self._transitions.issue(queue, placed, ticket, now)
         if credit.shards[queue].has_waiting:  # the next head is under way; more credit follows from it
             return [*ended, *lease]
         return [*ended, *lease, *self.credit_books.grants(ticket.model)]
@@ -174,13 +174,23 @@ class Dispatcher:
 
     def tick(self, now: float) -> list[Effect]:
         """Revoke leases that were not started in time, and send reports. The service calls it ten times a second."""
+        self.fleet.tick(now)
         effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
         if self.poison.expire(now) or self._is_catalog_due:
             effects.append(self._catalog_update())
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
-        return [*effects, *stats, *times, *self.service_reports.pop_all(self.queues, now)]
+        return [*effects, *stats, *times, *self.service_reports.pop_due(self.queues, now)]
+
+    @property
+    def has_due_work(self) -> bool:
+        """Whether `run_slice` has to be called before the next tick."""
+        return self.service_reports.is_slice_due
+
+    def run_slice(self) -> list[Effect]:
+        """Do a bounded part of the work that is due. A slice takes some milliseconds."""
+        return [*self.service_reports.pop_slice(self.queues)]
 
     def drain(self) -> None:
         """Grant no more credit, and decline offers."""

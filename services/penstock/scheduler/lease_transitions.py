@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from penstock.chassis.garbage import untracked
 from penstock.mesh.v1.scheduler_pb2 import RunningLease
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.scheduler.effects import Effect, Expect, Place, Revoke
 from penstock.scheduler.fleet.fleet import Fleet
+from penstock.scheduler.fleet.pool import Placed
 from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.reports.service_reports import ServiceReports
@@ -19,8 +21,9 @@ class LeaseTransitions:
     fleet: Fleet
     service_reports: ServiceReports
 
-    def issue(self, queue: str, worker: Worker, ticket: Ticket, now: float) -> list[Effect]:
-        """Lease a ticket of shard `queue` on `worker`."""
+    def issue(self, queue: str, placed: Placed, ticket: Ticket, now: float) -> list[Effect]:
+        """Lease a placed ticket of shard `queue`."""
+        worker = placed.worker
         entry = LeaseEntry(
             lease_id=self.leases.new_id(),
             ticket_id=ticket.ticket_id,
@@ -29,12 +32,12 @@ class LeaseTransitions:
             worker=worker.key,
             worker_id=worker.worker_id,
             kv_blocks=worker.blocks_for(ticket),
-            prompt_tokens=ticket.prompt_tokens - self.fleet.pools[ticket.model].cached_tokens(worker, ticket),
+            prompt_tokens=placed.new_tokens,
             predicted_output_tokens=ticket.predicted_output_tokens,
             is_express=ticket.express,
             expires_at=self.leases.expiry_from(now),
         )
-        self.leases.add(entry)
+        self.leases.add(untracked(entry))
         worker.promise(entry.lease_id, entry.kv_blocks)
         worker.add_unstarted_tokens(entry.prompt_tokens)
         lease = self._lease_message(entry, worker)
@@ -88,7 +91,7 @@ class LeaseTransitions:
                 kv_blocks=running.kv_blocks,
                 is_started=True,
             )
-            self.leases.adopt(entry)
+            self.leases.adopt(untracked(entry))
             self.service_reports.record(entry)
 
     def _close(self, entry: LeaseEntry) -> None:

@@ -25,7 +25,7 @@ class LeaseEntry:
     served_prompt_tokens: int = 0  # tokens that the worker has reported, as the next
     served_output_tokens: int = 0
     served_at_step: int = 0  # steps that the worker had done at that report
-    first_token_after: Duration | None = None  # from the start at the worker; None: no first token yet
+    first_token_after: float = 0.0  # s from the start at the worker; 0: no first token yet
     worker_number: int = 0  # number on the stream of its worker; 0: none
     report_stream: int = 0  # stream of its shard that knows `report_number`; 0: none
     report_number: int = 0

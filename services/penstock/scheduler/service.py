@@ -50,6 +50,7 @@ class SchedulerService(SchedulerServiceServicer):
         self._queue_ids: dict[QueueLink, str] = {}
         self._workers: dict[str, WorkerPeer] = {}
         self._stream_ids = count(1)
+        self._is_slice_scheduled = False
         self._queue_peers = PeerSet(queues, self._run_queue_link)
 
     async def run(self) -> None:
@@ -61,6 +62,18 @@ class SchedulerService(SchedulerServiceServicer):
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self._perform(self._dispatcher.tick(self._now()))
+            self._schedule_slice()
+
+    def _schedule_slice(self) -> None:
+        """Continue work that takes long, after other work of the loop."""
+        if self._dispatcher.has_due_work and not self._is_slice_scheduled:
+            self._is_slice_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._is_slice_scheduled = False
+        self._perform(self._dispatcher.run_slice())
+        self._schedule_slice()
 
     async def drain(self) -> None:
         """Grant no more credit, and send `end` to all peers: workers attach elsewhere with their running leases."""

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,12 +245,15 @@ def _trace_demands(table: ScenarioTable, folder: Path) -> Mapping[str, Demand]:
     path = folder / table.text("path")
     if kind == "servegen":
         start, clients = table.number("start", 0.0), table.count("clients", 8, minimum=1)
+    else:
+        resolution = table.number("resolution", 0.0)
     try:
         with trace_errors(path, kind):
             if kind == "servegen":
                 return {
                     f"-{number}": each for number, each in read_servegen(path, start=start, clients=clients).items()
                 }
-            return {"": read_azure(path) if kind == "azure" else read_mooncake(path)}
+            recorded = read_azure(path) if kind == "azure" else read_mooncake(path)
+            return {"": replace(recorded, resolution=resolution)}
     except TraceError as error:
         raise ScenarioError(table.path_of("path"), str(error)) from error

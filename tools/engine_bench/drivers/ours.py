@@ -5,7 +5,7 @@ from collections.abc import Callable
 from engine_bench.cells import BenchCell, CellTrace
 from engine_bench.drivers.protocol import MAX_STEP_TOKENS, DriverSetup, Stopwatch, serve
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.interface import Engine, SequenceSpec
+from penstock.worker.engine.interface import Engine, SamplingParams, SequenceSpec
 from penstock.worker.engine.options import EngineOptions
 
 _BLOCK_SIZE = 16
@@ -33,11 +33,29 @@ def build_engine_for(setup: DriverSetup) -> Engine:
     return engine
 
 
-def run_cell(engine: Engine, cell: BenchCell, vocab_size: int) -> CellTrace:
+def run_cell(
+    engine: Engine,
+    cell: BenchCell,
+    vocab_size: int,
+    *,
+    sampling: SamplingParams | None = None,
+    first_prompt_tokens: int = 0,
+) -> CellTrace:
+    """first_prompt_tokens: length of the first prompt, if it is to be longer than the cell's."""
     prompts = cell.prompts(vocab_size)
+    if first_prompt_tokens:
+        prompts[0] = [token % vocab_size for token in range(first_prompt_tokens)]
     watch = Stopwatch(cell.concurrency)
     for seq_id, prompt in enumerate(prompts):
-        engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output_tokens, ignore_eos=True))
+        engine.add(
+            SequenceSpec(
+                seq_id=seq_id,
+                token_ids=prompt,
+                max_output_tokens=cell.output_tokens,
+                ignore_eos=True,
+                sampling=sampling or SamplingParams(),
+            )
+        )
     while engine.has_work:
         result = engine.step()
         at = watch.now()

@@ -4,7 +4,8 @@ import json
 import logging
 import sys
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, BinaryIO, cast
 
 import orjson
 import structlog
@@ -28,10 +29,28 @@ def configure_logs(level: str, **constants: str) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer(_json, default=str)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        logger_factory=structlog.BytesLoggerFactory(cast("BinaryIO", _DroppingStream(sys.stderr.buffer))),
         cache_logger_on_first_use=True,
     )
     _configure_stdlib(max(number, logging.INFO), shared)
+
+
+class _DroppingStream:
+    """Writes lines to a file and drops those that it cannot take, such as on a full disk.
+
+    An exception in their place would end the work of the caller, for example what auth does about a full disk.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, line: bytes) -> None:
+        with suppress(OSError):
+            self._file.write(line)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
 
 
 def _json(event: Any, *, default: Callable[[Any], Any]) -> bytes:

@@ -289,7 +289,7 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 class Progress(_message.Message):
     """Progress reports the service of running leases that has changed, at most four times a second. A lease is reported in
     `leases` until the time of its first token was sent. From then on it is reported by its number, in the parallel arrays
-    `lease_numbers` and `output_tokens`, because only its output grows.
+    `lease_numbers` and `output_tokens`, because only its output grows, once a second by a worker with many leases.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

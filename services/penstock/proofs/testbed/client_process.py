@@ -21,7 +21,8 @@ import uvloop
 from penstock.bench.drivers.driver import Driver, open_driver
 from penstock.bench.load import BenchRequest
 from penstock.bench.transcript import Transcript
-from penstock.chassis.lifecycle import background, freeze_gc
+from penstock.chassis.garbage import freeze_gc
+from penstock.chassis.lifecycle import background
 from penstock.client import Options, RetryPolicy
 from penstock.proofs.requests import request_catalog
 

@@ -108,15 +108,19 @@ async def run_baseline(
     Return all requests, and their transcripts in the same order.
     """
     catalog = request_catalog(count, tokens, seed)
-    load = ClosedLoopLoad(GrpcDriver([client], time.time), catalog, 0, 0)
-    await run_closed_loop(BASELINE_CONCURRENCY, iter(catalog), load.send)
-    load.transcripts.sort(key=lambda transcript: transcript.number)
+    transcripts = await answer_all(client, catalog)
     # Of four requests in a row the first is greedy and the second is sampled.
-    answers = [each.text for each in load.transcripts if each.number % 4 < 2 and each.text]
-    sources = [catalog[each.number] for each in load.transcripts if each.number % 4 < 2 and each.text]
+    answers = [each.text for each in transcripts if each.number % 4 < 2 and each.text]
+    sources = [catalog[each.number] for each in transcripts if each.number % 4 < 2 and each.text]
     stopped = [
         with_stop(request, text, number)
         for number, (request, text) in enumerate(zip(sources, answers, strict=True), start=count)
     ]
-    await run_closed_loop(BASELINE_CONCURRENCY, iter(stopped), load.send)
-    return [*catalog, *stopped], sorted(load.transcripts, key=lambda transcript: transcript.number)
+    return [*catalog, *stopped], [*transcripts, *await answer_all(client, stopped)]
+
+
+async def answer_all(client: Client, requests: Sequence[BenchRequest]) -> list[TokenTranscript]:
+    """Send each request once; return the transcripts in the order of their numbers."""
+    load = ClosedLoopLoad(GrpcDriver([client], time.time), requests, 0, 0)
+    await run_closed_loop(BASELINE_CONCURRENCY, iter(requests), load.send)
+    return sorted(load.transcripts, key=lambda transcript: transcript.number)

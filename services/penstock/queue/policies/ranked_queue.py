@@ -39,7 +39,7 @@ class RankedQueue:
 
     def __init__(self, rank: Rank = fifo) -> None:
         self._rank = rank
-        self._heap: LazyHeap[RankedEntry] = LazyHeap(is_current)
+        self._heap: LazyHeap[RankedEntry] = LazyHeap(is_current, counts_deletions=True)
         self.tickets = 0
         self.work = 0
 
@@ -52,6 +52,7 @@ class RankedQueue:
 
     def remove(self, ticket: QueuedTicket) -> None:
         self._adjust_totals(ticket, -1)
+        self._heap.on_deleted()
 
     def first(self) -> QueuedTicket | None:
         entry = self._heap.first()

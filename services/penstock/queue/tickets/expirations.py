@@ -17,12 +17,17 @@ class TicketExpirations:
     """Timers of the waiting tickets. Timers of tickets that `contains` rejects are skipped."""
 
     def __init__(self, contains: Callable[[QueuedTicket], bool]) -> None:
-        self.lease_deadlines: LazyHeap[TimedEntry] = LazyHeap(lambda entry: contains(entry[-1]))
+        self.lease_deadlines: LazyHeap[TimedEntry] = LazyHeap(lambda entry: contains(entry[-1]), counts_deletions=True)
         self.pauses: LazyHeap[TimedEntry] = LazyHeap(lambda entry: contains(entry[-1]))
 
     def schedule_expiration(self, ticket: QueuedTicket) -> None:
         if ticket.lease_deadline:
             self.lease_deadlines.push((ticket.lease_deadline, ticket.arrival_number, ticket))
+
+    def on_removed(self, ticket: QueuedTicket) -> None:
+        """Free the timer of a ticket that `contains` rejects from now on."""
+        if ticket.lease_deadline:
+            self.lease_deadlines.on_deleted()
 
     def pause(self, ticket: QueuedTicket, now: float) -> None:
         self.pauses.push((now + DECLINE_PAUSE_S, ticket.arrival_number, ticket))

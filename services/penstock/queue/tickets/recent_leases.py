@@ -1,10 +1,11 @@
 """Recently leased tickets, so that a withdrawal reaches the scheduler that placed the ticket."""
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from penstock.chassis.garbage import untracked
 from penstock.queue.ticket import QueuedTicket
 
 
@@ -24,14 +25,18 @@ class RecentLeases:
     ttl: float  # s; above the lease TTL of schedulers
     _leases: OrderedDict[str, RecentLease] = field(default_factory=OrderedDict)
     _by_edge: dict[str, dict[str, None]] = field(default_factory=dict)  # tickets by edge; only edges with any
+    _by_fingerprint: dict[int, dict[str, None]] = field(default_factory=dict)  # tickets, likewise; without unknown ones
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def record(self, ticket: QueuedTicket, scheduler: str, now: float) -> None:
         self.pop(ticket.ticket_id)
-        self._leases[ticket.ticket_id] = RecentLease(scheduler, ticket.edge, now + self.ttl, ticket.fingerprint)
+        lease = untracked(RecentLease(scheduler, ticket.edge, now + self.ttl, ticket.fingerprint))
+        self._leases[ticket.ticket_id] = lease
         self._by_edge.setdefault(ticket.edge, {})[ticket.ticket_id] = None
+        if ticket.fingerprint:
+            self._by_fingerprint.setdefault(ticket.fingerprint, {})[ticket.ticket_id] = None
 
     def contains(self, ticket_id: str) -> bool:
         return ticket_id in self._leases
@@ -41,18 +46,28 @@ class RecentLeases:
         lease = self._leases.pop(ticket_id, None)
         if lease is None:
             return ""
-        of_edge = self._by_edge[lease.edge]
-        del of_edge[ticket_id]
-        if not of_edge:
-            del self._by_edge[lease.edge]
+        _discard(self._by_edge, lease.edge, ticket_id)
+        if lease.fingerprint:
+            _discard(self._by_fingerprint, lease.fingerprint, ticket_id)
         return lease.scheduler
 
     def of_edge(self, edge: str) -> Iterator[str]:
         return iter(self._by_edge.get(edge, ()))
 
-    def with_fingerprints(self, fingerprints: Container[int]) -> dict[str, RecentLease]:
-        return {key: each for key, each in self._leases.items() if each.fingerprint in fingerprints}
+    def with_fingerprints(self, fingerprints: Iterable[int]) -> dict[str, RecentLease]:
+        found = [ticket_id for each in fingerprints for ticket_id in self._by_fingerprint.get(each, ())]
+        return {ticket_id: self._leases[ticket_id] for ticket_id in found}
 
     def expire(self, now: float) -> None:
         while self._leases and next(iter(self._leases.values())).expires_at <= now:
             self.pop(next(iter(self._leases)))
+
+
+Key = TypeVar("Key", str, int)
+
+
+def _discard(tickets_by_key: dict[Key, dict[str, None]], key: Key, ticket_id: str) -> None:
+    tickets = tickets_by_key[key]
+    del tickets[ticket_id]
+    if not tickets:
+        del tickets_by_key[key]

@@ -220,6 +220,7 @@ class TicketTransitions:
             session.offered.discard(ticket.ticket_id)
         self.refused_tickets.pop(ticket.ticket_id, None)
         del self.tickets[ticket.ticket_id]
+        self.expirations.on_removed(ticket)
         self._edges.discard(ticket)
         return TicketRemoved(ticket, reason)
 

@@ -8,6 +8,8 @@ from penstock.scheduler.fleet.placement import LowestTtft, Placement
 from penstock.scheduler.fleet.pool import Pool
 from penstock.scheduler.fleet.worker import Worker
 
+PLACED_PREFIXES_INTERVAL_S = 5.0  # placed prompts stand for their blocks this long, and up to twice as long
+
 
 @dataclass
 class Fleet:
@@ -17,6 +19,7 @@ class Fleet:
     pools: dict[str, Pool] = field(default_factory=dict)  # by model; a pool has at least one worker
     _workers: dict[str, Worker] = field(default_factory=dict)  # by stream
     _by_worker_id: dict[str, Worker] = field(default_factory=dict)  # by instance id
+    _prefixes_expire_at: float = 0.0  # s
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -49,6 +52,12 @@ class Fleet:
     def by_worker_id(self, worker_id: str) -> Worker | None:
         """Return the worker with this instance id, on any stream; None if it is not attached."""
         return self._by_worker_id.get(worker_id)
+
+    def tick(self, now: float) -> None:
+        if now >= self._prefixes_expire_at:
+            self._prefixes_expire_at = now + PLACED_PREFIXES_INTERVAL_S
+            for pool in self.pools.values():
+                pool.prefix_index.expire_placed()
 
     def models(self) -> list[str]:
         return sorted(self.pools)

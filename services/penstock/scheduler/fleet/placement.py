@@ -1,6 +1,6 @@
 """Placement: the choice of the worker for a ticket. Ties go to the lower worker id, so that runs are repeatable."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from penstock.mesh.v1.ticket_pb2 import Ticket
@@ -9,10 +9,11 @@ from penstock.scheduler.fleet.worker import Worker
 TYPICAL_PROMPT_TOKENS = 512  # prompt tokens assumed for the rank of workers without a ticket
 FULL_BATCH_PENALTY_STEPS = 10.0  # steps of delay that a full batch counts as
 UNEXPECTED_WORKER_PENALTY_STEPS = 2.0  # steps of delay that a worker counts as that the queue does not expect
-CACHE_BALANCE = 0.05  # share of the prefill time of a full KV pool that one turnover more than other workers counts as
+EVICTION_PRICE = 1.0  # of a prompt token that evicts another, in prompt tokens, at a cache with the largest turnover
+TURNOVER_RANK_S = 0.1  # s that one turnover of its cache adds to the rank of a worker without a ticket
 CROSS_ZONE_COST_S = 0.002  # s; round trip to another zone, about a tenth of a step
 
-CachedTokensFn = Callable[[Worker], int]  # tokens of the ticket's prefix in the cache of a worker
+DelayShareFn = Callable[[int], float]  # `PromptSizes.delay_share`
 
 
 class Placement(Protocol):
@@ -21,41 +22,57 @@ class Placement(Protocol):
     def load(self, worker: Worker) -> float:
         """Return the rank of a worker without a ticket. The workers with the lowest ranks are the candidates."""
 
-    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: CachedTokensFn) -> Worker: ...
+    def choose(self, new_tokens: Mapping[Worker, int], ticket: Ticket, delay_share: DelayShareFn) -> Worker:
+        """Choose one of the workers. `new_tokens`: tokens of the prompt that are not cached at each."""
 
 
 class LowestTtft:
-    """Chooses the worker with the lowest expected TTFT and, among similar ones, the lowest load. In s:
+    """Chooses the worker with the lowest cost. In s, where new tokens are those of the prompt that are not cached:
 
-        (prefill backlog + prompt tokens - cached tokens) / prefill rate + step time * (1 + 10 * used share)
-        + 0.05 * excess turnover * cache tokens / prefill rate
+        (new tokens + delay share * prefill backlog + eviction price * new tokens) / prefill rate
+        + decode step time * (1 + 10 * used share)
 
-    Prefill dominates the TTFT. The used share, of slots or of promised KV blocks, whichever is larger, stands for the
-    time after the first token: decodes share the steps of a worker, and a full pool has no capacity for later tickets.
-    The last term balances the prompt tokens that workers have received, relative to their caches. Without it, new
-    conversations at low load go to few workers, whose caches evict what will be asked for again, while the caches of
-    other workers keep what nobody asks for. With it, the caches of all workers evict like one cache of their size.
-    Rates are those of each worker, so that faster workers get more tickets. A worker in another zone than the ticket's
-    edge counts 2 ms more: among similar workers the one in the same zone is chosen, but it is not overloaded for it.
+    The first two terms are the expected TTFT, and the delay of the prompts that the worker computes after this one:
+    the prompt neither waits for nor delays the rest of the backlog (`PromptSizes`). So a long prompt at a worker does
+    not send a prompt away whose prefix is cached there.
+
+    The eviction price, from 0 to 1, is higher the more new tokens the cache of the worker has received relative to its
+    size, compared with other workers. Without it, new conversations at low load go to few workers, whose caches evict
+    what will be asked for again, while the caches of other workers keep what nobody asks for. With it, the caches of
+    all workers evict like one cache of their size.
+
+    The used share, of slots or of promised KV blocks, whichever is larger, stands for the time after the first token:
+    decodes share the steps of a worker, and a full pool has no capacity for later tickets. Rates are those of each
+    worker, so that faster workers get more tickets. A worker in another zone than the ticket's edge counts 2 ms more:
+    among similar workers the one in the same zone is chosen, but it is not overloaded for it.
+
+    TTFT as the cost of a cached prefix: Qin et al., "Mooncake", FAST 2025, section 5.
     """
 
     def load(self, worker: Worker) -> float:
-        return _expected_ttft(worker, TYPICAL_PROMPT_TOKENS)
+        # Not the excess: it would be out of date in workers that receive nothing, as the mean grows.
+        turnover = TURNOVER_RANK_S * worker.cache_turnover
+        prefill = (worker.prefill_backlog_tokens + TYPICAL_PROMPT_TOKENS) / worker.prefill_tokens_per_s
+        return prefill + turnover + _decode_cost(worker)
 
-    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: CachedTokensFn) -> Worker:
-        prompt_tokens, zone, expected = ticket.prompt_tokens, ticket.zone, ticket.expected_worker
+    def choose(self, new_tokens: Mapping[Worker, int], ticket: Ticket, delay_share: DelayShareFn) -> Worker:
+        zone, expected = ticket.zone, ticket.expected_worker
 
-        def load(worker: Worker) -> tuple[float, str]:
+        def rank(worker: Worker) -> tuple[float, str]:
+            tokens = new_tokens[worker]
             crossing = CROSS_ZONE_COST_S if zone and worker.zone and worker.zone != zone else 0.0
             is_unexpected = expected and worker.worker_id != expected
-            penalty = UNEXPECTED_WORKER_PENALTY_STEPS * worker.step_s if is_unexpected else 0.0
-            return _expected_ttft(worker, prompt_tokens - cached(worker)) + crossing + penalty, worker.worker_id
+            penalty = UNEXPECTED_WORKER_PENALTY_STEPS * worker.decode_step_s if is_unexpected else 0.0
+            return _cost(worker, tokens, delay_share(tokens)) + crossing + penalty, worker.worker_id
 
-        return min(workers, key=load)
+        return min(new_tokens, key=rank)
 
 
-def _expected_ttft(worker: Worker, tokens: int) -> float:
-    prefill = (worker.prefill_backlog_tokens + tokens) / worker.prefill_tokens_per_s
-    usage = worker.step_s * (1 + FULL_BATCH_PENALTY_STEPS * worker.used_share)
-    cache = CACHE_BALANCE * worker.excess_turnover * worker.cache_tokens / worker.prefill_tokens_per_s
-    return prefill + usage + cache
+def _cost(worker: Worker, tokens: int, delay_share: float) -> float:
+    price = EVICTION_PRICE * (1 + worker.excess_turnover) / 2
+    prefill = (delay_share * worker.prefill_backlog_tokens + (1 + price) * tokens) / worker.prefill_tokens_per_s
+    return prefill + _decode_cost(worker)
+
+
+def _decode_cost(worker: Worker) -> float:
+    return worker.decode_step_s * (1 + FULL_BATCH_PENALTY_STEPS * worker.used_share)

@@ -5,15 +5,24 @@ Two digests of one name are two models, with a pool each.
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
 from penstock.scheduler.fleet.placement import Placement
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
+from penstock.scheduler.fleet.prompt_sizes import PromptSizes
 from penstock.scheduler.fleet.tournament_tree import TournamentTree
-from penstock.scheduler.fleet.worker import CacheTurnover, CapacityTotals, Worker, max_tokens_of
+from penstock.scheduler.fleet.worker import CacheTurnover, CapacityTotals, PoolRates, Worker, max_tokens_of
 
 EMPTY_TOTALS = CapacityTotals()
 MAX_CANDIDATES = 4  # least loaded workers compared for a ticket, and as many in its zone and with its prefix
+
+
+class Placed(NamedTuple):
+    """The placement of a ticket."""
+
+    worker: Worker
+    new_tokens: int  # tokens of the prompt that are not cached at the worker
 
 
 class Pool:
@@ -28,8 +37,10 @@ class Pool:
         self._zone_trees: dict[str, TournamentTree] = {}  # by zone
         self._changed: list[Worker] = []
         self._turnover = CacheTurnover()
+        self._rates = PoolRates()
         self._totals = CapacityTotals()
         self.prefix_index = PrefixIndex()
+        self.prompt_sizes = PromptSizes()
         self.max_supported_tokens = 0  # tokens of the largest ticket that an empty worker can run
 
     def __len__(self) -> int:
@@ -40,7 +51,7 @@ class Pool:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.key] = self._by_instance_id[worker.worker_id] = worker
-        worker.join_pool(self._turnover, self._changed)
+        worker.join_pool(self._turnover, self._rates, self._changed)
         self.max_supported_tokens = max(self.max_supported_tokens, worker.max_supported_tokens)
 
     def remove(self, worker: Worker) -> None:
@@ -75,29 +86,37 @@ class Pool:
         found = next(self._tree.search(1), None) or next(self._tree.search(0), None)
         return self._workers[found] if found else None
 
-    def choose_worker(self, ticket: Ticket) -> Worker | None:
-        """Return the worker for a ticket; None if no worker can take it now."""
+    def place(self, ticket: Ticket) -> Placed | None:
+        """Choose the worker for a ticket and record the prompt; None if no worker can take it now."""
         self._refresh()
-        hashes = ticket.prefix_hashes
-        found = [*islice(self._with_capacity(ticket, self._tree), MAX_CANDIDATES)]
+        hashes = list(ticket.prefix_hashes)
+        new_tokens = self._candidates(ticket, hashes)
+        if not new_tokens:
+            return None
+        worker = self._placement.choose(new_tokens, ticket, self.prompt_sizes.delay_share)
+        placed = Placed(worker, max(0, new_tokens[worker]))
+        self.prompt_sizes.record(placed.new_tokens)
         if hashes:
-            found += islice(self._with_cached_prefix(ticket), MAX_CANDIDATES)
+            self.prefix_index.on_placed(worker.key, hashes)
+        return placed
+
+    def _candidates(self, ticket: Ticket, hashes: Sequence[int]) -> dict[Worker, int]:
+        """Return the prompt tokens that are not cached, by workers that are compared."""
+        found = [*islice(self._with_capacity(ticket, self._tree), MAX_CANDIDATES)]
         if len(self._zone_trees) > 1 and (near := self._zone_trees.get(ticket.zone)):
             found += islice(self._with_capacity(ticket, near), MAX_CANDIDATES)
         if (expected := self._by_instance_id.get(ticket.expected_worker)) and expected.can_take(ticket):
             found.append(expected)
-        if not found:
-            return None
-        return self._placement.choose(
-            found, ticket, lambda worker: self._cached_tokens(worker, hashes) if hashes else 0
-        )
-
-    def cached_tokens(self, worker: Worker, ticket: Ticket) -> int:
-        """Return the tokens of the ticket's prefix that are in the cache of a worker."""
-        return self._cached_tokens(worker, ticket.prefix_hashes) if ticket.prefix_hashes else 0
-
-    def _cached_tokens(self, worker: Worker, hashes: Sequence[int]) -> int:
-        return self.prefix_index.cached_blocks(worker.key, hashes) * worker.block_size
+        prompt_tokens = ticket.prompt_tokens
+        if not hashes:
+            return dict.fromkeys(found, prompt_tokens)
+        index = self.prefix_index
+        found += islice(self._with_cached_prefix(ticket, hashes), MAX_CANDIDATES)
+        expecting, expected_blocks = index.expected_prefix(hashes)
+        blocks = {worker: index.cached_blocks(worker.key, hashes) for worker in dict.fromkeys(found)}
+        if (placed := self._workers.get(expecting)) and (placed in blocks or placed.can_take(ticket)):
+            blocks[placed] = max(blocks.get(placed, 0), expected_blocks)
+        return {worker: prompt_tokens - count * worker.block_size for worker, count in blocks.items()}
 
     def _with_capacity(self, ticket: Ticket, tree: TournamentTree) -> Iterator[Worker]:
         """Yield the workers that can take a ticket now, least loaded first."""
@@ -107,10 +126,10 @@ class Pool:
             if not avoided or worker.worker_id not in avoided:
                 yield worker
 
-    def _with_cached_prefix(self, ticket: Ticket) -> Iterator[Worker]:
+    def _with_cached_prefix(self, ticket: Ticket, hashes: Sequence[int]) -> Iterator[Worker]:
         """Yield the workers that can take a ticket now, out of those with its longest cached prefix."""
         tokens = max_tokens_of(ticket)
-        for key in self.prefix_index.workers_with_longest_prefix(ticket.prefix_hashes):
+        for key in self.prefix_index.workers_with_longest_prefix(hashes):
             worker = self._workers[key]
             if tokens <= worker.max_ticket_tokens and worker.worker_id not in ticket.avoid_workers:
                 yield worker
@@ -130,8 +149,16 @@ class Pool:
         )
 
     def _refresh(self) -> None:
+        were_known = self._rates.are_known
         for worker in self._changed:
-            worker.refresh_rates()
+            if worker.are_rates_due:
+                worker.refresh_rates()
+        if not were_known and self._rates.are_known:
+            for worker in self:  # once: workers without reports take the rates of the others
+                worker.refresh_rates()
+            self._changed[:] = self
+        for worker in self._changed:
+            worker.is_marked_changed = False
             key, share = worker.key, worker.capacity
             self._totals.replace(self._counted_totals.get(key, EMPTY_TOTALS), share)
             self._counted_totals[key] = share

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from penstock.chassis.prefix_depths import PREFIX_DEPTHS
 
 MAX_ENTRIES = 1_000_000  # pairs of a worker and a block; about 200 MiB
+PLACED_DEPTHS_STRIDE = 4  # every fourth depth of a placed prompt is kept, as each placement pays for them
+MAX_PLACED_BLOCKS = 65_536  # of each of two generations of placements; about 15 MiB together
 MIN_SWEEP_BLOCKS = 1_024  # blocks in the order of eviction, below which those that are gone are not swept
 
 
@@ -20,6 +22,9 @@ class PrefixIndex:
     The index has at most `max_entries` pairs of a worker and a block. Beyond, it evicts the oldest block that no ticket
     has named since it was last considered (second chance). Of an evicted block, tickets are placed as if no worker held
     it and the blocks after it: the index counts fewer cached blocks than there are, never more.
+
+    Workers report blocks when these are computed. Until then, prompts that were placed recently stand for them, because
+    a worker computes blocks that its prompts have in common once.
     """
 
     max_entries: int = MAX_ENTRIES
@@ -29,6 +34,8 @@ class PrefixIndex:
     _entries: int = 0
     _eviction_order: deque[int] = field(default_factory=deque)  # blocks, oldest first; may have blocks that are gone
     _named: set[int] = field(default_factory=set)  # blocks that a ticket has named since they were considered
+    _placed: dict[int, str] = field(default_factory=dict)  # worker of the newest placed prompt, by block
+    _placed_before: dict[int, str] = field(default_factory=dict)  # the generation before
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -49,6 +56,25 @@ class PrefixIndex:
             self._evict_one()
         self._sweep()
 
+    def on_placed(self, worker: str, hashes: Sequence[int]) -> None:
+        """Expect the blocks of a prompt at its worker until the second call of `expire_placed` from now on."""
+        if len(self._placed) >= MAX_PLACED_BLOCKS:
+            self.expire_placed()
+        self._placed.update(dict.fromkeys(hashes[PLACED_DEPTHS_STRIDE - 1 :: PLACED_DEPTHS_STRIDE], worker))
+
+    def expire_placed(self) -> None:
+        self._placed_before, self._placed = self._placed, {}
+
+    def expected_prefix(self, hashes: Sequence[int]) -> tuple[str, int]:
+        """Return the worker of the placed prompt with the longest common prefix, and its blocks; "" and 0 if none."""
+        placed, before = self._placed, self._placed_before
+        names = hashes[PLACED_DEPTHS_STRIDE - 1 :: PLACED_DEPTHS_STRIDE]
+        if not names or (names[0] not in placed and names[0] not in before):
+            return "", 0
+        count = bisect_left(names, x=True, lo=1, key=lambda name: name not in placed and name not in before)
+        name, depths = names[count - 1], min(count * PLACED_DEPTHS_STRIDE, len(PREFIX_DEPTHS))
+        return placed.get(name) or before[name], PREFIX_DEPTHS[depths - 1]
+
     def remove_worker(self, worker: str) -> None:
         for name in self._held.pop(worker, ()):
             self._drop(name, worker)
@@ -64,8 +90,10 @@ class PrefixIndex:
     def cached_blocks(self, worker: str, hashes: Sequence[int]) -> int:
         """Return the number of leading blocks that a worker holds, of a prompt with `hashes` at `PREFIX_DEPTHS`."""
         held = self._held.get(worker)
-        depths = bisect_left(hashes, x=True, key=lambda name: name not in held) if held else 0
-        return PREFIX_DEPTHS[min(depths, len(PREFIX_DEPTHS)) - 1] if depths else 0
+        if not held or not hashes or hashes[0] not in held:
+            return 0
+        depths = bisect_left(hashes, x=True, lo=1, key=lambda name: name not in held)
+        return PREFIX_DEPTHS[min(depths, len(PREFIX_DEPTHS)) - 1]
 
     def _add(self, block_hash: int, worker: str) -> None:
         self._entries += 1

@@ -58,9 +58,11 @@ class TournamentTree:
             if node >= leaves:
                 yield self._name_by_node[node]
                 continue
-            for child in (2 * node, 2 * node + 1):
-                if tokens[child] >= free_tokens and loads[child] != EMPTY_LEAF:
-                    heappush(frontier, (loads[child], child))
+            left, right = 2 * node, 2 * node + 1
+            if tokens[left] >= free_tokens and loads[left] != EMPTY_LEAF:
+                heappush(frontier, (loads[left], left))
+            if tokens[right] >= free_tokens and loads[right] != EMPTY_LEAF:
+                heappush(frontier, (loads[right], right))
         if tokens[1]:  # an empty leaf has no free tokens, so the maximum belongs to a worker
             yield self._name_with_most_tokens()
 

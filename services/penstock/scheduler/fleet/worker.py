@@ -2,17 +2,23 @@
 
 from dataclasses import dataclass, field
 
+from google.protobuf.duration_pb2 import Duration
+
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.queue_pb2 import WorkerSteps
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, Profile
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler.leases import LeaseEntry
 
-# Assumed until the first load report.
+# Assumed until the first load report of a worker of the pool.
 DEFAULT_PREFILL_TOKENS_PER_S = 4_000.0  # tokens/s
 DEFAULT_STEP_S = 0.02  # s
 
 MIN_REPORTED_STEPS = 16  # new steps per report to a shard, which updates all tickets at the worker then
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
 
 
 def max_tokens_of(ticket: Ticket) -> int:
@@ -50,10 +56,28 @@ class CacheTurnover:
 
     total: float = 0.0
     workers: int = 0
+    mean: float = 0.0  # 0 without workers
+
+    def add(self, turnover: float, workers: int = 0) -> None:
+        """Add the turnover of a worker, and the worker itself if it joins (1) or leaves (-1)."""
+        self.total += turnover
+        self.workers += workers
+        self.mean = self.total / self.workers if self.workers else 0.0
+
+
+@dataclass(slots=True)
+class PoolRates:
+    """Rates that a worker of a pool reported most recently, assumed for workers without reports; 0: none reported.
+
+    A much slower default would keep all load at the workers that were used first.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
 
     @property
-    def mean(self) -> float:
-        return self.total / self.workers if self.workers else 0.0
+    def are_known(self) -> bool:
+        return self.prefill_tokens_per_s > 0 and self.decode_step_s > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +99,7 @@ class Worker:
     numbered_leases: dict[int, LeaseEntry] = field(default_factory=dict)  # by their numbers on this stream
     changed_workers: list["Worker"] = field(default_factory=list)  # list of its pool, to which it is added on a change
     is_marked_changed: bool = False
+    are_rates_due: bool = True  # to be refreshed
     _slots: int = field(init=False)
     _kv_blocks: int = field(init=False)
 
@@ -88,8 +113,10 @@ class Worker:
     used_share: float = field(init=False)  # share of slots or of KV blocks that are promised, whichever is larger
     cache_turnover: float = 0.0
     pool_turnover: CacheTurnover = field(default_factory=CacheTurnover)  # of its pool
+    pool_rates: PoolRates = field(default_factory=PoolRates)
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     step_s: float = DEFAULT_STEP_S
+    decode_step_s: float = DEFAULT_STEP_S  # of a step without prefill
 
     def __post_init__(self) -> None:
         profile = self.profile
@@ -128,28 +155,29 @@ class Worker:
         self._add_turnover(prompt_tokens / self.cache_tokens)
         self.mark_changed()
 
-    def join_pool(self, turnover: CacheTurnover, changed_workers: list["Worker"]) -> None:
-        self.cache_turnover, self.pool_turnover = turnover.mean, turnover
-        turnover.total += self.cache_turnover
-        turnover.workers += 1
-        self.changed_workers, self.is_marked_changed = changed_workers, False
+    def join_pool(self, turnover: CacheTurnover, rates: PoolRates, changed_workers: list["Worker"]) -> None:
+        self.cache_turnover, self.pool_turnover, self.pool_rates = turnover.mean, turnover, rates
+        turnover.add(self.cache_turnover, 1)
+        self.changed_workers, self.is_marked_changed, self.are_rates_due = changed_workers, False, True
         self.mark_changed()
 
     def leave_pool(self) -> None:
-        self.pool_turnover.total -= self.cache_turnover
-        self.pool_turnover.workers -= 1
+        self.pool_turnover.add(-self.cache_turnover, -1)
         self.changed_workers = []
 
     @property
     def excess_turnover(self) -> float:
-        """Turnover of this cache beyond the mean of its pool; negative if it received less than other workers."""
-        return min(MAX_EXCESS_TURNOVER, self.cache_turnover - self.pool_turnover.mean)
+        """Turnover of this cache beyond the mean of its pool, from -1 to 1."""
+        excess = self.cache_turnover - self.pool_turnover.mean
+        if excess > MAX_EXCESS_TURNOVER:
+            return MAX_EXCESS_TURNOVER
+        return max(-MAX_EXCESS_TURNOVER, excess)
 
     def _add_turnover(self, turnover: float) -> None:
         lowest = self.pool_turnover.mean - MAX_EXCESS_TURNOVER
         added = max(lowest, self.cache_turnover + turnover) - self.cache_turnover
         self.cache_turnover += added
-        self.pool_turnover.total += added
+        self.pool_turnover.add(added)
 
     def on_lease_started(self, prompt_tokens: int) -> None:
         """Keep counting a prompt that the worker has received, because only its next load report includes it."""
@@ -157,7 +185,7 @@ class Worker:
         self.started_tokens += prompt_tokens
 
     def on_load_report(self, report: LoadReport) -> None:
-        self.report, self.started_tokens = report, 0
+        self.report, self.started_tokens, self.are_rates_due = report, 0, True
         self.mark_changed()
 
     def on_steps(self, steps: int) -> None:
@@ -174,10 +202,17 @@ class Worker:
 
     def refresh_rates(self) -> None:
         """Update the rates from the latest report. It runs per decision, because reports are more frequent."""
-        self.is_marked_changed = False
-        self.prefill_tokens_per_s = self.report.prefill_tokens_per_second or DEFAULT_PREFILL_TOKENS_PER_S
-        step = self.report.step_time
-        self.step_s = (step.seconds + step.nanos / 1e9) or DEFAULT_STEP_S
+        self.are_rates_due = False
+        report, rates = self.report, self.pool_rates
+        if report.prefill_tokens_per_second:
+            rates.prefill_tokens_per_s = report.prefill_tokens_per_second
+        self.step_s = _seconds(report.step_time) or DEFAULT_STEP_S
+        if decode := _seconds(report.decode_step_time):
+            rates.decode_step_s = decode
+        self.decode_step_s = decode or _seconds(report.step_time) or rates.decode_step_s or DEFAULT_STEP_S
+        self.prefill_tokens_per_s = (
+            report.prefill_tokens_per_second or rates.prefill_tokens_per_s or DEFAULT_PREFILL_TOKENS_PER_S
+        )
 
     def mark_changed(self) -> None:
         if not self.is_marked_changed:

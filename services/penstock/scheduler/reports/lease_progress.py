@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.scheduler_pb2 import Progress, ServedLease
 from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.reports.service_reports import ServiceReports
+
+MAX_FIRST_TOKEN_S = 86_400.0  # s; more than a request may last
 
 
 @dataclass(slots=True)
@@ -28,7 +31,7 @@ class LeaseProgressReports:
             if entry := self.leases.on_worker(each.lease_id, worker.key):
                 entry.served_prompt_tokens, entry.served_output_tokens = each.prompt_tokens, each.output_tokens
                 entry.served_at_step = worker.report.steps
-                entry.first_token_after = each.first_token_after if each.HasField("first_token_after") else None
+                entry.first_token_after = min(max(0.0, seconds_of(each.first_token_after)), MAX_FIRST_TOKEN_S)
                 if each.number:
                     worker.number_lease(each.number, entry)
                 self.service_reports.record(entry)

@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from penstock.chassis.durations import set_seconds
 from penstock.mesh.v1.queue_pb2 import OutputProgress, ServedTicket, WorkerSteps
 from penstock.mesh.v1.scheduler_pb2 import Progress
 from penstock.scheduler.effects import SendServiceReport
@@ -13,7 +14,10 @@ from penstock.scheduler.leases import LeaseEntry
 
 RESEND_WINDOW_S = 5.0  # s in which ends are sent again if the stream breaks; later ones were received
 ABSENT_QUEUE_TTL_S = 30.0  # s for which reports are kept for a disconnected shard
-MAX_REPORTED_TICKETS = 4_096  # tickets of one frame, so that a frame does not hold the loop of the shard
+# Tickets of one frame, so that a frame does not hold the loop of the shard: those in full, and those by number.
+MAX_FULL_TICKETS = 512
+MAX_NUMBERED_TICKETS = 4_096
+MAX_FULL_TICKETS_PER_SLICE = 1_024  # tickets that one slice of work reports in full, over all shards
 
 
 @dataclass(slots=True)
@@ -31,6 +35,7 @@ class ServiceReports:
     _last_number: int = 0
     _absent_since: dict[str, float] = field(default_factory=dict)  # s, by shard
     _last_sent_at: float = 0.0  # s; time of the latest tick
+    _is_slice_due: bool = False  # the latest slice has left tickets that were due
     _recent_ends: deque[tuple[float, str, LeaseEntry]] = field(default_factory=deque)  # s of sending, shard, lease
 
     def __len__(self) -> int:
@@ -62,18 +67,36 @@ class ServiceReports:
                 output = OutputProgress(ticket_numbers=numbers, output_tokens=tokens, worker_steps=steps)
                 self._output.setdefault(queue, []).append(output)
 
-    def pop_all(self, connected: Container[str], now: float) -> list[SendServiceReport]:
-        """Return the reports for connected shards, and keep those for absent shards for ABSENT_QUEUE_TTL_S."""
+    def pop_due(self, connected: Container[str], now: float) -> list[SendServiceReport]:
+        """Return the first slice of the reports for connected shards. Called several times a second.
+
+        Reports for absent shards are kept for ABSENT_QUEUE_TTL_S.
+        """
         self._last_sent_at = now
-        queues = [queue for queue in dict.fromkeys((*self._output, *self._pending)) if queue in connected]
-        reports = [report for queue in queues for report in self._pop(queue)]
-        since = {queue: self._absent_since.get(queue, now) for queue in self._pending}
+        since = {queue: self._absent_since.get(queue, now) for queue in self._pending if queue not in connected}
         for queue, lost_at in since.items():
             if lost_at + ABSENT_QUEUE_TTL_S <= now:
                 del self._pending[queue]
         self._absent_since = {queue: lost_at for queue, lost_at in since.items() if queue in self._pending}
         while self._recent_ends and self._recent_ends[0][0] + RESEND_WINDOW_S <= now:
             self._recent_ends.popleft()
+        return self.pop_slice(connected)
+
+    @property
+    def is_slice_due(self) -> bool:
+        """Whether `pop_slice` is to be called before the next tick: very many leases change at once."""
+        return self._is_slice_due
+
+    def pop_slice(self, connected: Container[str]) -> list[SendServiceReport]:
+        """Return reports for connected shards, with a bounded number of leases in full."""
+        reports: list[SendServiceReport] = []
+        left = MAX_FULL_TICKETS_PER_SLICE
+        for queue in dict.fromkeys((*self._output, *self._pending)):
+            if queue in connected:
+                found = self._pop(queue, left)
+                left -= sum(len(each.tickets) for each in found)
+                reports += found
+        self._is_slice_due = not left
         return reports
 
     def pop_for(self, queue: str | None, worker: Worker) -> list[SendServiceReport]:
@@ -83,11 +106,17 @@ class ServiceReports:
         reports earlier than the others, its tenants would be charged earlier.
         """
         steps = worker.steps_update_for(queue) if queue else None
-        return self._pop(queue, steps) if queue and steps else []
+        return self._pop(queue, steps=steps) if queue and steps else []
 
-    def _pop(self, queue: str, steps: WorkerSteps | None = None) -> list[SendServiceReport]:
-        """Return all that a shard was not sent yet. Output by number comes first, because it may be of ended leases."""
-        stream, leases = self._streams.get(queue, 0), self._pending.pop(queue, {}).values()
+    def _pop(
+        self, queue: str, limit: int = MAX_FULL_TICKETS_PER_SLICE, steps: WorkerSteps | None = None
+    ) -> list[SendServiceReport]:
+        """Return all output by number that a shard was not sent yet, and then at most `limit` leases in full.
+
+        Output by number comes first, because it may be of leases that have ended and are then reported in full.
+        """
+        leases = self._take_pending(queue, limit)
+        stream = self._streams.get(queue, 0)
         self._recent_ends.extend((self._last_sent_at, queue, each) for each in leases if each.has_ended)
         tickets = list(_batches([self._full_report(entry, stream) for entry in leases]))
         output = list(_portions(self._output.pop(queue, [])))
@@ -100,6 +129,13 @@ class ServiceReports:
             reports = reports or [SendServiceReport(queue, ())]
             reports[-1].workers = (steps,)
         return reports
+
+    def _take_pending(self, queue: str, limit: int) -> list[LeaseEntry]:
+        """Remove and return the oldest leases that wait to be reported in full."""
+        pending = self._pending.get(queue, {})
+        if len(pending) <= limit:
+            return list(self._pending.pop(queue, pending).values())
+        return [pending.pop(lease_id) for lease_id in list(islice(pending, limit))]
 
     def _full_report(self, entry: LeaseEntry, stream: int) -> ServedTicket:
         """Return the report of a lease, and number the lease on this stream if it runs."""
@@ -116,7 +152,7 @@ class ServiceReports:
             number=0 if entry.has_ended else entry.report_number,
         )
         if entry.first_token_after:
-            report.first_token_after.CopyFrom(entry.first_token_after)
+            set_seconds(report.first_token_after, entry.first_token_after)
         return report
 
     def on_queue_connected(self, queue: str) -> None:
@@ -136,13 +172,13 @@ class ServiceReports:
 
 
 def _portions(output: Sequence[OutputProgress]) -> Iterator[tuple[OutputProgress, ...]]:
-    """Yield the reports in portions of about MAX_REPORTED_TICKETS tickets. A report has the tickets of one worker."""
+    """Yield the reports in portions of about MAX_NUMBERED_TICKETS tickets. A report has the tickets of one worker."""
     taken: list[OutputProgress] = []
     tickets = 0
     for each in output:
         taken.append(each)
         tickets += len(each.ticket_numbers)
-        if tickets >= MAX_REPORTED_TICKETS:
+        if tickets >= MAX_NUMBERED_TICKETS:
             yield tuple(taken)
             taken, tickets = [], 0
     if taken:
@@ -151,5 +187,5 @@ def _portions(output: Sequence[OutputProgress]) -> Iterator[tuple[OutputProgress
 
 def _batches(tickets: Sequence[ServedTicket]) -> Iterator[tuple[ServedTicket, ...]]:
     remaining = iter(tickets)
-    while batch := tuple(islice(remaining, MAX_REPORTED_TICKETS)):
+    while batch := tuple(islice(remaining, MAX_FULL_TICKETS)):
         yield batch

@@ -125,11 +125,16 @@ class TraceDemand:
     """Recorded requests, replayed `load` times as fast."""
 
     recorded_requests: Sequence[OfferedRequest]
+    resolution: float = 0.0  # s; recorded times were rounded down to multiples of it; each seed spreads them over it
 
     @property
     def has_shared_prefixes(self) -> bool:
         return any(each.prefix.piece_ids for each in self.recorded_requests)
 
     def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
-        for request in self.recorded_requests:
+        for request in self._spread(Random(f"{seed}/trace")) if self.resolution else self.recorded_requests:
             yield request._replace(at=request.at / load)
+
+    def _spread(self, rng: Random) -> list[OfferedRequest]:
+        spread = (each._replace(at=each.at + self.resolution * rng.random()) for each in self.recorded_requests)
+        return sorted(spread, key=lambda each: each.at)

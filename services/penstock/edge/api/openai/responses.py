@@ -9,7 +9,7 @@ from penstock.chassis.errors import InvalidArgument, Overloaded, PenstockError, 
 from penstock.edge.api.openai.common import ApiRequest, Json, extra_members, generation_options
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.api.openai.messages import message_from
-from penstock.edge.api.openai.streaming import named_sse_event, split_at_marker
+from penstock.edge.api.openai.streaming import named_sse_event, one_line_json, split_at_marker
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_format, reject_unsupported
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
@@ -189,7 +189,7 @@ class ResponsesSerializer:
         self._texts.append(delta.text)
         number = b"%d" % self._number
         self._number += 1
-        return b"".join((self._before, orjson.dumps(delta.text), _SEQUENCE_NUMBER_KEY, number, self._after))
+        return b"".join((self._before, one_line_json(delta.text), _SEQUENCE_NUMBER_KEY, number, self._after))
 
     def finish(self, finished: Finished) -> bytes:
         text = "".join(self._texts)

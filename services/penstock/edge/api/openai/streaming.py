@@ -9,16 +9,28 @@ from penstock.edge.api.openai.common import ApiRequest, Json, extra_members, usa
 from penstock.edge.api.openai.errors import error_body
 from penstock.v1.inference_pb2 import Finished
 
+# Line separators of Unicode that JSON leaves as they are. Many readers, such as httpx, end a line at them.
+_LINE_SEPARATORS = {each.encode(): b"\\u%04x" % ord(each) for each in "\x85\u2028\u2029"}
+
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_KEEPALIVE = b": waiting\n\n"  # a comment, which readers ignore
 
 
+def one_line_json(payload: object) -> bytes:
+    """Serialize `payload` as JSON without any separator of lines."""
+    encoded = orjson.dumps(payload)
+    if not encoded.isascii():
+        for separator, escaped in _LINE_SEPARATORS.items():
+            encoded = encoded.replace(separator, escaped)
+    return encoded
+
+
 def sse_event(payload: object) -> bytes:
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+    return b"data: " + one_line_json(payload) + b"\n\n"
 
 
 def named_sse_event(name: str, payload: object) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + one_line_json(payload) + b"\n\n"
 
 
 def split_at_marker(frame: bytes, marker: str) -> tuple[bytes, bytes]:
@@ -63,7 +75,7 @@ class ChunkStream:
             return b""
         if self._is_continuous:
             return self.choice(self._text_choice(text))
-        return self._before + orjson.dumps(text) + self._after
+        return self._before + one_line_json(text) + self._after
 
     def choice(self, choice: Json) -> bytes:
         return sse_event(self._chunk(choice))

@@ -5,69 +5,138 @@ The sizes were chosen by calculation for a GPU of 132 cores; none has been tuned
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from penstock.worker.engine.cuda.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
+from penstock.worker.engine.cuda.plan_kernels import split_kernel, tile_kernel
 from penstock.worker.engine.cuda.step import StepTensors
 from penstock.worker.engine.torch.kv_cache import LayerKv
 
 MAX_SPLITS = 64  # splits of a row's keys, which bound the memory of the partial results
 MIN_SPLIT_KEYS = 128
-MIN_DECODE_PROGRAMS = 512  # of a decode with enough splits: a few programs for each of a GPU's 132 cores
+DECODE_PROGRAMS = 1056  # of a decode with enough splits: 8 for each of a GPU's 132 cores
 TILE_KEYS = 64
 PREFILL_TILE_ROWS = 64  # tokens times the heads that share a KV head
 MIN_TILE_ROWS = 16  # rows that a tensor core multiplies at once
+_TILES_AT_ONCE = 64
 
 
-def split_length(context_length: int) -> int:
-    """Return the keys of a split, equal for all sequences of an engine, so that rows do not depend on batch mates."""
-    min_keys = -(-context_length // MAX_SPLITS)
-    return max(MIN_SPLIT_KEYS, 1 << (min_keys - 1).bit_length())
+class DecodeSplits(NamedTuple):
+    """The splits of the keys of a step's decodes, and their partial results. Every step uses the same memory."""
+
+    splits: Tensor  # [slots * MAX_SPLITS, 3] int32: row, first key, and the key after the last
+    first_splits: Tensor  # [slots + 1] int32: first split of each row, then the number of splits
+    partials: Tensor  # [slots * MAX_SPLITS, heads, head_size] float32
+    weights: Tensor  # [slots * MAX_SPLITS, heads] float32
+    doublings: int  # of MIN_SPLIT_KEYS, at most, for the longest context
+    min_split_keys: int = MIN_SPLIT_KEYS
+
+    @classmethod
+    def allocate(
+        cls,
+        slots: int,
+        heads: int,
+        head_size: int,
+        *,
+        context_length: int,
+        device: torch.device,
+        min_split_keys: int = MIN_SPLIT_KEYS,
+    ) -> "DecodeSplits":
+        """min_split_keys: a multiple of TILE_KEYS."""
+        shares = -(-context_length // (MAX_SPLITS * min_split_keys))
+        capacity = slots * MAX_SPLITS
+        return cls(
+            torch.zeros(capacity, 3, dtype=torch.int32, device=device),
+            torch.zeros(slots + 1, dtype=torch.int32, device=device),
+            torch.empty(capacity, heads, head_size, dtype=torch.float32, device=device),
+            torch.empty(capacity, heads, dtype=torch.float32, device=device),
+            (shares - 1).bit_length(),
+            min_split_keys,
+        )
+
+    @property
+    def slots(self) -> int:
+        return len(self.first_splits) - 1
 
 
-def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, split: int) -> None:
-    """Attention of the leading `step.decodes` rows; 0 where a row's position is -1.
+def plan_splits(step: StepTensors, work: DecodeSplits) -> None:
+    """Write the splits of the step's decodes. The splits of a row do not depend on its batch mates."""
+    split_kernel[step.shape.decodes,](
+        *(step.counts, step.positions, work.splits, work.first_splits),
+        WIDTH=triton.next_power_of_2(work.slots),
+        MIN_SPLIT=work.min_split_keys,
+        MAX_SPLITS=MAX_SPLITS,
+        DOUBLINGS=work.doublings,
+    )
 
-    qkv: [rows, heads + 2 * kv_heads, head_size]; out: [rows, heads, head_size]; split: a multiple of TILE_KEYS.
+
+def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, work: DecodeSplits) -> None:
+    """Attention of the step's decodes, after `plan_splits`. Padding rows are not written.
+
+    qkv: [rows, heads + 2 * kv_heads, head_size]; out: [rows, heads, head_size].
+
+    The programs divide the splits of all rows, so that one long row beside a full batch occupies as many programs as
+    its share of the keys.
     """
-    rows, heads, kv_heads, head_size = step.decodes, out.shape[1], kv.k.shape[2], out.shape[2]
-    partials = torch.empty(rows, heads, MAX_SPLITS, head_size, dtype=torch.float32, device=out.device)
-    weights = torch.empty(rows, heads, MAX_SPLITS, dtype=torch.float32, device=out.device)
-    programs = min(MAX_SPLITS, triton.cdiv(MIN_DECODE_PROGRAMS, rows * kv_heads))
-    decode_kernel[rows, kv_heads, programs](
-        *(qkv, kv.k, kv.v, step.positions, step.table_offsets, step.tables, partials, weights),
+    rows, heads, kv_heads, head_size = step.shape.decodes, out.shape[1], kv.k.shape[2], out.shape[2]
+    programs = min(rows * MAX_SPLITS, triton.cdiv(DECODE_PROGRAMS, kv_heads))
+    decode_kernel[programs, kv_heads](
+        *(qkv, kv.k, kv.v, step.positions, step.table_offsets, step.tables),
+        *(work.splits, work.first_splits, work.partials, work.weights, out, rows),
         **_sizes(heads, kv_heads, head_size, kv.k.shape[1]),
         TILE_ROWS=max(MIN_TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
-        SPLIT=split,
-        MAX_SPLITS=MAX_SPLITS,
     )
     combine_kernel[rows, heads](
-        *(partials, weights, step.positions, out),
+        *(work.partials, work.weights, work.first_splits, out),
         HEADS=heads,
         HEAD_SIZE=head_size,
         WIDTH=triton.next_power_of_2(head_size),
-        SPLIT=split,
         MAX_SPLITS=MAX_SPLITS,
     )
 
 
-def attend_prefills(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor) -> None:
+class PrefillTiles(NamedTuple):
+    """The tiles of a step's prefill chunks. A tile has `tokens` rows of one chunk."""
+
+    tiles: Tensor  # [at least the number of tiles, 2] int32: part and first row
+    total: Tensor  # [1] int32: number of tiles
+    tokens: int
+    rows: int  # of a tile: tokens times the heads that share a KV head, a power of two or less
+
+
+def plan_tiles(step: StepTensors, group: int, slots: int) -> PrefillTiles:
+    """Return the tiles of the step's chunks. group: query heads that share a KV head."""
+    rows = max(PREFILL_TILE_ROWS, triton.next_power_of_2(group))
+    tokens = rows // group
+    # Every chunk may end in a tile that is not full.
+    capacity = step.shape.rows // tokens + step.shape.prefills
+    tiles = torch.empty(capacity, 2, dtype=torch.int32, device=step.tokens.device)
+    total = torch.empty(1, dtype=torch.int32, device=step.tokens.device)
+    tile_kernel[step.shape.prefills,](
+        *(step.counts, step.first_rows, tiles, total),
+        WIDTH=triton.next_power_of_2(slots),
+        TILE_TOKENS=tokens,
+        TILES_AT_ONCE=_TILES_AT_ONCE,
+    )
+    return PrefillTiles(tiles, total, tokens, rows)
+
+
+def attend_prefills(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, work: PrefillTiles) -> None:
     """Attention of the rows after the decodes, each over its own sequence up to its own position.
 
     Shapes as in `attend_decodes`.
     """
     heads, kv_heads, head_size = out.shape[1], kv.k.shape[2], out.shape[2]
-    tile_rows = max(PREFILL_TILE_ROWS, triton.next_power_of_2(heads // kv_heads))
-    tokens = tile_rows // (heads // kv_heads)
-    prefill_kernel[triton.cdiv(step.longest_prefill, tokens), kv_heads, step.prefills](
-        *(qkv, kv.k, kv.v, step.positions, step.first_rows, step.table_offsets, step.tables, out, step.decodes),
+    prefill_kernel[len(work.tiles), kv_heads](
+        *(qkv, kv.k, kv.v, step.positions, step.first_rows, step.table_offsets, step.tables),
+        *(work.tiles, work.total, out),
         **_sizes(heads, kv_heads, head_size, kv.k.shape[1]),
-        TILE_ROWS=tile_rows,
-        TILE_TOKENS=tokens,
+        TILE_ROWS=work.rows,
+        TILE_TOKENS=work.tokens,
     )
 
 

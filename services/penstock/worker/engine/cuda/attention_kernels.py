@@ -1,8 +1,8 @@
 """Attention over the paged KV cache, in Triton: one row per sequence (decode), or a chunk of each (prefill).
 
-Query heads that share a KV head are rows of one tile, so each K and V is read once for all of them. The keys of a row
-are summed in an order that depends on its position alone, so neither batch mates nor the chunks of a prefill change a
-bit of its result.
+Programs take their work from the lists of `plan_kernels`. Query heads that share a KV head are rows of one tile, so
+each K and V is read once for all of them. The keys of a row are summed in an order that depends on its position alone,
+so neither batch mates nor the chunks of a prefill change a bit of its result.
 
 Source: Dao 2023 (FlashAttention-2); Dao et al. 2023 (Flash-Decoding) for the splits; Kwon et al. 2023 (PagedAttention).
 """
@@ -45,67 +45,75 @@ def _attend(
     return total, max_score, weight_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def decode_kernel(
-    qkv, k, v, positions, table_offsets, tables, partials, weights,
+    qkv, k, v, positions, table_offsets, tables, splits, first_splits, partials, weights, out, rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SCALE: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_ROWS: tl.constexpr,
-    SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One row and KV head; each program computes every `num_programs(2)`-th split."""
+    """Every `num_programs(0)`-th split, for one KV head. The result of a row with one split is final."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position = tl.load(positions + row)
-    table = tables + tl.load(table_offsets + row)
+    kv_head = tl.program_id(1)
     tile_row, d = tl.arange(0, TILE_ROWS), tl.arange(0, WIDTH)
     head = kv_head * GROUP + tile_row
     inside = (tile_row < GROUP)[:, None] & (d < HEAD_SIZE)[None, :]
-    start = row * ((HEADS + 2 * KV_HEADS) * HEAD_SIZE)
-    q = tl.load(qkv + start + head[:, None] * HEAD_SIZE + d[None, :], mask=inside, other=0.0)
-    for split in range(tl.program_id(2), tl.cdiv(position + 1, SPLIT), tl.num_programs(2)):
+    for split in range(tl.program_id(0), tl.load(first_splits + rows), tl.num_programs(0)):
+        row = tl.load(splits + split * 3).to(tl.int64)
+        begin, end = tl.load(splits + split * 3 + 1), tl.load(splits + split * 3 + 2)
+        position = tl.load(positions + row)
+        start = row * ((HEADS + 2 * KV_HEADS) * HEAD_SIZE)
+        q = tl.load(qkv + start + head[:, None] * HEAD_SIZE + d[None, :], mask=inside, other=0.0)
         total, max_score, weight_sum = _attend(
-            q, tl.full([TILE_ROWS], 0, tl.int32) + position, kv_head, split * SPLIT,
-            tl.minimum((split + 1) * SPLIT, position + 1), k, v, table,
+            q, tl.full([TILE_ROWS], 0, tl.int32) + position, kv_head, begin, end,
+            k, v, tables + tl.load(table_offsets + row),
             KV_HEADS, HEAD_SIZE, WIDTH, BLOCK_SIZE, SCALE, TILE_KEYS, TILE_ROWS,
         )  # fmt: skip
-        offset = (row * HEADS + head) * MAX_SPLITS + split
-        tl.store(partials + offset[:, None] * HEAD_SIZE + d[None, :], total / weight_sum[:, None], mask=inside)
-        tl.store(weights + offset, max_score + tl.log2(weight_sum), mask=tile_row < GROUP)
+        mean = total / weight_sum[:, None]
+        if end - begin == position + 1:
+            place = out + (row * HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
+            tl.store(place, mean.to(out.dtype.element_ty), mask=inside)
+        else:
+            offset = (split * HEADS + head).to(tl.int64)
+            tl.store(partials + offset[:, None] * HEAD_SIZE + d[None, :], mean, mask=inside)
+            tl.store(weights + offset, max_score + tl.log2(weight_sum), mask=tile_row < GROUP)
 
 
 @triton.jit
 def combine_kernel(
-    partials, weights, positions, out,
-    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    partials, weights, first_splits, out,
+    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One row and head: the mean of its splits' results, weighted by 2 ** weight."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    splits = tl.cdiv(tl.load(positions + row) + 1, SPLIT)
+    first = tl.load(first_splits + row)
+    splits = tl.load(first_splits + row + 1) - first
+    # A row with one split is complete; a padding row and a row of a prefill chunk have none.
+    if splits <= 1:
+        return
     split, d = tl.arange(0, MAX_SPLITS), tl.arange(0, WIDTH)
-    offset = (row * HEADS + head) * MAX_SPLITS + split
+    offset = (first + split).to(tl.int64) * HEADS + head
     weight = tl.load(weights + offset, mask=split < splits, other=-float("inf"))
-    # A row without a position has no split; the lower bound avoids the difference of two infinities.
-    weight = tl.exp2(weight - tl.maximum(tl.max(weight, 0), -3.0e38))
+    weight = tl.exp2(weight - tl.max(weight, 0))
     inside = (split < splits)[:, None] & (d < HEAD_SIZE)[None, :]
     values = tl.load(partials + offset[:, None] * HEAD_SIZE + d[None, :], mask=inside, other=0.0)
-    mean = tl.sum(values * weight[:, None], 0) / tl.maximum(tl.sum(weight, 0), 1.0e-30)
+    mean = tl.sum(values * weight[:, None], 0) / tl.sum(weight, 0)
     tl.store(out + (row * HEADS + head) * HEAD_SIZE + d, mean.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
 
 
-@triton.jit(do_not_specialize=["decodes"])
+@triton.jit
 def prefill_kernel(
-    qkv, k, v, positions, first_rows, table_offsets, tables, out, decodes,
+    qkv, k, v, positions, first_rows, table_offsets, tables, tiles, tile_count, out,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SCALE: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of TILE_TOKENS rows of one chunk, for one KV head."""
+    """One tile, for one KV head."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    kv_head, part = tl.program_id(1), decodes + tl.program_id(2)
-    first = tl.load(first_rows + part) + tl.program_id(0) * TILE_TOKENS
-    end = tl.load(first_rows + part + 1)
-    if first >= end:
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    if tile >= tl.load(tile_count):
         return
+    part, first = tl.load(tiles + tile * 2), tl.load(tiles + tile * 2 + 1)
+    end = tl.load(first_rows + part + 1)
     tile_row, d = tl.arange(0, TILE_ROWS), tl.arange(0, WIDTH)
     row = first + tile_row // GROUP
     is_query = (tile_row < TILE_TOKENS * GROUP) & (row < end)

@@ -8,75 +8,84 @@ from typing import NamedTuple
 from torch import Tensor
 
 from penstock.worker.engine.batching.sequence import Slice, StepPlan
+from penstock.worker.engine.cuda.resident import ResidentLists
 
 _ALIGNMENT_WORDS = 4  # int32 words, as kernels are recompiled for pointers without 16-byte alignment
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The counts that determine the kernels' grids and the layout of the buffer."""
+    """The room for a step, which determines the kernels' grids and the layout of the buffer.
+
+    A step may have less of each; the kernels read its own counts from the buffer.
+    """
 
     rows: int
     decodes: int  # leading rows, each of a sequence of its own
     prefills: int  # chunks after them
-    longest_prefill: int  # rows
+    parts: int  # decodes and prefills together
     sampled: int
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepShape":
-        counts = [part.count for part in plan.prefills]
-        decodes = len(plan.decodes)
-        return cls(decodes + sum(counts), decodes, len(counts), max(counts, default=0), len(plan.sampled))
+        decodes, prefills = len(plan.decodes), len(plan.prefills)
+        rows = decodes + sum(part.count for part in plan.prefills)
+        return cls(rows, decodes, prefills, decodes + prefills, len(plan.sampled))
 
     @classmethod
     def decoding(cls, rows: int) -> "StepShape":
-        return cls(rows, rows, 0, 0, rows)
+        """The room for up to `rows` decodes."""
+        return cls(rows, rows, 0, rows, rows)
+
+    @classmethod
+    def mixed(cls, rows: int, slots: int) -> "StepShape":
+        """The room for any step of up to `rows` rows of up to `slots` sequences."""
+        parts = min(rows, slots)
+        return cls(rows, parts, parts, parts, parts)
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """Lengths of all sections except the last (`tables`), in the order of `StepTensors`."""
-        parts = self.decodes + self.prefills
-        return (self.rows, self.rows, self.rows, parts, parts + 1, self.sampled)
+        """Lengths of all sections, in the order of `StepTensors`."""
+        return (2, self.rows, self.rows, self.rows, self.parts, self.parts + 1, self.sampled)
 
     @property
-    def header(self) -> int:
+    def length(self) -> int:
         return sum(map(_aligned, self.sections))
 
 
 @dataclass(slots=True)
 class StepTensors:
-    """Views of one int32 buffer. A part is a decode or a prefill chunk. Padding rows have position -1."""
+    """Views of one int32 buffer, and the block tables. A part is a decode or a prefill chunk.
+
+    Padding rows have position -1.
+    """
 
     shape: StepShape
+    counts: Tensor  # [2]: decodes and prefills of the step
     tokens: Tensor  # [rows]
     positions: Tensor  # [rows]
     row_parts: Tensor  # [rows]: part of each row
     table_offsets: Tensor  # [parts]: start of each part's table in `tables`
-    first_rows: Tensor  # [parts + 1]: first row of each part, and the number of rows
+    first_rows: Tensor  # [parts + 1]: first row of each part, then the number of rows
     sampled_rows: Tensor  # [sampled]
-    tables: Tensor  # block tables, one after another
+    tables: Tensor  # block tables, one row per resident sequence, flat
 
-    @property
-    def decodes(self) -> int:
-        return self.shape.decodes
 
-    @property
-    def prefills(self) -> int:
-        return self.shape.prefills
-
-    @property
-    def longest_prefill(self) -> int:
-        return self.shape.longest_prefill
+class PackedStep(NamedTuple):
+    header: "array[int]"  # the sections of `StepShape`
+    changed_places: "array[int]"  # in the block tables
+    changed_blocks: "array[int]"  # their new values
 
 
 class StepPacker:
-    """Packs plans. Caches packed block tables across steps, as packing all of them takes longer than a short step."""
+    """Packs plans. The block tables stay on the GPU; a step sends the blocks that were added since the last one."""
 
-    def __init__(self) -> None:
-        self._tables: dict[int, _PackedTable] = {}  # of the last step, by the identity of the table
+    def __init__(self, slots: int, table_length: int) -> None:
+        self.table_length = table_length  # blocks of the longest sequence
+        self._tables = ResidentLists(slots)
 
-    def pack(self, plan: StepPlan, shape: StepShape) -> "array[int]":
-        """Pack the plan for `shape`, which is its own or has more decodes; the additional rows are padding."""
+    def pack(self, plan: StepPlan, shape: StepShape) -> PackedStep:
+        """Pack the plan for `shape`, which is its own or has more room; the additional rows are padding."""
         decodes, count = plan.decodes, len(plan.decodes)
         tokens = array("i", [part.sequence.ids[part.start] for part in decodes])
         positions = array("i", [part.start for part in decodes])
@@ -88,43 +97,36 @@ class StepPacker:
             positions.extend(range(part.start, part.end))
             if part.is_sampled:
                 sampled.append(len(tokens) - 1)
-        first_rows.append(len(tokens))
         positions.extend([-1] * (shape.rows - len(positions)))
-        offsets, tables = self._pack_tables(plan.slices)
-        packed = array("i")
-        sections = (tokens, positions, row_parts, offsets, first_rows, sampled)
+        first_rows.append(len(tokens))
+        offsets, places, blocks = self._pack_tables(plan.slices)
+        header = array("i")
+        sections = (array("i", [count, len(plan.prefills)]), tokens, positions, row_parts, offsets, first_rows, sampled)
         for section, length in zip(sections, shape.sections, strict=True):
-            packed += section
-            packed.extend([0] * (_aligned(length) - len(section)))
-        return packed + tables
+            header += section
+            header.extend([0] * (_aligned(length) - len(section)))
+        return PackedStep(header, places, blocks)
 
-    def _pack_tables(self, parts: list[Slice]) -> "tuple[array[int], array[int]]":
-        """Return the start of each part's table, and all tables in one array."""
-        known, self._tables = self._tables, {}
-        offsets, tables = array("i"), array("i")
-        for part in parts:
-            table = part.sequence.table
-            kept = known.get(id(table)) or _PackedTable(table, array("i"))
-            if len(kept.packed) < len(table):
-                kept.packed.extend(table[len(kept.packed) :])
-            self._tables[id(table)] = kept
-            offsets.append(len(tables))
-            tables += kept.packed
-        return offsets, tables
-
-
-class _PackedTable(NamedTuple):
-    """A block table and its packed copy. A sequence keeps its list as long as its blocks, and only appends to it."""
-
-    blocks: list[int]  # referenced, so that no other list gets its identity
-    packed: "array[int]"
+    def _pack_tables(self, parts: list[Slice]) -> "tuple[array[int], array[int], array[int]]":
+        """Return the start of each part's table, and the places and the blocks that changed."""
+        offsets, places, blocks = array("i"), array("i"), array("i")
+        for resident in self._tables.assign([part.sequence.table for part in parts]):
+            start = resident.row * self.table_length
+            offsets.append(start)
+            length = len(resident.values)
+            if resident.sent < length:
+                places.extend(range(start + resident.sent, start + length))
+                blocks.extend(resident.unsent())
+                resident.sent = length
+        return offsets, places, blocks
 
 
-def unpack(buffer: Tensor, shape: StepShape) -> StepTensors:
+def unpack(buffer: Tensor, shape: StepShape, tables: Tensor) -> StepTensors:
+    """Return the views of a buffer. tables: [slots * table_length], which the changed blocks were written to."""
     starts = accumulate(map(_aligned, shape.sections), initial=0)
     views = (buffer[start : start + length] for start, length in zip(starts, shape.sections, strict=False))
-    tokens, positions, row_parts, offsets, first_rows, sampled_rows = views
-    return StepTensors(shape, tokens, positions, row_parts, offsets, first_rows, sampled_rows, buffer[shape.header :])
+    counts, tokens, positions, row_parts, offsets, first_rows, sampled_rows = views
+    return StepTensors(shape, counts, tokens, positions, row_parts, offsets, first_rows, sampled_rows, tables)
 
 
 def _aligned(length: int) -> int:

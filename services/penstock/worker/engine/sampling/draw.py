@@ -37,7 +37,13 @@ class RowDraw(NamedTuple):
     @property
     def is_adjusted(self) -> bool:
         """Whether penalties or a constraint change the model's own logits."""
-        return self.allowed is not None or _has_penalties(self.params)
+        return self.allowed is not None or bool(self.params.logit_bias) or self.counts_tokens
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether penalties depend on the tokens before this one."""
+        params = self.params
+        return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty not in {0.0, 1.0})
 
 
 def draw_token(logits: Scores, draw: RowDraw) -> int:
@@ -60,22 +66,13 @@ def _all_ids(vocab_size: int) -> Ids:
     return np.arange(vocab_size, dtype=np.uint32)
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return bool(
-        params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty not in {0.0, 1.0}
-        or params.logit_bias
-    )
-
-
 def _penalised(logits: Scores, draw: RowDraw) -> Scores:
     """Return logits after penalties and biases, or the same array if there are none.
 
     Repetition: CTRL, Keskar et al. 2019, section 4.1.
     """
     params = draw.params
-    if not _has_penalties(params):
+    if not (draw.counts_tokens or params.logit_bias):
         return logits
     scores = logits.copy()
     if params.repetition_penalty not in {0.0, 1.0}:

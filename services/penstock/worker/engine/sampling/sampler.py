@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from penstock.worker.engine.sampling.draw import RowDraw, Scores, draw_token
-from penstock.worker.engine.sampling.sampler_cuda import sample_batch
+from penstock.worker.engine.sampling.sampler_torch import sample_batch
 
 
 def sample(logits: Tensor, draws: Sequence[RowDraw]) -> tuple[list[int], list[float]]:

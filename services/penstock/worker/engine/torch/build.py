@@ -1,12 +1,16 @@
 """Builds the torch engine that the options describe. Importing this module loads torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import structlog
 import torch
+from torch import Tensor
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
-from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.loaders.weights_digest import identified
@@ -15,7 +19,9 @@ from penstock.worker.engine.machine.memory import cpu_pool_bytes, fit_context, g
 from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.torch.engine import Runner, TorchEngine, TorchRunner
+from penstock.worker.engine.sampling.draw import RowDraw
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.torch.engine import Runner, Sampler, TorchEngine, TorchRunner
 from penstock.worker.engine.torch.kv_cache import blocks_that_fit
 from penstock.worker.engine.torch.model import Model
 from penstock.worker.engine.torch.weights import ModelShape
@@ -41,17 +47,34 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
     card = identified(checkpoint.card, path, engine="torch", dtype=str(dtype).removeprefix("torch."))
     card = fit_context(card, blocks, options.block_size)
     runner: Runner
-    if is_native:
-        runner = NativeRunner(shape, weights, blocks, options.block_size, threads)
-        torch.set_num_threads(1)  # torch's threads would spin on the cores of the native ones
-    elif device.type == "cuda" and _can_use_kernels(options, device):
-        from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
+    sampler: Sampler = sample
+    with _explained_memory_errors(options):
+        if is_native:
+            runner = NativeRunner(shape, weights, blocks, options.block_size, threads)
+            torch.set_num_threads(1)  # torch's threads would spin on the cores of the native ones
+        elif device.type == "cuda" and _can_use_kernels(options, device):
+            from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
+            from penstock.worker.engine.cuda.sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
-        runner = CudaRunner(shape, weights, blocks, options.block_size, options.slots)
-    else:
-        runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
-    _warm_up(runner, build_batch(options, card, blocks), options.token_budget)
-    return TorchEngine(runner, build_batch(options, card, blocks)), card
+            runner = CudaRunner(shape, weights, blocks, options.block_size, options.slots)
+            sampler = CudaSampler(options.slots, shape.vocab_size, device).sample
+        else:
+            runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
+        _warm_up(runner, build_batch(options, card, blocks), options.token_budget)
+        _warm_up_sampler(sampler, torch.zeros(options.slots, shape.vocab_size, device=device))
+    return TorchEngine(runner, build_batch(options, card, blocks), sampler), card
+
+
+@contextmanager
+def _explained_memory_errors(options: EngineOptions) -> Iterator[None]:
+    """Turn a lack of GPU memory at the start, where it harms no request, into an error that names the settings."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the GPU has too little memory for steps of {options.slots} slots and {options.token_budget} tokens; "
+            f"set kv_bytes, slots or token_budget lower ({error})"
+        ) from error
 
 
 def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
@@ -66,6 +89,24 @@ def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
         plan = batch.plan()
         runner.forward(plan)
         batch.commit(plan, [0] * len(plan.sampled), [0.0] * len(plan.sampled))
+
+
+def _warm_up_sampler(sampler: Sampler, logits: Tensor) -> None:
+    """Draw a token for every slot with every option, which compiles kernels and allocates the most memory of a draw.
+
+    logits: [slots, vocab_size]
+    """
+    params = SamplingParams(
+        temperature=1.0,
+        top_k=2,
+        top_p=0.9,
+        min_p=0.1,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+        logit_bias=((0, 1.0),),
+        logprobs=True,
+    )
+    sampler(logits, [RowDraw(params, slot, [0, 0], 1, [0]) for slot in range(len(logits))])
 
 
 def _choose_dtype(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:

@@ -1,5 +1,6 @@
 """The torch engine, which runs a model step by step, and its runner, which computes the logits of a plan."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -13,6 +14,8 @@ from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.torch.inputs import build_inputs
 from penstock.worker.engine.torch.kv_cache import allocate_kv
 from penstock.worker.engine.torch.model import Model
+
+Sampler = Callable[[Tensor, Sequence[RowDraw]], tuple[list[int], list[float]]]  # as `sampler.sample`
 
 
 class Runner(Protocol):
@@ -34,11 +37,12 @@ class TorchRunner:
 
 
 class TorchEngine:
-    """Satisfies `Engine`. The batch plans each step and the runner computes it."""
+    """Satisfies `Engine`. The batch plans each step, the runner computes it and the sampler draws its tokens."""
 
-    def __init__(self, runner: Runner, batch: Batch) -> None:
+    def __init__(self, runner: Runner, batch: Batch, sampler: Sampler = sample) -> None:
         self.runner = runner
         self.batch = batch
+        self._sample = sampler
 
     @property
     def has_work(self) -> bool:
@@ -68,4 +72,4 @@ class TorchEngine:
             RowDraw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens, each.allowed)
             for each in plan.sampled
         ]
-        return sample(logits, draws) if draws else ([], [])
+        return self._sample(logits, draws) if draws else ([], [])

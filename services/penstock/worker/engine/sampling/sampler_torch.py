@@ -1,7 +1,7 @@
-"""The sampler on a GPU: all rows in one set of kernels, as each launch costs more than a row's arithmetic.
+"""The sampler on a GPU without our kernels, in plain torch: all rows at once, as launches cost more than arithmetic.
 
-It draws the same tokens as the sampler for CPUs, except where rounding decides. Only rows with penalties or a
-constraint are copied to the CPU. Without such rows and without logprobs, it waits for the GPU once, for the tokens.
+It draws the same tokens as the sampler for CPUs, except where rounding decides. Rows with penalties or a constraint are
+copied to the CPU. Without such rows and without logprobs, it waits for the GPU once, for the tokens.
 """
 
 import math
