@@ -242,7 +242,7 @@ class CoreMesh:
                 scheduler, frame.pool_stats.model, queue_frames.pool_stats_of(frame.pool_stats, self.now)
             )
         if kind == "virtual_times":
-            return book.on_virtual_times(frame.virtual_times.times)
+            return book.on_virtual_times(scheduler, frame.virtual_times.times)
         if kind == "service_report":
             report = frame.service_report
             tickets, steps = (

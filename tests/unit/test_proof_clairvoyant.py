@@ -37,6 +37,22 @@ def test_admissions_match_the_engines_capacity_at_any_load(rate):
     assert 10 * 8 < admitted < 30 * 8
 
 
+def test_more_workers_reject_fewer_requests():
+    requests = requests_at(64.0)
+    rejected = [len(clairvoyant_rejections(requests, WORKER, TTFT_TARGET_S, workers)) for workers in (1, 2, 5)]
+    assert rejected[0] > 1.5 * rejected[1]
+    assert rejected[2] == 0
+
+
+def test_a_request_waits_while_no_kv_blocks_are_free():
+    requests = requests_at(16.0)
+    few_blocks = replace(
+        WORKER, kv_blocks=max(-(-(each.prompt_tokens + each.output_tokens) // 16) for each in requests)
+    )
+    rejected = clairvoyant_rejections(requests, few_blocks, TTFT_TARGET_S)
+    assert 0 < len(rejected) < len(requests)
+
+
 def test_a_longer_target_admits_more():
     requests = requests_at(48.0)
     assert len(clairvoyant_rejections(requests, WORKER, 3.0)) < len(clairvoyant_rejections(requests, WORKER, 0.2))

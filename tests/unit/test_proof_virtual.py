@@ -6,6 +6,7 @@ import pytest
 
 from penstock.bench.transcript import OK, Transcript
 from penstock.proofs.simulated import bursts, fairness, fleet, neighbour, overload, prefixes, work_conservation
+from penstock.proofs.simulated.fleet_cells import CHAT, LONG, SHORT, Cell, bounded_fifo_scenario, fleet_scenario
 from penstock.proofs.simulated.overload import GOODPUT_KEYS, LoadSweep
 from penstock.proofs.simulated.recovery import BURST_END_S, recovery_time
 from penstock.proofs.simulated.scenarios import chat_tenant, proof_scenario
@@ -171,16 +172,45 @@ def test_a_fleet_under_overload_serves_as_many_requests_per_worker_as_one_worker
     """Eight workers served half as many when a prompt was counted as if it delayed the prompts of every worker."""
     served = []
     for workers in (1, 8):
-        world = replace(fleet.fleet_scenario(fleet.Cell(workers), seed=0, load=10.0), duration=14.0)
-        found = overload.simulate(world)
+        found = overload.simulate(replace(fleet_scenario(Cell(workers), seed=0, load=10.0), duration=14.0))
         assert found["late_share"] <= 0.015
-        served.append(found[GOODPUT_KEYS["requests"]] * (fleet.JUDGED_S / 6.0) / workers)
+        served.append(found[GOODPUT_KEYS["requests"]] / workers)
     assert served[1] > 0.85 * served[0]
 
 
 def test_a_cell_of_a_fleet_is_compared_with_its_own_peak():
     both = dict.fromkeys(GOODPUT_KEYS.values(), 100.0) | {"late_share": 0.0}
     half = dict.fromkeys(GOODPUT_KEYS.values(), 50.0) | {"late_share": 0.02}
-    lines = fleet.cell_lines(fleet.Cell(8), LoadSweep({1.0: [both], 1.5: [both], 3.0: [both], 10.0: [half]}))
+    bounded = both | {"excess_rejections": {"tokens": 6.0, "requests": -20.0}}
+    sweep = LoadSweep({1.0: [both], 1.5: [both], 3.0: [bounded], 10.0: [half]})
+    lines = fleet.cell_lines(Cell(8), sweep)
     assert lines[0].measured == 100.0 / 8
-    assert [line.is_met for line in lines[1:]] == [True, True, True, False, False, False]
+    assert [line.is_met for line in lines[1:]] == [True, True, True, False, False, False, False, True]
+    assert fleet.fifo_line(Cell(8), sweep, [half, both | {GOODPUT_KEYS["tokens"]: 70.0}]).measured == 70.0
+
+
+def test_the_cells_of_a_fleet_cover_its_sizes_shards_tenants_and_prompt_lengths():
+    assert {1, 4, 8, 32, 128} <= {cell.workers for cell in fleet.CELLS}
+    assert {1, 8} <= {cell.shards for cell in fleet.CELLS}
+    assert {1, 16} <= {cell.tenants for cell in fleet.CELLS}
+    assert {CHAT, SHORT, LONG} == {cell.prompts for cell in fleet.CELLS}
+
+
+@pytest.mark.parametrize("cell", [Cell(4, tenants=2), Cell(2, prompts=SHORT), Cell(4, prompts=LONG)], ids=str)
+def test_a_cell_offers_each_worker_what_fifo_serves(cell):
+    world = fleet_scenario(cell, seed=0, load=1.0)
+    arrivals = sum(each.demand.arrivals.rate for each in world.tenants)
+    assert (arrivals, world.worker_count) == (pytest.approx(cell.workers * cell.kind.fifo_capacity_rps), cell.workers)
+    assert world.targets.ttft == cell.kind.ttft_target
+    found = overload.simulate(replace(world, queues=replace(world.queues, policy="fifo"), duration=40.0))
+    assert found["late_share"] < 0.1
+    assert bounded_fifo_scenario(cell, 0, 10.0, 0.5).queues.max_depth == round(0.5 * arrivals)
+
+
+def test_rejections_of_a_fleet_are_compared_with_those_of_a_clairvoyant_of_a_part_of_it():
+    figures = fleet.simulate_cell(replace(fleet_scenario(Cell(8), seed=0, load=3.0), duration=11.0))
+    assert set(figures["excess_rejections"]) == set(GOODPUT_KEYS)
+    assert max(figures["excess_rejections"].values()) < overload.MAX_EXCESS_REJECTIONS_PERCENT
+    rejects_all = replace(fleet_scenario(Cell(4), seed=0, load=1.0), duration=10.0)
+    rejects_all = replace(rejects_all, queues=replace(rejects_all.queues, policy_options={"ttft_headroom": 0.02}))
+    assert overload.excess_rejections(Simulation(rejects_all).run())[1] > 50

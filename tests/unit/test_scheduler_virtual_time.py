@@ -4,7 +4,8 @@ import pytest
 
 from penstock.scheduler.credit.credit_book import CreditBook
 from penstock.scheduler.credit.grants import CreditGrant, FreeCapacity, plan_grants
-from scheduler_calls import LARGE_TOKENS, NOW, SMALL_TOKENS, grants, head, offer_one
+from penstock.scheduler.credit.virtual_time import VirtualTimeSync
+from scheduler_calls import LARGE_TOKENS, MODEL, NOW, SMALL_TOKENS, grants, head, offer_one
 
 
 def test_an_idle_shard_is_lifted_to_the_virtual_time_of_waiting_ones():
@@ -159,3 +160,54 @@ def test_a_head_that_no_worker_here_supports_blocks_no_shard(stuck):
     assert [grant.queue for grant in plan_grants(book, capacity)] == ["a"]
     book.on_credit_returned("a", 1)
     assert [grant.queue for grant in plan_grants(book, capacity)] == ["b"]
+
+
+def backlog_head(waiting, *, rate=0.0, prompt_tokens=0, class_waiting=None, **fields):
+    found = head(waiting, **fields)
+    found.class_waiting = waiting if class_waiting is None else class_waiting
+    found.waiting_prompt_tokens, found.tickets_per_virtual_token = prompt_tokens, rate
+    return found
+
+
+def told(sync, book, queue):
+    """Return what a shard is told of the tickets that wait at other shards, by class."""
+    return {
+        each.priority: (each.waiting, each.waiting_prompt_tokens, each.waiting_tokens, each.tickets_per_virtual_token)
+        for effect in sync.updates([queue], {MODEL: book})
+        for each in effect.times
+    }
+
+
+def test_each_shard_is_told_which_tickets_wait_at_the_others():
+    book, sync = CreditBook("abc"), VirtualTimeSync()
+    book.on_head("b", backlog_head(4, rate=0.5, prompt_tokens=24), NOW)
+    book.on_head("c", backlog_head(6, rate=0.25, prompt_tokens=30), NOW)
+    assert told(sync, book, "a") == {2: (10, 54, 100, 0.75)}
+    assert told(sync, book, "b") == {2: (6, 30, 60, 0.25)}
+    assert told(sync, book, "a") == {}, "nothing has changed"
+    book.on_head("c", head(0), NOW)
+    assert told(sync, book, "a") == {2: (4, 24, 40, 0.5)}
+    book.on_head("b", head(0), NOW)
+    assert told(sync, book, "a") == {2: (0, 0, 0, 0.0)}, "no ticket waits any more"
+
+
+def test_only_the_tickets_of_the_heads_class_are_told():
+    book, sync = CreditBook("ab"), VirtualTimeSync()
+    book.on_head("b", backlog_head(8, class_waiting=2, prompt_tokens=40, priority=1), NOW)
+    assert told(sync, book, "a") == {1: (2, 10, 20, 0.0)}
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+def test_an_invalid_backlog_of_a_shard_is_bounded(rate):
+    book, sync = CreditBook("ab"), VirtualTimeSync()
+    book.on_head("b", backlog_head(3, rate=rate, class_waiting=2**31, prompt_tokens=9), NOW)
+    assert told(sync, book, "a") == {2: (3, 9, 30, 0.0)}
+
+
+def test_a_virtual_time_that_was_sent_does_not_decrease():
+    book, sync = CreditBook("ab"), VirtualTimeSync()
+    book.on_head("b", backlog_head(2, virtual=900.0), NOW)
+    (sent,) = sync.updates(["a"], {MODEL: book})
+    book.on_head("b", head(0), NOW)
+    (later,) = sync.updates(["a"], {MODEL: book})
+    assert [each.times[0].virtual_tokens for each in (sent, later)] == [900.0, 900.0]

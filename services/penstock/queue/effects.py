@@ -3,12 +3,12 @@
 No code changes an effect. The classes are not frozen, because creating a frozen instance takes three times as long.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue.errors import RejectionWindowsFn
-from penstock.queue.policies.policy import SortKey
+from penstock.queue.policies.policy import NO_BACKLOG, ClassBacklog, SortKey
 from penstock.queue.ticket import QueuedTicket
 
 
@@ -97,11 +97,11 @@ class Head:
     is_resumed: bool = False
     is_express: bool = False
     arrival_number: int = field(default=0, compare=False)  # of the best ticket at this shard
+    waiting_prompt_tokens: int = field(default=0, compare=False)
+    backlog: ClassBacklog = field(default=NO_BACKLOG, compare=False)  # of the class of the best ticket
 
     def addressed_to(self, scheduler: str) -> "Head":
-        best = self.tokens, self.is_resumed, self.is_express, self.arrival_number
-        fields = self.waiting, self.waiting_tokens, self.key, *best
-        return Head(scheduler, self.model, *fields)
+        return replace(self, scheduler=scheduler)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import islice
+from math import inf
 
 from penstock.chassis.durations import nanos_since, seconds_of, set_seconds
 from penstock.mesh.v1 import queue_pb2 as pb
@@ -9,6 +10,7 @@ from penstock.queue import effects as out
 from penstock.queue.accounting import OutputProgress, ServedTicket
 from penstock.queue.errors import AdmissionRejected, RejectionWindow
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
+from penstock.queue.prediction.ttft_model import RemoteBacklog
 from penstock.queue.schedulers import Credit
 from penstock.queue.ticket import to_frame
 
@@ -77,6 +79,8 @@ def head_message(effect: out.Head, now: float) -> pb.Head:
         head.age_nanos, head.arrival_number = nanos_since(effect.key.enqueued, now), effect.arrival_number
         head.lifted_tokens = effect.key.lifted_tokens
         head.resumes, head.express = effect.is_resumed, effect.is_express
+        head.waiting_prompt_tokens, head.class_waiting = effect.waiting_prompt_tokens, effect.backlog.tickets
+        head.tickets_per_virtual_token = effect.backlog.tickets_per_virtual_token
     return head
 
 
@@ -106,6 +110,13 @@ def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:
         prefill_backlogs=_prefill_backlogs_of(frame),
         available_leases_by_worker=_available_leases_of(frame),
         releases=tuple(SlotRelease(seconds_of(each.after), each.ended_leases) for each in frame.slot_releases),
+    )
+
+
+def remote_backlog_of(frame: pb.VirtualTime) -> RemoteBacklog:
+    rate = frame.tickets_per_virtual_token
+    return RemoteBacklog(
+        frame.waiting, frame.waiting_prompt_tokens, frame.waiting_tokens, rate if 0 <= rate < inf else 0.0
     )
 
 

@@ -1,8 +1,9 @@
 """Scheduler sessions of a shard: the catalog, credit, statistics and open offers of each scheduler."""
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from penstock.chassis.clocks import StallFreeClock
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
@@ -10,7 +11,10 @@ from penstock.queue.effects import Offer
 from penstock.queue.poison import PoisonRequests
 from penstock.queue.policies.policy import Fit, FitFn
 from penstock.queue.prediction.pool_stats import PoolStats
+from penstock.queue.prediction.ttft_model import RemoteBacklog
 from penstock.queue.ticket import QueuedTicket
+
+NO_REMOTE_BACKLOGS: Mapping[int, RemoteBacklog] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -58,9 +62,11 @@ class Credit:
 class SchedulerSession:
     """The session of one scheduler."""
 
-    catalog: dict[str, CatalogEntry] = field(default_factory=dict)  # by key of the model, as the next two
+    catalog: dict[str, CatalogEntry] = field(default_factory=dict)  # by key of the model, as the next three
     credits: dict[str, Credit] = field(default_factory=dict)
     pool_stats: dict[str, PoolStats] = field(default_factory=dict)
+    # Waiting tickets of other shards by class.
+    remote_backlogs: dict[str, dict[int, RemoteBacklog]] = field(default_factory=dict)
     offered: set[str] = field(default_factory=set)  # ticket ids
     void_offers: Counter[str] = field(default_factory=Counter)  # voided offers without an answer yet, by ticket
 
@@ -110,6 +116,13 @@ class SchedulerSessions(dict[str, SchedulerSession]):
         """Return the statistics of a model that are not older than `since`, one per scheduler."""
         found = [session.pool_stats.get(model) for session in self.values()]
         return [stats for stats in found if stats and stats.received_at >= since]
+
+    def remote_backlogs(self, model: str) -> Mapping[int, RemoteBacklog]:
+        """Return the tickets of a model that wait at other shards, by class. Every scheduler knows all of them."""
+        for session in self.values():
+            if found := session.remote_backlogs.get(model):
+                return found
+        return NO_REMOTE_BACKLOGS
 
     def credit_for(self, model: str) -> int:
         found = [session.credits.get(model) for session in self.values()]

@@ -147,7 +147,7 @@ class QueueService(QueueServiceServicer):
             case "pool_stats":
                 return self._book.on_pool_stats(scheduler, frame.pool_stats.model, pool_stats_of(frame.pool_stats, now))
             case "virtual_times":
-                return self._book.on_virtual_times(frame.virtual_times.times)
+                return self._book.on_virtual_times(scheduler, frame.virtual_times.times)
             case "service_report":
                 report = frame.service_report
                 return self._book.on_service_report(

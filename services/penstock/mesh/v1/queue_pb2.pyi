@@ -700,8 +700,9 @@ Global___SlotRelease: _TypeAlias = SlotRelease  # noqa: Y015
 @_typing.final
 class VirtualTimes(_message.Message):
     """VirtualTimes synchronizes virtual time between shards, so that tenants of a shard that was idle or has just started
-    get no more service than those of other shards. Sent after hello before all other frames, and on change, at most ten
-    times a second. Without it, shards are ordered by their heads only.
+    get no more service than those of other shards, and tells each shard which tickets wait at the others, because these
+    take a part of the released slots. Sent after hello before all other frames, and on change, at most ten times a second.
+    Without it, shards are ordered by their heads only, and each predicts as if no tickets waited at the others.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -733,6 +734,10 @@ class VirtualTime(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    WAITING_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    TICKETS_PER_VIRTUAL_TOKEN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Key of the model, as in tickets."""
     priority: _inference_pb2.Priority.ValueType
@@ -741,16 +746,28 @@ class VirtualTime(_message.Message):
     """Virtual tokens as in a head: the larger of the last ones served and the least ones waiting at other shards. It
     never decreases.
     """
+    waiting: _builtins.int
+    """Tickets of the class that wait at other shards, as far as it is the highest class that waits there."""
+    waiting_prompt_tokens: _builtins.int
+    """Their prompt tokens."""
+    waiting_tokens: _builtins.int
+    """Their prompt plus output tokens."""
+    tickets_per_virtual_token: _builtins.float
+    """Those of them that are dispatched while the virtual time advances by one token; 0: no virtual time is kept."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         priority: _inference_pb2.Priority.ValueType = ...,
         virtual_tokens: _builtins.float = ...,
+        waiting: _builtins.int = ...,
+        waiting_prompt_tokens: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
+        tickets_per_virtual_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "priority", b"priority", "virtual_tokens", b"virtual_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "priority", b"priority", "tickets_per_virtual_token", b"tickets_per_virtual_token", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_prompt_tokens", b"waiting_prompt_tokens", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1107,6 +1124,9 @@ class Head(_message.Message):
     EXPRESS_FIELD_NUMBER: _builtins.int
     AGE_NANOS_FIELD_NUMBER: _builtins.int
     ARRIVAL_NUMBER_FIELD_NUMBER: _builtins.int
+    CLASS_WAITING_FIELD_NUMBER: _builtins.int
+    WAITING_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TICKETS_PER_VIRTUAL_TOKEN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Key of the model, as in tickets."""
     waiting: _builtins.int
@@ -1131,6 +1151,14 @@ class Head(_message.Message):
     """Nanoseconds since its first enqueue, when the frame is sent."""
     arrival_number: _builtins.int
     """Number of the best ticket in the order of arrival at this shard. The same number: the same ticket."""
+    class_waiting: _builtins.int
+    """Waiting tickets of the best ticket's class."""
+    waiting_prompt_tokens: _builtins.int
+    """Prompt tokens over all waiting tickets."""
+    tickets_per_virtual_token: _builtins.float
+    """Tickets of this class that are dispatched while its virtual time advances by one token: the sum over its waiting
+    tenants of their tickets by the virtual tokens of these. 0: the policy keeps no virtual time.
+    """
     def __init__(
         self,
         *,
@@ -1145,10 +1173,13 @@ class Head(_message.Message):
         express: _builtins.bool = ...,
         age_nanos: _builtins.int = ...,
         arrival_number: _builtins.int = ...,
+        class_waiting: _builtins.int = ...,
+        waiting_prompt_tokens: _builtins.int = ...,
+        tickets_per_virtual_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "arrival_number", b"arrival_number", "express", b"express", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "arrival_number", b"arrival_number", "class_waiting", b"class_waiting", "express", b"express", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tickets_per_virtual_token", b"tickets_per_virtual_token", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_prompt_tokens", b"waiting_prompt_tokens", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,59 +1,37 @@
-"""Goodput far beyond the knee holds for every size of a fleet, number of shards and number of tenants.
+"""Goodput far beyond the knee holds for every size of a fleet, number of shards, number of tenants and prompt length.
 
-Each cell is compared with its own peak, and its requests per worker with those of one worker: a fleet must not reject
-requests that one worker would serve in time.
+Each cell is compared with its own peak, with a FIFO that has the best bound, and with the rejections of a clairvoyant.
 """
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console
 
 from penstock.bench.progress import progress_reporter
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, reported
+from penstock.proofs.simulated.fleet_cells import CELLS, Cell, bounded_fifo_scenario, fleet_scenario
 from penstock.proofs.simulated.overload import (
     GOODPUT_KEYS,
+    MAX_EXCESS_REJECTIONS_PERCENT,
     MAX_LATE_PERCENT,
     MAX_PEAK_LOAD,
     MIN_GOODPUT_PERCENT,
     Figures,
     LoadSweep,
-    simulate,
+    excess_rejections,
+    figures_with_late_share,
 )
-from penstock.proofs.simulated.process_pool import process_pool
-from penstock.proofs.simulated.scenarios import (
-    FIFO_CAPACITY_RPS,
-    WORKER,
-    arrivals_for_seed,
-    chat_tenant,
-    proof_scenario,
-    queue_settings,
-)
+from penstock.proofs.simulated.process_pool import ProcessPool, process_pool
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.simulation import Simulation
 
 LOADS = (1.0, MAX_PEAK_LOAD, *MIN_GOODPUT_PERCENT)  # multiples of the rate that FIFO serves with as many workers
-WARM_UP_S = 8.0
-JUDGED_S = 24.0
-MIN_JUDGED_S = 8.0  # of a large fleet, which has more requests per second
-REQUESTS_DIVISOR = 16  # workers above which the judged time shrinks
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One size of the mesh. The tenants have equal weights and equal loads."""
-
-    workers: int
-    shards: int = 1
-    tenants: int = 1
-
-    @property
-    def label(self) -> str:
-        return f"{self.workers} workers, {self.shards} shards, {self.tenants} tenants"
-
-
-CELLS = (Cell(1), Cell(4), Cell(8), Cell(8, shards=4, tenants=8), Cell(16, shards=8, tenants=16), Cell(32))
+CLAIRVOYANT_LOAD = 3.0
+FIFO_LOAD = 10.0
+FIFO_BOUNDS = (0.4, 0.7, 1.0)  # tickets of a bounded FIFO, as shares of what it serves within the TTFT target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,31 +45,44 @@ async def fleet(options: FleetOptions, _: MeshOptions, console: Console) -> Proo
 
 
 def prove(options: FleetOptions, console: Console) -> ProofCard:
-    card, seeds = ProofCard(proof="fleet"), range(options.seeds)
+    card = ProofCard(proof="fleet")
     with progress_reporter(console) as report_progress, process_pool(report_progress) as pool:
-        worlds = [fleet_scenario(cell, seed, load) for cell in options.cells for load in LOADS for seed in seeds]
-        figures = iter(pool.map(simulate, worlds, "runs"))
+        sweeps = iter(_sweeps(options, pool))
+        fifo_runs = [each for cell in options.cells for each in _fifo_runs(cell)]
+        fifos = iter(pool.map(simulate_cell, fifo_runs, "FIFO runs"))
         for cell in options.cells:
-            sweep = LoadSweep({load: [next(figures) for _ in seeds] for load in LOADS})
+            sweep = next(sweeps)
             card.lines += cell_lines(cell, sweep)
+            card.lines.append(fifo_line(cell, sweep, [next(fifos) for _ in FIFO_BOUNDS]))
     return card
 
 
-def fleet_scenario(cell: Cell, seed: int, load: float) -> Scenario:
-    """Return a scenario whose load 1 is what FIFO serves with as many workers."""
-    rate = FIFO_CAPACITY_RPS * cell.workers / cell.tenants
-    tenants = [chat_tenant(arrivals_for_seed(seed, rate), f"tenant-{number}") for number in range(cell.tenants)]
-    judged_s = max(MIN_JUDGED_S, JUDGED_S / max(1, cell.workers // REQUESTS_DIVISOR))
-    return proof_scenario(
-        "fleet",
-        *tenants,
-        seed=seed,
-        load=load,
-        duration=WARM_UP_S + judged_s,
-        warm_up=WARM_UP_S,
-        workers=(replace(WORKER, count=cell.workers),),
-        queues=queue_settings("penstock", shards=cell.shards),
-    )
+def _sweeps(options: FleetOptions, pool: ProcessPool) -> list[LoadSweep]:
+    # The most expensive runs come first, so that no core waits for one of them at the end.
+    runs = [(cell, load, seed) for cell in options.cells for load in LOADS for seed in cell.seeds(options.seeds)]
+    by_cost = sorted(runs, key=lambda run: run[0].workers * run[1], reverse=True)
+    figures = dict(zip(by_cost, pool.map(simulate_cell, [_run_of(*run) for run in by_cost], "runs"), strict=True))
+    return [
+        LoadSweep({load: [figures[cell, load, seed] for seed in cell.seeds(options.seeds)] for load in LOADS})
+        for cell in options.cells
+    ]
+
+
+def _run_of(cell: Cell, load: float, seed: int) -> Scenario:
+    return fleet_scenario(cell, seed, load)
+
+
+def _fifo_runs(cell: Cell) -> list[Scenario]:
+    return [bounded_fifo_scenario(cell, 0, FIFO_LOAD, share * cell.kind.ttft_target) for share in FIFO_BOUNDS]
+
+
+def simulate_cell(scenario: Scenario) -> Figures:
+    """Return the figures of a run, at one load with the rejections beyond a clairvoyant's, in %."""
+    simulation = Simulation(scenario).run()
+    figures = figures_with_late_share(simulation)
+    if scenario.load != CLAIRVOYANT_LOAD:
+        return figures
+    return {**figures, "excess_rejections": dict(zip(GOODPUT_KEYS, excess_rejections(simulation), strict=True))}
 
 
 def cell_lines(cell: Cell, sweep: LoadSweep) -> list[CardLine]:
@@ -102,7 +93,19 @@ def cell_lines(cell: Cell, sweep: LoadSweep) -> list[CardLine]:
             lines.append(at_least(f"{cell.label}: goodput in {kind} at {load:g}x, of its peak", worst, goal, "%"))
         late = 100 * max(each["late_share"] for each in sweep.figures[load])
         lines.append(at_most(f"{cell.label}: admitted and late at {load:g}x", late, MAX_LATE_PERCENT, "%"))
+    for kind in GOODPUT_KEYS:
+        excess = max(each["excess_rejections"][kind] for each in sweep.figures[CLAIRVOYANT_LOAD])
+        label = f"{cell.label}: rejected beyond a clairvoyant's at {CLAIRVOYANT_LOAD:g}x, in {kind}"
+        lines.append(at_most(label, excess, MAX_EXCESS_REJECTIONS_PERCENT, "%"))
     return lines
+
+
+def fifo_line(cell: Cell, sweep: LoadSweep, fifos: Sequence[Figures]) -> CardLine:
+    """Compare FIFO with the best of its bounds with the cell's peak, for the first seed."""
+    key = GOODPUT_KEYS["tokens"]
+    peak = max(figures[0][key] for load, figures in sweep.figures.items() if load <= MAX_PEAK_LOAD) or 1.0
+    best = max(100 * each[key] / peak for each in fifos)
+    return reported(f"{cell.label}: FIFO with the best bound at {FIFO_LOAD:g}x, of our peak in tokens", best, "%")
 
 
 def _peak_per_worker(cell: Cell, sweep: LoadSweep) -> float:

@@ -64,6 +64,8 @@ ABANDONING_CLIENTS = ClientBehavior(patience=5.0, leave_share=0.3, leave_within=
 MAX_TTFT_ERROR_PERCENT = 20.0  # % of the TTFT
 MAX_REPLAYED_REJECTIONS = 10
 MAX_EXCESS_REJECTIONS_PERCENT = 5.0  # % of rejections
+MAX_CLAIRVOYANT_WORKERS = 4
+MAX_CLAIRVOYANT_REQUESTS = 2_000  # after the warm-up
 BASELINES = {
     "fifo": "unbounded FIFO",
     "bounded_fifo": "FIFO of 64",
@@ -145,7 +147,10 @@ def overload_scenario(seed: int, load: float, policy: str = "penstock", **fields
 
 
 def simulate(scenario: Scenario) -> Figures:
-    simulation = Simulation(scenario).run()
+    return figures_with_late_share(Simulation(scenario).run())
+
+
+def figures_with_late_share(simulation: Simulation) -> Figures:
     return {**figures_of(simulation), "late_share": _late_share(simulation)}
 
 
@@ -215,7 +220,7 @@ def excess_rejection_lines(runs: Sequence[Simulation]) -> list[CardLine]:
     A sample of the rejected requests is replayed, each as the only additional one. Nearly all of them meet the SLO,
     because there is always a little slack; together, almost none would.
     """
-    excess = [_excess_over_clairvoyant(run) for run in runs]
+    excess = [excess_rejections(run) for run in runs]
     first = runs[0]
     sampled = _rejected(first)[:: len(_rejected(first)) // MAX_REPLAYED_REJECTIONS + 1]
     alone = sum(_would_meet_slo(first.scenario, each.transcript.number) for each in sampled)
@@ -242,13 +247,21 @@ def _predicted_ttfts(simulation: Simulation) -> list[tuple[float, float]]:
     ]
 
 
-def _excess_over_clairvoyant(simulation: Simulation) -> tuple[float, float]:
-    """Return the excess of our rejections over a clairvoyant's in weighted tokens and in requests, in % of ours."""
-    ours, warm_up = _rejected(simulation), simulation.scenario.warm_up
-    theirs = clairvoyant.clairvoyant_rejections(
-        simulation.ledger.requests, simulation.scenario.workers[0], simulation.scenario.targets.ttft
-    )
-    theirs = [each for each in theirs if each.transcript.started_at >= warm_up]
+def excess_rejections(simulation: Simulation) -> tuple[float, float]:
+    """Return the excess of our rejections over a clairvoyant's in weighted tokens and in requests, in % of ours.
+
+    The clairvoyant has at most MAX_CLAIRVOYANT_WORKERS workers and an equal part of the requests, because its cost
+    grows with both. Only the requests of this part are compared.
+    """
+    scenario = simulation.scenario
+    parts = -(-scenario.worker_count // MAX_CLAIRVOYANT_WORKERS)
+    offered = simulation.ledger.requests[::parts]
+    before = sum(each.transcript.started_at < scenario.warm_up for each in offered)
+    offered = offered[: before + MAX_CLAIRVOYANT_REQUESTS]
+    workers, target = scenario.worker_count // parts, scenario.targets.ttft
+    ours = [each for each in offered[before:] if each.transcript.outcome == "OVERLOADED"]
+    rejected = clairvoyant.clairvoyant_rejections(offered, scenario.workers[0], target, workers)
+    theirs = [each for each in rejected if each.transcript.started_at >= scenario.warm_up]
     assert ours, "an overloaded mesh rejects requests"
     tokens = 100 - 100 * sum(map(weighted_tokens, theirs)) / sum(map(weighted_tokens, ours))
     return tokens, 100 - 100 * len(theirs) / len(ours)

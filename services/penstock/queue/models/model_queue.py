@@ -1,15 +1,17 @@
 """The queue of each model: waiting tickets in the order of their policy, with forecast and totals."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from penstock.queue.effects import Effect, Head, Offer
-from penstock.queue.policies.policy import NO_TICKETS, QueuePosition, SchedulingPolicy, TicketTotals
+from penstock.queue.policies.policy import NO_TICKETS, ClassBacklog, QueuePosition, SchedulingPolicy, TicketTotals
+from penstock.queue.prediction.contention import Contention
 from penstock.queue.prediction.forecast import Forecast, Prediction
 from penstock.queue.prediction.pool_stats import PoolStats
 from penstock.queue.prediction.throughput import Throughput
-from penstock.queue.prediction.ttft_model import WorkAhead
+from penstock.queue.prediction.ttft_model import RemoteBacklog, WorkAhead
 from penstock.queue.schedulers import SchedulerSessions, credit_fit, express_credit_fit
 from penstock.queue.ticket import QueuedTicket
 
@@ -22,6 +24,7 @@ class ModelQueue:
     policy: SchedulingPolicy
     throughput: Throughput = field(default_factory=Throughput)
     forecast: Forecast = field(default_factory=Forecast)
+    _contention: dict[int, Contention] = field(default_factory=dict)  # by class
     _prompt_tokens: int = 0  # of the waiting tickets, as the next two
     _work: int = 0
     _tokens: int = 0
@@ -38,10 +41,49 @@ class ModelQueue:
         head = self.policy.head()
         return head is not None and head[0].is_expedited
 
-    def work_ahead(self, position: QueuePosition) -> WorkAhead:
-        """Return the work ahead. Its prompt and reserved tokens are estimated by its share of all waiting work."""
-        share = position.work / self._work if self._work else 0.0
-        return WorkAhead(position.tickets, position.work, share * self._prompt_tokens, share * self._tokens)
+    def record_contention(self, priority: int, now: float) -> None:
+        contention = self._contention.get(priority)
+        if contention is None:
+            contention = self._contention[priority] = Contention()
+        contention.record(self.policy.class_backlog(priority).tenants, now)
+
+    def _expected_backlog(self, priority: int) -> ClassBacklog:
+        """Return the backlog of a class. Its rate includes tenants that do not wait now and are expected to return."""
+        backlog, contention = self.policy.class_backlog(priority), self._contention.get(priority)
+        if contention is None or not backlog.tenants:
+            return backlog
+        rate = (1 + contention.absent_share(backlog.tenants)) * backlog.tickets_per_virtual_token
+        return backlog._replace(tickets_per_virtual_token=rate)
+
+    def _absent_tickets(self, ticket: QueuedTicket, position: QueuePosition) -> float:
+        """Return the tickets that go before a ticket, of tenants that do not wait now and are expected to return."""
+        if position.virtual_tokens == inf or ticket.is_expedited:
+            return 0.0
+        backlog = self.policy.class_backlog(ticket.priority)
+        share = self._contention[ticket.priority].absent_share(backlog.tenants)
+        return share * backlog.tickets_per_virtual_token * position.virtual_tokens
+
+    def work_ahead(
+        self, ticket: QueuedTicket, position: QueuePosition, elsewhere: Mapping[int, RemoteBacklog]
+    ) -> WorkAhead:
+        """Return the work that is dispatched before a ticket at `position`, with that of other shards, by class.
+
+        The prompt and reserved tokens of this shard are estimated by the share of all waiting work.
+        """
+        tickets, work = position.tickets + position.later_tickets, position.work + position.later_work
+        if absent := self._absent_tickets(ticket, position):
+            tickets, work = tickets + absent, work + absent * self._work / self.policy.totals.tickets
+        share = work / self._work if self._work else 0.0
+        ahead = WorkAhead(tickets, work, share * self._prompt_tokens, share * self._tokens)
+        if not elsewhere:
+            return ahead
+        mean_output_tokens = ahead.mean_output_tokens or self.forecast.mean_output_tokens
+        for priority, backlog in elsewhere.items():
+            if priority < ticket.priority:
+                ahead = ahead.plus(backlog, mean_output_tokens)
+            elif priority == ticket.priority and not ticket.is_expedited:
+                ahead = ahead.plus(backlog.ahead_of(position.virtual_tokens), mean_output_tokens)
+        return ahead
 
     def mark_head_dirty(self) -> None:
         self._is_head_dirty = self._last_sent_head is not None and self._last_sent_head.waiting > 0
@@ -54,6 +96,8 @@ class ModelQueue:
             ticket, head.key = best
             head.tokens, head.is_resumed, head.is_express = ticket.tokens, ticket.is_resumed, ticket.is_express
             head.arrival_number = ticket.arrival_number
+            head.waiting_prompt_tokens = self._prompt_tokens
+            head.backlog = self._expected_backlog(ticket.priority)
         if not self._is_head_dirty and (head == self._last_sent_head or (self._last_sent_head is None and not best)):
             return None
         self._last_sent_head, self._is_head_dirty = head, False
@@ -213,15 +257,14 @@ class ModelQueues:
 
     def predict(self, ticket: QueuedTicket, now: float) -> Prediction:
         """Predict wait and TTFT of a ticket that arrives now. Without statistics, use the throughput of this shard."""
-        queue = self[ticket.model]
-        ahead, pool_stats = (
-            queue.policy.position_of(ticket),
-            self._schedulers.pool_stats(ticket.model, now - MAX_POOL_STATS_AGE_S),
-        )
-        credit = self._schedulers.credit_for(ticket.model)
-        found = queue.forecast.predict(ticket, queue.work_ahead(ahead), pool_stats, credit, now)
+        queue, model = self[ticket.model], ticket.model
+        position = queue.policy.position_of(ticket)
+        queue.record_contention(ticket.priority, now)
+        ahead = queue.work_ahead(ticket, position, self._schedulers.remote_backlogs(model))
+        pool_stats = self._schedulers.pool_stats(model, now - MAX_POOL_STATS_AGE_S)
+        found = queue.forecast.predict(ticket, ahead, pool_stats, self._schedulers.credit_for(model), now)
         if found.wait is None and (rate := self._service_rate(queue, now)):
-            return found._replace(wait=ahead.work / rate)
+            return found._replace(wait=position.work / rate)
         return found
 
     def record_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> None:

@@ -37,6 +37,7 @@ class TenantAccount:
     turn_number: int = 0  # older heap entries of the account are stale
     queue: RankedQueue | None = None
     queued_cost: float = 0.0  # virtual tokens of the waiting tickets
+    tickets_per_virtual_token: float = 0.0  # waiting tickets by their virtual tokens
 
     @property
     def is_waiting(self) -> bool:
@@ -57,7 +58,8 @@ class WeightedVtc:
         self._waiting: LazyHeap[TurnEntry] = LazyHeap(_is_current)
         self.tickets = 0
         self.work = 0
-        self._waiting_tenants = 0
+        self.tickets_per_virtual_token = 0.0  # sum over the waiting tenants
+        self.waiting_tenants = 0
         self._turn_count = 0
         self._last_served = TenantAccount(0.0)  # account whose last ticket was taken most recently
         self._virtual_time = 0.0
@@ -113,14 +115,15 @@ class WeightedVtc:
             if not ticket.charged_cost:  # a charged ticket is returned; its tenant had not left
                 self._lift_to_virtual_time(account)
             account.queue = RankedQueue(self._rank)
-            self._waiting_tenants += 1
+            self.waiting_tenants += 1
             account.queue.push(ticket)
             self._enqueue_turn(account)
-            if self._waiting_tenants == 1:
+            if self.waiting_tenants == 1:
                 self._clock.start(self.virtual_time)
         else:
             account.queue.push(ticket)
         account.queued_cost += predicted_cost(ticket) / ticket.weight
+        self._update_rate(account)
         self.tickets += 1
         self.work += ticket.work
         if ticket.charged_cost:
@@ -180,25 +183,34 @@ class WeightedVtc:
             self._enqueue_turn(account)
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
-        """Return the work served before a ticket that arrives now, estimated by a sample of the waiting tenants."""
+        """Return the work served before a ticket that arrives now, estimated by a sample of the waiting tenants.
+
+        Each of them is served until its counter passes that of the ticket, with tickets that it sends later if those
+        that wait are too few.
+        """
         own = self._accounts.get(ticket.tenant_id, self._last_served)
         before = own.queue.position_of(ticket) if own.queue else NOTHING_AHEAD
         counter = own.counter if own.is_waiting else max(own.counter, self.virtual_time - self._burst_tokens)
         if own.queue:
             counter += own.queued_cost * before.work / max(1, own.queue.work)
-        rivals = self._waiting_tenants - own.is_waiting
+        rivals = self.waiting_tenants - own.is_waiting
+        virtual = max(0.0, counter - self.virtual_time)
         if not rivals:
-            return before
+            return before._replace(virtual_tokens=virtual)
         others = [each[-1] for each in self._waiting.sample(TENANT_SAMPLE_SIZE) if each[-1] is not own]
         scale = rivals / max(1, len(others))
-        tickets = work = 0.0
+        tickets = work = later_tickets = later_work = 0.0
         for other in others:
             if other.queue and other.counter < counter:
                 per_ticket = other.queued_cost / other.queue.tickets
-                share = min(1.0, (counter - other.counter + per_ticket / 2) / other.queued_cost)
-                tickets += share * other.queue.tickets
-                work += share * other.queue.work
-        return QueuePosition(before.tickets + tickets * scale, before.work + work * scale)
+                served = (counter - other.counter + per_ticket / 2) / other.queued_cost
+                present, later = min(1.0, served), max(0.0, served - 1)
+                tickets += present * other.queue.tickets
+                work += present * other.queue.work
+                later_tickets += later * other.queue.tickets
+                later_work += later * other.queue.work
+        own_and_others = before.tickets + tickets * scale, before.work + work * scale
+        return QueuePosition(*own_and_others, later_tickets * scale, later_work * scale, virtual)
 
     def burst_credit(self, tenant_id: str, max_credit: float) -> float:
         own = self._account(tenant_id)
@@ -245,10 +257,20 @@ class WeightedVtc:
         account.queued_cost -= predicted_cost(ticket) / ticket.weight
         if not account.queue.tickets:
             account.queue, account.queued_cost = None, 0.0
-            self._waiting_tenants -= 1
+            self.waiting_tenants -= 1
             self._last_served = account
-            if not self._waiting_tenants:
-                self._clock.stop(self.virtual_time)
+        self._update_rate(account)
+        if not self.waiting_tenants:
+            self.tickets_per_virtual_token = 0.0
+            self._clock.stop(self.virtual_time)
+
+    def _update_rate(self, account: TenantAccount) -> None:
+        before = account.tickets_per_virtual_token
+        cost = account.queued_cost
+        account.tickets_per_virtual_token = account.queue.tickets / cost if account.queue and cost > 0 else 0.0
+        self.tickets_per_virtual_token = max(
+            0.0, self.tickets_per_virtual_token + account.tickets_per_virtual_token - before
+        )
 
     def _enqueue_turn(self, account: TenantAccount) -> None:
         self._turn_count += 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import Enum
+from math import inf
 from typing import NamedTuple, Protocol
 
 from penstock.queue.ticket import QueuedTicket
@@ -31,6 +32,22 @@ class QueuePosition(NamedTuple):
 
     tickets: float
     work: float  # tokens: prompt and predicted output
+    # Work of tenants that wait, which goes before the ticket as well if these tenants go on to send tickets.
+    later_tickets: float = 0.0
+    later_work: float = 0.0
+    virtual_tokens: float = inf  # by which the virtual time of its class advances until then; inf: none is kept
+
+
+class ClassBacklog(NamedTuple):
+    """The waiting tickets of one class."""
+
+    tickets: int
+    tenants: int = 0  # with a turn; 0: tenants have no turns
+    # Tickets that are dispatched while the virtual time of the class advances by one token; 0: none is kept.
+    tickets_per_virtual_token: float = 0.0
+
+
+NO_BACKLOG = ClassBacklog(0)
 
 
 class Fit(Enum):
@@ -79,6 +96,9 @@ class SchedulingPolicy(Protocol):
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         """Return the work that is served before a ticket that arrives now."""
+
+    def class_backlog(self, priority: int) -> ClassBacklog:
+        """Return the waiting tickets of a class."""
 
     def evictable(self, priority: int) -> TicketTotals:
         """Return the totals of the tickets that a ticket of this class can evict."""

@@ -6,7 +6,7 @@ from itertools import chain
 from penstock.queue.policies.burst_credit import ExpressLane
 from penstock.queue.policies.cost import running_cost
 from penstock.queue.policies.lazy_heap import LazyHeap
-from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.policy import ClassBacklog, FitFn, QueuePosition, SortKey, TicketTotals
 from penstock.queue.policies.ranked_queue import RankedQueue, TakeResult, is_current, record_passes
 from penstock.queue.policies.tenant_queue import SharedQueue, TenantQueue
 from penstock.queue.ticket import QueuedTicket
@@ -46,7 +46,7 @@ class PriorityClass:
         if ticket.is_express:
             return QueuePosition(tickets, work)
         ahead = self.tenant_queue.position_of(ticket)
-        return QueuePosition(tickets + ahead.tickets, work + ahead.work) if tickets else ahead
+        return ahead._replace(tickets=tickets + ahead.tickets, work=work + ahead.work) if tickets else ahead
 
     def push(self, ticket: QueuedTicket) -> None:
         assert not ticket.is_listed, "a ticket is listed once"
@@ -192,10 +192,15 @@ class PriorityClasses:
                 break
             if each.priority == ticket.priority:
                 own = each.position_of(ticket)
-                return QueuePosition(tickets + own.tickets, work + own.work) if tickets else own
+                return own._replace(tickets=tickets + own.tickets, work=work + own.work) if tickets else own
             tickets += each.tickets
             work += each.work
         return QueuePosition(tickets, work)
+
+    def class_backlog(self, priority: int) -> ClassBacklog:
+        own = self[priority]
+        tenants = own.tenant_queue
+        return ClassBacklog(own.tickets, tenants.waiting_tenants, tenants.tickets_per_virtual_token)
 
     def evictable(self, priority: int) -> TicketTotals:
         lower = [each.evictable for each in self._classes.values() if each.priority > priority]

@@ -27,6 +27,14 @@ class TenantQueue(Protocol):
     def lifted_tokens(self) -> float:
         """Part of the virtual tokens that was added to follow other shards."""
 
+    @property
+    def waiting_tenants(self) -> int:
+        """See `ClassBacklog`."""
+
+    @property
+    def tickets_per_virtual_token(self) -> float:
+        """See `ClassBacklog`."""
+
     def advance_virtual_time(self, virtual_tokens: float) -> None:
         """See `SchedulingPolicy`."""
 
@@ -72,6 +80,14 @@ class SharedQueue(RankedQueue):
 
     @property
     def lifted_tokens(self) -> float:
+        return 0.0
+
+    @property
+    def waiting_tenants(self) -> int:
+        return 0
+
+    @property
+    def tickets_per_virtual_token(self) -> float:
         return 0.0
 
     def advance_virtual_time(self, virtual_tokens: float) -> None:

@@ -10,7 +10,7 @@ MIN_MARGIN_SAMPLES = 64  # first tokens before the margin is learned
 MARGIN_UPDATE_INTERVAL = 16  # first tokens between updates of the quantile
 MIN_RELEVANT_SHARE = 0.6  # share of the usable limit; smaller predictions say nothing about the margin
 INITIAL_USABLE_SHARE = 0.85  # until enough samples are known
-MIN_USABLE_SHARE, MAX_USABLE_SHARE = 0.7, 0.93  # bounds, so that a burst or a calm period does not change it too much
+MIN_USABLE_SHARE, MAX_USABLE_SHARE = 0.6, 0.93  # bounds, so that a burst or a calm period does not change it too much
 
 
 @dataclass(slots=True)

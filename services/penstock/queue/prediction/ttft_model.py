@@ -10,7 +10,7 @@ later prompts overtake it at the recent inflow rate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from penstock.queue.prediction.pool_stats import PoolStats
@@ -36,6 +36,34 @@ class WorkAhead(NamedTuple):
     def mean_output_tokens(self) -> float:
         """Return the mean of the predicted output tokens; 0.0 if there is no ticket."""
         return max(1.0, (self.work - self.prompt_tokens) / self.tickets) if self.tickets >= 1 else 0.0
+
+    def plus(self, other: "RemoteBacklog", mean_output_tokens: float) -> "WorkAhead":
+        """Return this work and that of other shards, whose answers are assumed to have `mean_output_tokens`."""
+        return WorkAhead(
+            self.tickets + other.tickets,
+            self.work + other.prompt_tokens + other.tickets * mean_output_tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.reserved_tokens + other.tokens,
+        )
+
+
+class RemoteBacklog(NamedTuple):
+    """Waiting tickets of one class at other shards."""
+
+    tickets: float
+    prompt_tokens: float  # tokens
+    tokens: float  # prompt and output tokens
+    tickets_per_virtual_token: float = 0.0  # dispatched while the virtual time advances by one; 0: none is kept
+
+    def ahead_of(self, virtual_tokens: float) -> "RemoteBacklog":
+        """Return the work that is dispatched while the virtual time advances by `virtual_tokens`.
+
+        It may be more than waits now, because the tenants that wait are assumed to go on to send tickets.
+        """
+        if not self.tickets_per_virtual_token or virtual_tokens == inf:
+            return self
+        share = self.tickets_per_virtual_token * virtual_tokens / self.tickets if self.tickets else 0.0
+        return RemoteBacklog(share * self.tickets, share * self.prompt_tokens, share * self.tokens)
 
 
 class TokenDemand(NamedTuple):

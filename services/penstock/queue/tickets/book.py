@@ -27,6 +27,7 @@ from penstock.queue.effects import (
     Withdrawn,
 )
 from penstock.queue.errors import Evicted, RejectionWindowsFn
+from penstock.queue.frames import remote_backlog_of
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.policies.factory import PolicyConfig
@@ -164,9 +165,11 @@ class TicketBook:
         self.model_queues.record_pool_stats(scheduler, model, stats)
         return []
 
-    def on_virtual_times(self, times: Iterable[VirtualTime]) -> list[Effect]:
+    def on_virtual_times(self, scheduler: str, times: Iterable[VirtualTime]) -> list[Effect]:
+        backlogs = self.schedulers[scheduler].remote_backlogs
         for each in times:
             self.model_queues.advance_virtual_time(each.model, each.priority, each.virtual_tokens)
+            backlogs.setdefault(each.model, {})[each.priority] = remote_backlog_of(each)
         return []
 
     def on_service_report(

@@ -8,10 +8,12 @@ from collections.abc import Iterable
 
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.scheduler.credit.express_slots import ExpressSlots
-from penstock.scheduler.credit.shard_state import ShardState
+from penstock.scheduler.credit.shard_state import ClassBacklog, ShardState
 
 LARGE_TICKET_FACTOR = 2.0  # times the mean size of tickets
 TICKET_SIZE_GAIN = 0.02  # weight of the latest ticket in that mean: about the latest fifty count
+
+NO_BACKLOG = ClassBacklog()
 
 
 class CreditBook:
@@ -61,6 +63,15 @@ class CreditBook:
             )
             for priority in classes
         }
+
+    def remote_backlogs(self, queue: str) -> dict[int, ClassBacklog]:
+        """Return the waiting tickets of the other shards by class. Of each shard, only the highest class is known."""
+        found: dict[int, ClassBacklog] = {}
+        for each, shard in self.shards.items():
+            if each != queue and shard.has_waiting:
+                priority = shard.head.priority
+                found[priority] = found.get(priority, NO_BACKLOG).plus(shard.class_backlog)
+        return found
 
     def on_queue_connected(self, queue: str) -> None:
         self.shards[queue] = ShardState()

@@ -17,6 +17,23 @@ class VirtualTimeOffset(NamedTuple):
     lifted_by_shard: float  # lifted tokens in the shard's head at that time
 
 
+class ClassBacklog(NamedTuple):
+    """The waiting tickets of one class, at one shard or at several."""
+
+    tickets: int = 0
+    prompt_tokens: float = 0.0
+    tokens: float = 0.0  # prompt and output tokens
+    tickets_per_virtual_token: float = 0.0  # dispatched while the virtual time advances by one token
+
+    def plus(self, other: "ClassBacklog") -> "ClassBacklog":
+        return ClassBacklog(
+            self.tickets + other.tickets,
+            self.prompt_tokens + other.prompt_tokens,
+            self.tokens + other.tokens,
+            self.tickets_per_virtual_token + other.tickets_per_virtual_token,
+        )
+
+
 @dataclass(slots=True)
 class ShardState:
     """The head and the credit of one shard. It may be stale, because frames are under way in both directions."""
@@ -38,6 +55,19 @@ class ShardState:
     @property
     def has_waiting(self) -> bool:
         return self.head.waiting > 0
+
+    @property
+    def class_backlog(self) -> ClassBacklog:
+        """The waiting tickets of the head's class. Its tokens are estimated by its share of all waiting tickets."""
+        head = self.head
+        tickets, rate = min(head.class_waiting, head.waiting), head.tickets_per_virtual_token
+        share = tickets / head.waiting if head.waiting else 0.0
+        return ClassBacklog(
+            tickets,
+            share * head.waiting_prompt_tokens,
+            share * head.waiting_tokens,
+            rate if 0 <= rate < math.inf else 0.0,
+        )
 
     @property
     def unserved_tickets(self) -> int:

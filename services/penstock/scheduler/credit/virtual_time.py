@@ -1,23 +1,23 @@
-"""Synchronizes virtual time between shards. Has no clock and no streams."""
+"""Synchronizes virtual time and waiting tickets between shards. Has no clock and no streams."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.queue_pb2 import VirtualTime
-from penstock.scheduler.credit.credit_book import CreditBook
+from penstock.scheduler.credit.credit_book import NO_BACKLOG, CreditBook
 from penstock.scheduler.effects import SendVirtualTimes
 
-VirtualTimeByClass = dict[tuple[str, int], float]  # virtual tokens by model and class
+VirtualTimeByClass = dict[tuple[str, int], VirtualTime]  # by model and class
 
 
 @dataclass(slots=True)
 class VirtualTimeSync:
-    """Virtual time of the other shards, as it was last sent to each shard."""
+    """Virtual time and waiting tickets of the other shards, as they were last sent to each shard."""
 
     _last_sent: dict[str, VirtualTimeByClass] = field(default_factory=dict)
 
     def updates(self, queues: Iterable[str], books: Mapping[str, CreditBook]) -> list[SendVirtualTimes]:
-        """Return the virtual times that have advanced since they were sent."""
+        """Return the virtual times that have advanced, and the waiting tickets that have changed, since the last."""
         return [SendVirtualTimes(queue, times) for queue in queues if (times := self._updates_for(queue, books))]
 
     def discard(self, queue: str) -> None:
@@ -25,14 +25,27 @@ class VirtualTimeSync:
 
     def _updates_for(self, queue: str, books: Mapping[str, CreditBook]) -> tuple[VirtualTime, ...]:
         sent = self._last_sent.setdefault(queue, {})
-        found = {
-            (model, priority): tokens
-            for model, credit in books.items()
-            for priority, tokens in credit.remote_virtual_time(queue).items()
-            if tokens > sent.get((model, priority), 0.0)
-        }
-        sent |= found
-        return tuple(
-            VirtualTime(model=model, priority=priority, virtual_tokens=tokens)  # type: ignore[arg-type]  # a value of this enum
-            for (model, priority), tokens in found.items()
+        changed = []
+        for model, book in books.items():
+            for each in _remote_state(queue, model, book, sent):
+                if each != sent.get((model, each.priority)):
+                    sent[model, each.priority] = each
+                    changed.append(each)
+        return tuple(changed)
+
+
+def _remote_state(queue: str, model: str, book: CreditBook, sent: VirtualTimeByClass) -> Iterator[VirtualTime]:
+    """Yield the state of each class at the other shards. A virtual time never falls behind the one that was sent."""
+    times, backlogs = book.remote_virtual_time(queue), book.remote_backlogs(queue)
+    emptied = {priority for known, priority in sent if known == model}
+    for priority in sorted(times.keys() | backlogs.keys() | emptied):
+        backlog, last = backlogs.get(priority, NO_BACKLOG), sent.get((model, priority))
+        yield VirtualTime(
+            model=model,
+            priority=priority,  # type: ignore[arg-type]  # a value of this enum
+            virtual_tokens=max(times.get(priority, 0.0), last.virtual_tokens if last else 0.0),
+            waiting=backlog.tickets,
+            waiting_prompt_tokens=round(backlog.prompt_tokens),
+            waiting_tokens=round(backlog.tokens),
+            tickets_per_virtual_token=backlog.tickets_per_virtual_token,
         )

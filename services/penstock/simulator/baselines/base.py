@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
+from penstock.queue.policies.policy import ClassBacklog
 from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.mesh.engine import SimRun
 
@@ -15,6 +16,10 @@ class SingleShardPolicy:
 
     def is_express(self, _: QueuedTicket) -> bool:
         return False
+
+    def class_backlog(self, _: int) -> ClassBacklog:
+        """Return nothing: other shards do not wait for these tickets."""
+        return ClassBacklog(0)
 
 
 @runtime_checkable

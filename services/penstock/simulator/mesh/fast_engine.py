@@ -92,6 +92,12 @@ class FastEngine:
     def has_work(self) -> bool:
         return bool(self._decoding or self._prefilling or self._waiting or self._cancelling)
 
+    def fits(self, run: SimRun) -> bool:
+        """Whether the blocks that a run can grow to are free."""
+        return self._promised_blocks + self._blocks_for(run.prompt_tokens + run.max_output_tokens) <= (
+            self._kind.kv_blocks
+        )
+
     def add(self, run: SimRun) -> None:
         self._promised_blocks += self._blocks_for(run.prompt_tokens + run.max_output_tokens)
         assert self._promised_blocks <= self._kind.kv_blocks, "a scheduler never promises more blocks than the pool has"

@@ -180,7 +180,7 @@ class SimMesh:
             case scheduler_out.SendPoolStats():
                 self._send(self.shards[effect.queue].on_pool_stats, scheduler, effect.stats)
             case scheduler_out.SendVirtualTimes():
-                self._send(self.shards[effect.queue].on_virtual_times, effect.times)
+                self._send(self.shards[effect.queue].on_virtual_times, scheduler, effect.times)
             case scheduler_out.SendServiceReport():
                 report = ServiceReport(tickets=effect.tickets, workers=effect.workers, progress=effect.progress)
                 self._send(self.shards[effect.queue].on_service_report, scheduler, report)

@@ -83,8 +83,8 @@ class SimShard:
     def on_pool_stats(self, scheduler: str, stats: PoolStats) -> None:
         self._perform(self.book.on_pool_stats(scheduler, stats.model, pool_stats_of(stats, self._events.now)))
 
-    def on_virtual_times(self, times: Iterable[VirtualTime]) -> None:
-        self._perform(self.book.on_virtual_times(times))
+    def on_virtual_times(self, scheduler: str, times: Iterable[VirtualTime]) -> None:
+        self._perform(self.book.on_virtual_times(scheduler, times))
 
     def on_service_report(self, scheduler: str, report: ServiceReport) -> None:
         tickets, steps = served_tickets_of(report.tickets), worker_steps_of(report.workers)
