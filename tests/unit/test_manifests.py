@@ -11,6 +11,7 @@ from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, TIERS, config_classes, get_o
 from paths import REPO
 from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edges.edge_spec import parse_specs
+from penstock.worker.config import WorkerConfig
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
 GPU_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "gpu"
@@ -113,6 +114,13 @@ def test_every_image_except_that_for_operators_is_used_by_an_overlay():
 def test_a_gpu_overlay_gives_each_worker_one():
     worker = get_object(render_overlay(GPU_OVERLAY), "Deployment", "worker")
     assert container(worker)["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_a_gpu_worker_has_more_slots_and_memory_for_its_weights():
+    worker, base = (get_object(render_overlay(at), "Deployment", "worker") for at in (GPU_OVERLAY, LOCAL_OVERLAY))
+    assert int(environment(worker)["PENSTOCK_WORKER_SLOTS"]) > WorkerConfig.__dataclass_fields__["slots"].default
+    assert container(worker)["resources"]["limits"]["memory"] == "32Gi"
+    assert container(base)["resources"]["limits"]["memory"] == "4Gi"
 
 
 def test_a_gpu_overlay_has_no_fault():
