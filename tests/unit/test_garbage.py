@@ -1,9 +1,13 @@
-"""Tickets and leases, of which there are very many, are not walked by the garbage collector."""
+"""Old objects, and tickets and leases, of which there are very many, are not walked by the garbage collector."""
 
 import gc
+import sys
+import weakref
+
+import pytest
 
 from dispatch_mesh import profile_of, ticket_of
-from penstock.chassis.garbage import untracked
+from penstock.chassis.garbage import MAX_FROZEN_INTERVAL_S, MAX_SURVIVORS, MIN_FROZEN_INTERVAL_S, OldObjects, untracked
 from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease
 from penstock.queue.ticket import from_frame
 from penstock.scheduler.dispatcher import Dispatcher
@@ -70,3 +74,84 @@ def test_the_collector_does_not_visit_the_entries_of_running_leases():
     dispatcher.on_offer("q", ticket_of("t1", model=dispatcher.fleet["w"].model), 0.0)
     assert len(dispatcher.leases) == 2
     assert not gc.is_tracked(dispatcher.leases.leases)
+
+
+class Node:
+    """An object in a reference cycle."""
+
+    def __init__(self):
+        self.itself = self
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    """A clock of `OldObjects`, which is installed in this process. Objects that exist before are frozen."""
+    clock, thresholds = Clock(), gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    old = OldObjects(clock)
+    old.install()
+    gc.disable()  # collections take place where the test asks for them
+    yield clock
+    gc.callbacks.remove(old.on_collection)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_objects_that_survive_a_full_collection_are_not_walked_by_the_next_one(clock):
+    kept = [[] for _ in range(2 * MAX_SURVIVORS)]
+    gc.collect()
+    assert not gc.get_objects(generation=2)
+    gc.collect()
+    assert len(gc.get_objects()) < MAX_SURVIVORS
+    assert len(kept) == 2 * MAX_SURVIVORS
+
+
+def test_few_survivors_stay_tracked(clock):
+    frozen, kept = gc.get_freeze_count(), [[] for _ in range(MAX_SURVIVORS // 2)]
+    gc.collect()
+    assert gc.get_freeze_count() <= frozen
+    assert len(gc.get_objects(generation=2)) >= len(kept)
+
+
+def frozen_cycle():
+    """Return a weak reference to an object of a cycle that was frozen and is garbage now."""
+    node, kept = Node(), [[] for _ in range(2 * MAX_SURVIVORS)]
+    found = weakref.ref(node)
+    gc.collect()
+    assert len(kept) > MAX_SURVIVORS
+    return found
+
+
+def test_frozen_garbage_is_collected_once_an_hour(clock):
+    node = frozen_cycle()
+    clock.now = MAX_FROZEN_INTERVAL_S - 1.0
+    frozen_cycle()
+    gc.collect()
+    assert node() is not None
+    clock.now = MAX_FROZEN_INTERVAL_S
+    frozen_cycle()
+    gc.collect()
+    assert node() is None
+    assert len(gc.get_objects()) < MAX_SURVIVORS  # the others are frozen again
+
+
+def test_frozen_garbage_is_collected_sooner_if_the_process_has_grown(clock):
+    node, grown = frozen_cycle(), [[str(10**9 + number)] for number in range(sys.getallocatedblocks() // 4)]
+    clock.now = MIN_FROZEN_INTERVAL_S - 1.0
+    frozen_cycle()
+    gc.collect()
+    assert node() is not None
+    clock.now = MIN_FROZEN_INTERVAL_S
+    frozen_cycle()
+    gc.collect()
+    assert node() is None
+    assert grown

@@ -1,10 +1,22 @@
-"""Garbage collection without long pauses: imported objects are frozen, and very many small objects are untracked."""
+"""Garbage collection without long pauses: old objects are frozen, and very many small objects are untracked."""
 
 import ctypes
 import gc
+import sys
+import time
+from collections.abc import Callable
 from typing import TypeVar
 
 Object = TypeVar("Object")
+
+# A full collection walks 1,000 objects in 0.3 to 0.7 ms. It is due after THRESHOLDS[2] middle ones, if there are a
+# quarter more objects than the full collection before has left.
+THRESHOLDS = (700, 10, 3)
+OLDEST_GENERATION = 2
+MAX_SURVIVORS = 8_192  # objects that stay tracked after a full collection; if more survive, they are frozen
+MIN_FROZEN_INTERVAL_S = 300.0  # s between collections of frozen objects if the process has grown by MAX_GROWTH
+MAX_FROZEN_INTERVAL_S = 3_600.0  # s between them if it has not
+MAX_GROWTH = 1.25  # of the number of blocks of memory that Python has allocated
 
 _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
 _untrack.argtypes, _untrack.restype = [ctypes.py_object], None
@@ -24,3 +36,42 @@ def untracked(new: Object) -> Object:
     """
     _untrack(new)
     return new
+
+
+class OldObjects:
+    """Freezes the objects that survive a full collection, so that the next one walks only younger objects.
+
+    A process with 1,000 streams has 100,000 old objects, and each full collection would hold its loop for 40 to 100 ms.
+    Frozen objects are still freed by their reference counts. Those in a reference cycle are freed by a collection of
+    all objects, which takes place once an hour, or after 5 minutes if the process has grown.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._is_unfrozen = False
+        self._collected_at, self._blocks_then = now(), sys.getallocatedblocks()
+
+    def install(self) -> None:
+        """Act after each full collection of this process from now on."""
+        gc.set_threshold(*THRESHOLDS)
+        gc.callbacks.append(self.on_collection)
+
+    def on_collection(self, phase: str, facts: dict[str, int]) -> None:
+        """Freeze the objects that survived a full collection. `gc` calls this before and after each collection."""
+        if phase != "stop" or facts["generation"] != OLDEST_GENERATION:
+            return
+        if len(gc.get_objects(generation=OLDEST_GENERATION)) <= MAX_SURVIVORS:
+            return
+        gc.freeze()
+        if self._is_unfrozen:
+            self._is_unfrozen = False
+            self._collected_at, self._blocks_then = self._now(), sys.getallocatedblocks()
+        elif self._may_be_garbage(self._now() - self._collected_at):
+            gc.unfreeze()  # the next full collection walks all objects
+            self._is_unfrozen = True
+
+    def _may_be_garbage(self, age_s: float) -> bool:
+        """Return whether frozen objects are to be collected `age_s` after the last time."""
+        if age_s < MIN_FROZEN_INTERVAL_S:
+            return False
+        return age_s >= MAX_FROZEN_INTERVAL_S or sys.getallocatedblocks() > MAX_GROWTH * self._blocks_then

@@ -15,7 +15,7 @@ import structlog
 import uvloop
 
 from penstock.chassis.config import ConfigError, ServiceConfig, describe, load
-from penstock.chassis.garbage import freeze_gc
+from penstock.chassis.garbage import OldObjects, freeze_gc
 from penstock.chassis.observability import telemetry
 from penstock.chassis.observability.deferred import deferred_calls
 
@@ -132,6 +132,7 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
     config = replace(config, instance_id=config.instance_id or new_instance_id(tier))
     observed = _configure_telemetry_or_exit(config, tier)
     freeze_gc()
+    OldObjects().install()
     try:
         run(lambda: run_tier(config))
     except Exception as error:
