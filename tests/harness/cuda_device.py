@@ -18,24 +18,27 @@ FEW_PROGRAMS = 8  # of a decode: here each costs milliseconds, also where there 
 
 
 def interpret() -> None:
-    """Run all later kernels in Triton's interpreter, with products of bfloat16 as on a GPU's tensor cores."""
+    """Run all later kernels in Triton's interpreter, with products as on a GPU.
+
+    Products of bfloat16 are those of tensor cores. The bits of a row do not depend on its place in a tile, unlike in
+    OpenBLAS on some processors.
+    """
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("Triton is loaded already, without its interpreter: import cuda_device before any kernel")
     os.environ["TRITON_INTERPRET"] = "1"
     import numpy as np
-    from triton.language import bfloat16, float32
+    from triton.language import bfloat16
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
-
-    multiply = interpreter_builder.create_dot
 
     def widened(factor):
         """The interpreter stores bfloat16 as bits in uint16 and would multiply those."""
         if factor.dtype.scalar != bfloat16:
-            return factor
-        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), float32)
+            return factor.data
+        return (factor.data.astype(np.uint32) << 16).view(np.float32)
 
-    def create_dot(a, b, total, *options):
-        return multiply(widened(a), widened(b), total, *options)
+    def create_dot(a, b, total, *_options):
+        product = np.einsum("ij,jk->ik", widened(a), widened(b), dtype=total.data.dtype)
+        return TensorHandle(product + total.data, total.dtype.scalar)
 
     interpreter_builder.create_dot = create_dot
 

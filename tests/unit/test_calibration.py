@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from penstock.cli.__main__ import cli
 from penstock.simulator.calibration.fit import MeasuredStep, fit_step_time, fit_with_validation
@@ -119,7 +120,9 @@ def test_a_missing_step_time_file_is_reported():
 
 
 def invoke(*args):
-    return CliRunner().invoke(cli, ["simulate", *map(str, args)])
+    """Run the command without log lines, such as that of the first compilation, on its output."""
+    with capture_logs():
+        return CliRunner().invoke(cli, ["simulate", *map(str, args)])
 
 
 def test_a_simulation_and_a_simulated_worker_read_a_calibrated_model(tmp_path):

@@ -1,5 +1,7 @@
 """Burst credit: tickets of tenants within their share are express, go first in their class, and have express credit."""
 
+from itertools import count
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +14,11 @@ from penstock.queue.policies.policy import Fit
 from queue_tickets import START_UNIX_S, ShardDriver, offered, ticket
 
 TICKET_COST = 30.0  # weighted tokens of one ticket: ten of prompt, ten of output
+ARRIVAL_NUMBERS = count(1)
 
 
 def enqueue(order, name, tenant, *, weight=1.0, **fields):
-    new = ticket(name, tenant_id=tenant, tokens=20, weight=weight, **fields)
+    new = ticket(name, tenant_id=tenant, tokens=20, weight=weight, arrival_number=next(ARRIVAL_NUMBERS), **fields)
     new.is_express = order.is_express(new)
     order.push(new)
     return new

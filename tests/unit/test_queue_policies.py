@@ -1,5 +1,6 @@
 """Scheduling policies: shares of classes, turns of tenants, ranks of tickets."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -20,6 +21,7 @@ from penstock.queue.policies.ticket_order import EarliestDeadline, TicketOrder, 
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START_UNIX_S, ticket
 
 MAX_TICKET_TOKENS = 110  # tokens of any ticket here; 210 weighted
+ARRIVAL_NUMBERS = itertools.count(1)
 
 
 def anything(_):
@@ -31,7 +33,7 @@ def filled(order, tenants, per_tenant, **fields):
     for _ in range(per_tenant):
         for tenant in tenants:
             number += 1
-            order.push(ticket(f"{tenant}/{number}", tenant_id=tenant, arrival_number=number, **fields))
+            order.push(ticket(f"{tenant}/{number}", tenant_id=tenant, arrival_number=next(ARRIVAL_NUMBERS), **fields))
     return order
 
 
@@ -202,7 +204,6 @@ def test_the_position_equals_the_work_that_is_served_first(counts, sizes, alread
 def test_backlogged_tenants_differ_by_at_most_two_tickets(data):
     """The bound of the VTC theorem, 2 max(wp Lin, wq M), where charges are whole tickets."""
     order = PolicyConfig()()
-    number = 0
     paid = Counter()
     for tenant in "abc":
         filled(order, [tenant], 60)
@@ -214,12 +215,9 @@ def test_backlogged_tenants_differ_by_at_most_two_tickets(data):
             case "serve and return":
                 order.push(order.pop_fitting(anything))
             case _:
-                number += 1
                 size = data.draw(st.integers(11, MAX_TICKET_TOKENS))
-                order.push(
-                    ticket(f"n{number}", tenant_id=data.draw(st.sampled_from("abc")), arrival_number=1_000 + number)
-                )
-                order.push(ticket(f"m{number}", tenant_id="other", tokens=size, arrival_number=2_000 + number))
+                filled(order, [data.draw(st.sampled_from("abc"))], 1)
+                filled(order, ["other"], 1, tokens=size)
     assert max(paid["a"], paid["b"], paid["c"]) - min(paid["a"], paid["b"], paid["c"]) <= 2 * 2 * MAX_TICKET_TOKENS
 
 

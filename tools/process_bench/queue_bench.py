@@ -1,0 +1,117 @@
+"""Measures the process of a shard that has restarted and takes back the tickets of its edges.
+
+The shard starts empty. Edges in another process connect and send all their waiting tickets at once, and a scheduler
+grants credit for one ticket after another meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.chassis.channels import channel
+from penstock.chassis.streams.link import Link
+from penstock.chassis.streams.protocol import hello_of
+from penstock.mesh.v1.queue_pb2 import Catalog, Credit, DispatchRequest, Offer, Place
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from process_bench.processes import PhaseFigures, running, watched_tier
+
+EDGE_STREAMS = Path(__file__).with_name("edge_streams.py")
+MODEL = "m"  # as in `edge_streams.py`
+CREDIT_INTERVAL_S = 0.01  # s between a lease and the next credit
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartFigures:
+    """Figures from the connection of the edges until all tickets are in the queue."""
+
+    restart: PhaseFigures
+    first_lease_s: float  # until an edge has the first lease
+    all_queued_s: float  # until the edges know that all their tickets are queued or leased
+    leased: int
+    rejected: int
+
+
+async def measure(tickets: int, edges: int) -> RestartFigures:
+    """Raises SystemExit if the shard has not answered all tickets after `TIMEOUT_S`."""
+    per_edge = -(-tickets // edges)
+    async with AsyncExitStack() as stack:
+        shard = await stack.enter_async_context(watched_tier("queue"))
+        await stack.enter_async_context(_scheduler(shard.address))
+        arguments = ("0", str(edges), str(per_edge), shard.address)
+        process = await stack.enter_async_context(running(str(EDGE_STREAMS), *arguments))
+        assert process.stdin
+        assert process.stdout
+        if await process.stdout.readline() != b"ready\n":
+            raise SystemExit("the process with the edges has ended before it was ready")
+        await shard.begin_phase()
+        begun_at, first_lease_s = time.monotonic(), 0.0
+        process.stdin.write(b"connect\n")
+        queued = leased = rejected = 0
+        while queued + rejected < edges * per_edge:
+            line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
+            queued, leased, rejected = map(int, line.split())
+            since_s = time.monotonic() - begun_at
+            first_lease_s = first_lease_s or (since_s if leased else 0.0)
+            if since_s > TIMEOUT_S:
+                raise SystemExit(f"only {queued + rejected:,} tickets were answered in {TIMEOUT_S:.0f} s")
+        return RestartFigures(
+            restart=await shard.end_phase(),
+            first_lease_s=first_lease_s,
+            all_queued_s=time.monotonic() - begun_at,
+            leased=leased,
+            rejected=rejected,
+        )
+
+
+class _Scheduler:
+    """The scheduler's end of a stream. It places each offered ticket and then grants credit for another one."""
+
+    def __init__(self, link_of: Any) -> None:
+        self.is_up = asyncio.Event()
+        self.link = link_of(on_frame=self._on_frame, on_up=lambda _: self._start())
+
+    def _start(self) -> None:
+        entry = CatalogEntry(model=MODEL, worker_address="w:1", workers_hint=1)
+        self.link.send(DispatchRequest(catalog=Catalog(entries=[entry])))
+        self._grant_credit()
+        self.is_up.set()
+
+    def _grant_credit(self) -> None:
+        self.link.send(DispatchRequest(credit=Credit(model=MODEL, tickets=1)))
+
+    def _on_frame(self, frame: Any) -> None:
+        if frame.WhichOneof("frame") == "offer":
+            self._place(frame.offer)
+
+    def _place(self, offer: Offer) -> None:
+        ticket = offer.ticket
+        lease = Lease(lease_id=ticket.ticket_id, ticket_id=ticket.ticket_id, attempt=ticket.attempt)
+        lease.worker_id, lease.worker_address = "w", "w:1"
+        self.link.send(DispatchRequest(place=Place(lease=lease)))
+        asyncio.get_running_loop().call_later(CREDIT_INTERVAL_S, self._grant_credit)
+
+
+@asynccontextmanager
+async def _scheduler(address: str) -> AsyncIterator[None]:
+    async with channel(address) as to_shard:
+        call, hello = QueueServiceStub(to_shard).Dispatch, hello_of("scheduler", "s1")
+        scheduler = _Scheduler(lambda **callbacks: Link("s1", call, DispatchRequest, hello, is_quiet=True, **callbacks))
+        task = asyncio.create_task(scheduler.link.run())
+        try:
+            await asyncio.wait_for(scheduler.is_up.wait(), TIMEOUT_S)
+            yield
+        finally:
+            task.cancel()
+
+
+def print_figures(found: RestartFigures) -> None:
+    restart = found.restart
+    print(f"first lease after {found.first_lease_s:.2f} s, {found.leased:,} leases meanwhile")
+    print(f"all tickets taken back after {found.all_queued_s:.2f} s, {found.rejected:,} rejected")
+    print(f"shard: {restart.cpu_s:.1f} CPU s; {restart.loop_text}")
