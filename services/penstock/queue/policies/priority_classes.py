@@ -1,19 +1,14 @@
 """Priority classes: higher classes are dispatched first, and each lower class keeps a minimum share."""
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 
 from penstock.queue.policies.burst_credit import ExpressLane
 from penstock.queue.policies.cost import running_cost
-from penstock.queue.policies.lazy_heap import LazyHeap
+from penstock.queue.policies.eviction_order import EvictionOrder
 from penstock.queue.policies.policy import ClassBacklog, FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.policies.ranked_queue import RankedQueue, TakeResult, is_current, record_passes
+from penstock.queue.policies.ranked_queue import RankedQueue, TakeResult, record_passes
 from penstock.queue.policies.tenant_queue import SharedQueue, TenantQueue
 from penstock.queue.ticket import QueuedTicket
-
-NewestEntry = tuple[
-    float, int, int, QueuedTicket
-]  # negated first enqueue, negated arrival number, listing version, ticket
 
 
 class PriorityClass:
@@ -27,7 +22,7 @@ class PriorityClass:
         self.tickets = self.tokens = 0  # totals
         self._evictable_tickets = self._evictable_tokens = 0  # totals without resumed tickets
         self.owed_tokens = 0.0  # tokens of its minimum share that it has not been served yet
-        self._newest: LazyHeap[NewestEntry] | None = None  # created at the first eviction
+        self._evictable = EvictionOrder()
 
     @property
     def evictable(self) -> TicketTotals:
@@ -56,13 +51,13 @@ class PriorityClass:
         elif ticket.is_express and not self.express.has_tenant(ticket.tenant_id):
             self.tenant_queue.on_tenant_arrived(ticket.tenant_id)
         self.queue_of(ticket).push(ticket)
-        if not ticket.is_resumed and self._newest is not None:
-            self._newest.push(_newest_entry(ticket))
+        if not ticket.is_resumed:
+            self._evictable.push(ticket)
 
     def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
             self.queue_of(ticket).remove(ticket)
-            self._adjust_totals(ticket, -1)
+            self._on_removed(ticket)
 
     def is_express(self, ticket: QueuedTicket) -> bool:
         if ticket.is_resumed:
@@ -95,22 +90,23 @@ class PriorityClass:
                 self.tenant_queue.charge(result.ticket, running_cost(result.ticket, 0))
                 self.tenant_queue.on_expedited_taken(result.ticket.tenant_id)
             self.express.record_size(result.ticket)
-            self._adjust_totals(result.ticket, -1)
+            self._on_removed(result.ticket)
             result.record_passes()
         return result
 
     def newest(self) -> QueuedTicket | None:
-        if self._newest is None:
-            self._newest = LazyHeap(is_current)
-            for ticket in chain(self.express, self.tenant_queue):
-                self._newest.push(_newest_entry(ticket))
-        entry = self._newest.first()
-        return entry[-1] if entry else None
+        """Return the ticket that is evicted first; None if only resumed tickets wait."""
+        return self._evictable.newest()
 
     def queue_of(self, ticket: QueuedTicket) -> RankedQueue | TenantQueue:
         if ticket.is_resumed:
             return self.resumed
         return self.express if ticket.is_express else self.tenant_queue
+
+    def _on_removed(self, ticket: QueuedTicket) -> None:
+        self._adjust_totals(ticket, -1)
+        if not ticket.is_resumed:
+            self._evictable.remove(ticket)
 
     def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
         tokens = sign * ticket.tokens
@@ -231,10 +227,6 @@ class PriorityClasses:
 
     def _above(self, other: PriorityClass) -> Iterator[PriorityClass]:
         return (each for each in self._classes.values() if each.priority < other.priority)
-
-
-def _newest_entry(ticket: QueuedTicket) -> NewestEntry:
-    return (-ticket.enqueued, -ticket.arrival_number, ticket.listing_version, ticket)
 
 
 class ClassFifo(PriorityClasses):
