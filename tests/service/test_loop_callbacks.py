@@ -36,12 +36,14 @@ def waiting_ticket(number, **fields):
     return ticket(f"{number:032x}", tenant_id=f"tenant {number % TENANTS}", readmitted=True, **fields)
 
 
-def fill(shard, tickets=TICKETS, **fields):
-    """Let the shard hold tickets of the connected edges."""
+async def fill(shard, tickets=TICKETS, **fields):
+    """Let the shard hold tickets of the connected edges. Heartbeats of all streams go on meanwhile."""
     streams = list(shard.service._edges)
     for number in range(tickets):
         ticket = from_frame(waiting_ticket(number, **fields), streams[number % len(streams)], shard.time)
         shard.book.enqueue(ticket, shard.time)
+        if not number % TENANTS:
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -92,7 +94,7 @@ async def test_a_restarted_shard_takes_back_100_000_tickets_and_leases_meanwhile
 
 async def test_a_shard_removes_100_000_tickets_of_a_lost_edge():
     async with shard_with_edges(edges=1) as (shard, _, [edge]):
-        fill(shard)
+        await fill(shard)
         with watched_loop() as watchdog:
             edge.link.close("the test ends the edge")
             async with edge_at(shard.address, "another edge") as other:
@@ -103,7 +105,7 @@ async def test_a_shard_removes_100_000_tickets_of_a_lost_edge():
 
 async def test_a_shard_drops_many_tickets_that_expire_at_once():
     async with shard_with_edges() as (shard, _, edges):
-        fill(shard, EXPIRING_TICKETS, time_left_nanos=60 * NANOS_PER_S)
+        await fill(shard, EXPIRING_TICKETS, time_left_nanos=60 * NANOS_PER_S)
         with watched_loop() as watchdog:
             shard.time += 60.0
             for number in range(EXPIRING_TICKETS):
@@ -113,7 +115,7 @@ async def test_a_shard_drops_many_tickets_that_expire_at_once():
 
 async def test_a_shard_finds_a_poison_request_among_100_000_tickets():
     async with shard_with_edges() as (shard, scheduler, edges):
-        fill(shard)
+        await fill(shard)
         shard.time += 2.0  # the reports of all workers are known
         edges[0].enqueue(ticket("poison", readmitted=True, fingerprint=POISON))
         await edges[0].receive("queued")

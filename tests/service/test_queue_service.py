@@ -15,7 +15,8 @@ from penstock.chassis.observability import semconv
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.queue.telemetry import record_depths
-from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE, MAX_REMOVED_PER_SLICE
+from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE
+from penstock.queue.tickets.transitions import MAX_REMOVED_PER_SLICE
 from queue_shards import shard_of
 from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 

@@ -2,7 +2,7 @@
 
 from penstock.chassis.errors import DeadlineExceeded, Overloaded
 from penstock.queue import effects as out
-from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE
+from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE
 from queue_tickets import (
     BATCH,
     INTERACTIVE,

@@ -4,7 +4,7 @@ from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
 from penstock.queue.models.model_queue import MAX_UNSERVED_QUEUES
 from penstock.queue.policies.policy import SortKey
-from penstock.queue.tickets.transitions import MAX_DROPPED_PER_SLICE
+from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE
 from queue_tickets import (
     INTERACTIVE,
     MODEL_TIMEOUT_S,

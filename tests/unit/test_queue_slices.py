@@ -7,11 +7,9 @@ from penstock.queue import effects as out
 from penstock.queue.accounting import MAX_EXPIRED_PER_CALL, REPORT_TIMEOUT_S
 from penstock.queue.admission.admission import TtftTargets
 from penstock.queue.schedulers import Credit
-from penstock.queue.tickets.transitions import (
-    MAX_DROPPED_PER_SLICE,
-    MAX_REMOVED_PER_SLICE,
-    MAX_SCANNED_PER_SLICE,
-)
+from penstock.queue.tenant_probation import FREE_CONFIRMED
+from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE, MAX_SCANNED_PER_SLICE
+from penstock.queue.tickets.transitions import MAX_REMOVED_PER_SLICE
 from queue_tickets import INTERACTIVE, STANDARD, ShardDriver, entry, offered, sheds, withdrawn_offers
 
 LOST = 3 * MAX_REMOVED_PER_SLICE + 7  # tickets of the lost edge
@@ -98,6 +96,27 @@ def test_poisonous_tickets_are_dropped_in_slices_and_not_offered_before(shard):
     assert POISON not in [each.fingerprint for each in shard.book.tickets.values() if each.offered_to]
     dropped = [len(sheds(effects)) for effects in slices(shard)]
     assert (max(dropped), sum(dropped)) == (MAX_DROPPED_PER_SLICE, MAX_DROPPED_PER_SLICE + 2)
+
+
+def test_tickets_of_a_suspended_tenant_are_dropped_in_slices_and_not_offered_before(shard):
+    shard.pass_time(2.0)  # the reports of all workers are known
+    for number in range(MAX_SCANNED_PER_SLICE):
+        shard.enqueue(f"t{number}")
+    for number in range(MAX_DROPPED_PER_SLICE + 1):
+        shard.enqueue(f"bad{number}", tenant_id="bad", priority=INTERACTIVE, fingerprint=number + 1)
+    for is_confirmed in (False, True):
+        reports = [PoisonReport(fingerprint=each + 1, is_confirmed=is_confirmed) for each in range(FREE_CONFIRMED + 1)]
+        shard.book.on_catalog("s", [entry()], shard.now, reports)
+        if not is_confirmed:
+            assert sum(1 for _ in slices(shard)) == 1
+    assert shard.credit(2) == ["t0", "t1"], "tickets of another tenant are offered meanwhile"
+    dropped = [sheds(effects) for effects in slices(shard)]
+    assert max(map(len, dropped)) <= MAX_DROPPED_PER_SLICE
+    reasons = [reason for each in dropped for reason in each.values()]
+    assert reasons.count("ENGINE_CRASHED") == FREE_CONFIRMED + 1
+    assert reasons.count("TENANT_ON_PROBATION") == MAX_DROPPED_PER_SLICE - FREE_CONFIRMED
+    assert not any(each.tenant_id == "bad" for each in shard.book.tickets.values())
+    assert not shard.book.has_due_work(shard.now)
 
 
 def test_overdue_tickets_are_dropped_in_slices_and_not_offered_before(shard):

@@ -22,8 +22,14 @@ def probation_after(confirmed, *, every=0.0):
     probation, now = TenantProbation(), 0.0
     for key in range(1, confirmed + 1):
         now = (key - 1) * every
-        probation.on_reports({key: True}, lambda key=key: [poison(key)], now)
+        convict(probation, key, now)
     return probation, now
+
+
+def convict(probation, key, now, tenant="bad"):
+    """Report a request as confirmed, and find its ticket."""
+    probation.on_reports({key: True}, now)
+    return probation.on_tenant_found(key, tenant, now, is_confirmed=True)
 
 
 def poison(key, tenant="bad"):
@@ -71,15 +77,16 @@ def test_probation_ends_with_the_window():
 def test_a_request_is_counted_once_however_often_it_is_reported():
     probation = TenantProbation()
     for _ in range(TEN):
-        probation.on_reports({1: True}, lambda: [poison(1)], 0.0)
+        convict(probation, 1, 0.0)
     assert probation.rejection(poison(99), 0.0, is_idle) is None
 
 
 def test_a_request_that_has_left_the_shard_is_known_by_its_first_report():
     probation = TenantProbation()
     for key in range(1, TEN + 1):
-        probation.on_reports({key: False}, lambda key=key: [poison(key)], 0.0)
-        probation.on_reports({key: True}, list, 60.0)
+        probation.on_reports({key: False}, 0.0)
+        probation.on_tenant_found(key, "bad", 0.0, is_confirmed=False)
+        probation.on_reports({key: True}, 60.0)
     assert probation.rejection(poison(99), 60.0, is_idle)
 
 
@@ -105,7 +112,7 @@ def test_the_engines_that_one_tenant_can_crash_are_bounded():
             now += error.retry_after
             continue
         confirmed += 1
-        probation.on_reports({confirmed: True}, lambda key=confirmed: [poison(key)], now)
+        convict(probation, confirmed, now)
         now += 1.0
     assert TEN <= confirmed <= 5 * TEN
 
@@ -115,7 +122,7 @@ def test_the_tenants_that_are_kept_are_bounded():
     for key in range(1, MAX_TENANTS + 3):
         for each in range(FREE_CONFIRMED + 1):
             name = key * 10 + each
-            probation.on_reports({name: True}, lambda name=name, key=key: [poison(name, f"t{key}")], 0.0)
+            convict(probation, name, 0.0, f"t{key}")
     rejected = [bool(probation.rejection(poison(1, f"t{key}"), 0.0, is_idle)) for key in range(1, MAX_TENANTS + 3)]
     assert rejected == [False] * 2 + [True] * MAX_TENANTS
 
@@ -143,7 +150,9 @@ def shard_with_bad_tenant():
 def test_waiting_tickets_of_a_suspended_tenant_are_shed_and_those_of_others_are_served():
     shard = shard_with_bad_tenant()
     assert shard.credit(10) == ["good0", "good1", "good2"]
-    assert sheds(shard.pass_time(0.2)) == {f"bad{key}": "TENANT_ON_PROBATION" for key in range(3)}
+    shard.pass_time(0.2)
+    poisonous = {f"p{key}": "ENGINE_CRASHED" for key in range(1, TEN + 1)}
+    assert sheds(shard.effects) == poisonous | {f"bad{key}": "TENANT_ON_PROBATION" for key in range(3)}
     assert sheds(shard.enqueue("bad9", tenant_id="bad")) == {"bad9": "TENANT_ON_PROBATION"}
     assert sheds(shard.enqueue("good9", tenant_id="good")) == {}
     assert leased(shard.place("good0")) == ["lease"]

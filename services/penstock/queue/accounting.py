@@ -91,9 +91,9 @@ class ServiceAccounting:
         return (run.ticket for run in self._running.values())
 
     def recent(self) -> Iterator[QueuedTicket]:
-        """Yield the tickets that run or have ended recently."""
-        yield from self
-        yield from (run.ticket for run in self._ended.values())
+        """Return an iterator over the tickets that run or have ended recently. Later changes do not affect it."""
+        runs = [*self._running.values(), *self._ended.values()]
+        return (run.ticket for run in runs)
 
     def is_running(self, ticket_id: str) -> bool:
         return ticket_id in self._running

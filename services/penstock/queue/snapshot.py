@@ -9,7 +9,7 @@ from penstock.mesh.model_key import model_digest, model_name
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.policies.policy import NO_TICKETS
 from penstock.queue.tickets.book import TicketBook
-from penstock.queue.tickets.transitions import ShardCounters
+from penstock.queue.tickets.counters import ShardCounters
 from penstock.v1.inference_pb2 import Priority
 
 WAIT_QUANTILES = (0.5, 0.95)

@@ -60,26 +60,28 @@ class TenantProbation:
     _records: dict[str, TenantRecord] = field(default_factory=dict)  # by tenant, by their last confirmed request
     _tenants: dict[int, str] = field(default_factory=dict)  # of reported requests, by fingerprint
 
-    def on_reports(
-        self, changes: Mapping[int, bool], tickets: Callable[[], Iterable[QueuedTicket]], now: float
-    ) -> set[str]:
+    def on_reports(self, changes: Mapping[int, bool], now: float) -> frozenset[str]:
         """Record reports that changed: whether each fingerprint is confirmed. Return the tenants that are suspended.
 
-        `tickets`: those that wait, run or have ended recently. A request is confirmed long after it has left them, but
-        it is reported as a suspect at once.
+        The tenants of requests that are not known yet follow by `on_tenant_found`.
         """
-        if not changes:
-            return set()
-        for each in tickets():
-            if each.fingerprint in changes:
-                self._tenants[each.fingerprint] = each.tenant_id
-        while len(self._tenants) > MAX_SUSPECTS:
-            del self._tenants[next(iter(self._tenants))]
         for record in self._records.values():
             record.prune(now)
         self._records = {tenant: record for tenant, record in self._records.items() if record.confirmed_at}
-        convicted = {self._record(key, now) for key, is_confirmed in changes.items() if is_confirmed} - {""}
-        return {tenant for tenant in convicted if self._records[tenant].suspended_until > now}
+        convicted = {self._record(key, now) for key, is_confirmed in changes.items() if is_confirmed}
+        return self._suspended_of(convicted, now)
+
+    def on_tenant_found(self, fingerprint: int, tenant: str, now: float, *, is_confirmed: bool) -> frozenset[str]:
+        """Record the tenant of a reported request. Return it if it is suspended by this."""
+        self._tenants[fingerprint] = tenant
+        while len(self._tenants) > MAX_SUSPECTS:
+            del self._tenants[next(iter(self._tenants))]
+        return self._suspended_of({self._record(fingerprint, now)} if is_confirmed else (), now)
+
+    def _suspended_of(self, tenants: Iterable[str], now: float) -> frozenset[str]:
+        return frozenset(
+            each for each in tenants if (record := self._records.get(each)) and record.suspended_until > now
+        )
 
     def rejection(self, ticket: QueuedTicket, now: float, is_active: Callable[[str], bool]) -> TenantOnProbation | None:
         """Return the error of a new ticket; None if it may be admitted. `is_active`: whether a ticket waits or runs."""

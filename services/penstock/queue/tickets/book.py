@@ -6,7 +6,7 @@ tickets are listed in the order of their model's policy, except during a short p
 `now` is in s of a clock that never steps.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -146,8 +146,7 @@ class TicketBook:
     ) -> list[Effect]:
         session = self.schedulers[scheduler]
         changes = self.schedulers.poison.apply(scheduler, poison_reports)
-        self._transitions.suspend(self.schedulers.poison.probation.on_reports(changes, self._known_tickets, now))
-        effects = self._transitions.quarantine(changes)
+        effects = self._transitions.quarantine(changes, self.accounting.recent() if changes else (), now)
         session.catalog = {model_key(entry.model, entry.card_digest): entry for entry in entries}
         for model in session.catalog:
             self.model_queues.mark_head_dirty(model)
@@ -280,11 +279,6 @@ class TicketBook:
     def _shed(self, ticket: QueuedTicket, rejection: PenstockError) -> Shed:
         self.counters.record_shed(ticket.priority, rejection)
         return Shed(ticket.edge, ticket.ticket_id, rejection)
-
-    def _known_tickets(self) -> Iterator[QueuedTicket]:
-        """Yield the tickets that wait, run or have ended recently."""
-        yield from self.tickets.values()
-        yield from self.accounting.recent()
 
     def _is_active(self, ticket_id: str) -> bool:
         return ticket_id in self.tickets or self.accounting.is_running(ticket_id)

@@ -1,10 +1,9 @@
 """All transitions of the tickets of a shard between listed, paused, offered, leased and removed."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from penstock.chassis.errors import PenstockError
 from penstock.queue.admission.admission import Admission
@@ -14,35 +13,13 @@ from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.schedulers import SchedulerSessions
 from penstock.queue.ticket import QueuedTicket
+from penstock.queue.tickets.counters import ShardCounters
 from penstock.queue.tickets.edge_tickets import EdgeTickets
 from penstock.queue.tickets.expirations import TicketExpirations
+from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE, TicketScan, TicketScans
 from penstock.queue.tickets.recent_leases import RecentLeases
 
-
-@dataclass(slots=True)
-class ShardCounters:
-    """Leased and shed tickets."""
-
-    leased: int = 0
-    leased_by_model: dict[str, int] = field(default_factory=dict)
-    shed: dict[str, int] = field(default_factory=dict)  # tickets by reason
-    shed_by_class: dict[tuple[int, str], int] = field(default_factory=dict)  # by priority and reason
-
-    def record_lease(self, model: str) -> None:
-        self.leased += 1
-        self.leased_by_model[model] = self.leased_by_model.get(model, 0) + 1
-
-    def record_shed(self, priority: int, error: PenstockError) -> None:
-        self.shed[error.reason] = self.shed.get(error.reason, 0) + 1
-        key = priority, error.reason
-        self.shed_by_class[key] = self.shed_by_class.get(key, 0) + 1
-
-
-# Tickets that one slice of work drops for each reason, removes without a frame per ticket, or compares. A slice takes
-# some milliseconds, and the event loop runs other work between two slices.
-MAX_DROPPED_PER_SLICE = 128
-MAX_REMOVED_PER_SLICE = 512
-MAX_SCANNED_PER_SLICE = 4_096
+MAX_REMOVED_PER_SLICE = 512  # tickets that one slice of work removes without a frame per ticket
 
 
 @dataclass(slots=True)
@@ -82,9 +59,8 @@ class TicketTransitions:
         self._recent_leases = recent_leases
         self._availability = availability
         self._admission = admission
-        self._suspended_tenants: set[str] = set()  # whose waiting tickets are to be dropped
         self._edges = EdgeTickets(recent_leases)
-        self._poison_scans: deque[tuple[Iterator[QueuedTicket], frozenset[int]]] = deque()  # tickets, fingerprints
+        self._poison_scans = TicketScans()
         self._timed_out_models: list[str] = []
         self._undispatched_models: set[str] = set()  # dispatch is due in the next slice
 
@@ -107,7 +83,7 @@ class TicketTransitions:
         """Find the models that have timed out, and run a slice of the work that is due."""
         self._timed_out_models += self._availability.pop_timed_out(now)
         self._recent_leases.expire(now)
-        return [*self._drop_suspended(now), *self.run_slice(now)]
+        return self.run_slice(now)
 
     def has_due_work(self, now: float) -> bool:
         """Whether another slice is due before the next tick."""
@@ -121,7 +97,7 @@ class TicketTransitions:
 
     def run_slice(self, now: float) -> list[Effect]:
         """Do a bounded part of the work that is due: removals, ends of pauses, and delayed dispatches."""
-        effects = [*self.drop_overdue(now), *self.remove_orphans(), *self._drop_poisonous()]
+        effects = [*self.drop_overdue(now), *self.remove_orphans(), *self._poison_scans.run_slice(now)]
         for ticket in islice(self.expirations.pop_unpaused(now), MAX_REMOVED_PER_SLICE):
             self.enlist(ticket, now)
             self._undispatched_models.add(ticket.model)
@@ -177,7 +153,7 @@ class TicketTransitions:
         elif 0 < ticket.lease_deadline <= now:
             self._model_queues.charge(ticket, 0.0)
             dropped += self.drop(ticket, self._admission.expiration_error(ticket, now))
-        elif self._schedulers.poison.is_blocked(ticket, now) or ticket.tenant_id in self._suspended_tenants:
+        elif self._schedulers.poison.is_blocked(ticket, now) or self._is_suspended(ticket):
             self._pause(ticket, now)
         else:
             return False
@@ -237,17 +213,22 @@ class TicketTransitions:
         refused = [ticket for ticket in candidates if self._schedulers.is_refused_by_all(ticket)]
         return [effect for ticket in refused for effect in self.drop(ticket, self._unplaceable_error(ticket))]
 
-    def quarantine(self, is_confirmed_by_fingerprint: Mapping[int, bool]) -> list[Effect]:
+    def quarantine(
+        self, is_confirmed_by_fingerprint: Mapping[int, bool], running: Iterable[QueuedTicket], now: float
+    ) -> list[Effect]:
         """Drop tickets of confirmed poison requests, and revoke recent leases of all reported ones.
 
         A lease is revoked by the scheduler that granted it. If this scheduler is disconnected, the edge receives a
-        `shed`. `is_confirmed_by_fingerprint`: the requests whose report has changed.
+        `shed`. `is_confirmed_by_fingerprint`: the requests whose report has changed. `running`: tickets that run or
+        have ended recently, for their tenants.
         """
         if not is_confirmed_by_fingerprint:
             return []
-        if confirmed := frozenset(key for key, is_confirmed in is_confirmed_by_fingerprint.items() if is_confirmed):
-            self._poison_scans.append((iter(list(self.tickets.values())), confirmed))
-        dropped = self._drop_poisonous()
+        # A request is confirmed long after its tickets have left the shard, but it is reported as a suspect at once.
+        known = chain(running, list(self.tickets.values()))
+        self._poison_scans.add(TicketScan(known, partial(self._compare, is_confirmed_by_fingerprint)))
+        self._suspend(self._schedulers.poison.probation.on_reports(is_confirmed_by_fingerprint, now))
+        dropped = self._poison_scans.run_slice(now)
         leases = self._recent_leases.with_fingerprints(is_confirmed_by_fingerprint)
         revocable = [key for key, each in leases.items() if each.scheduler in self._schedulers]
         others = [
@@ -261,38 +242,31 @@ class TicketTransitions:
         ]
         return [*dropped, *self.withdraw(revocable, "SUSPECT"), *others]
 
-    def suspend(self, tenants: Collection[str]) -> None:
-        """Drop the waiting tickets of these tenants at the next ticks, and offer none of them until then."""
-        self._suspended_tenants.update(tenants)
-
-    def _drop_suspended(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        if self._suspended_tenants:
-            found = [each for each in self.tickets.values() if each.tenant_id in self._suspended_tenants]
-            for ticket in found[:MAX_DROPPED_PER_SLICE]:
-                if error := self._schedulers.poison.probation.suspension(ticket.tenant_id, now):
-                    effects += self.drop(ticket, error)
-            if len(found) <= MAX_DROPPED_PER_SLICE:
-                self._suspended_tenants.clear()
-        return effects
-
-    def _drop_poisonous(self) -> list[Effect]:
-        """Drop tickets of confirmed poison requests. Tickets that were not compared yet are not offered either."""
-        if not self._poison_scans:
+    def _compare(
+        self, is_confirmed_by_fingerprint: Mapping[int, bool], ticket: QueuedTicket, now: float
+    ) -> list[Effect]:
+        """Record the tenant of a reported request, and drop its ticket if it waits and the report is confirmed."""
+        is_confirmed = is_confirmed_by_fingerprint.get(ticket.fingerprint)
+        if is_confirmed is None:
             return []
-        tickets, fingerprints = self._poison_scans[0]
-        effects: list[Effect] = []
-        dropped = scanned = 0
-        for ticket in islice(tickets, MAX_SCANNED_PER_SLICE):
-            scanned += 1
-            if ticket.fingerprint in fingerprints and self._contains(ticket):
-                effects += self.drop(ticket, PoisonConfirmed())
-                dropped += 1
-            if dropped == MAX_DROPPED_PER_SLICE:
-                return effects
-        if scanned < MAX_SCANNED_PER_SLICE:
-            self._poison_scans.popleft()
-        return effects
+        probation = self._schedulers.poison.probation
+        self._suspend(probation.on_tenant_found(ticket.fingerprint, ticket.tenant_id, now, is_confirmed=is_confirmed))
+        return self.drop(ticket, PoisonConfirmed()) if is_confirmed and self._contains(ticket) else []
+
+    def _suspend(self, tenants: frozenset[str]) -> None:
+        """Drop the waiting tickets of these tenants in the next slices, and offer none of them until then."""
+        if new := tenants - self._poison_scans.suspended_tenants:
+            waiting = iter(list(self.tickets.values()))
+            self._poison_scans.add(TicketScan(waiting, partial(self._drop_suspended, new), new))
+
+    def _drop_suspended(self, tenants: frozenset[str], ticket: QueuedTicket, now: float) -> list[Effect]:
+        if ticket.tenant_id not in tenants or not self._contains(ticket):
+            return []
+        error = self._schedulers.poison.probation.suspension(ticket.tenant_id, now)
+        return self.drop(ticket, error) if error else []
+
+    def _is_suspended(self, ticket: QueuedTicket) -> bool:
+        return ticket.tenant_id in self._poison_scans.suspended_tenants
 
     def _tickets_of_timed_out_models(self) -> Iterator[QueuedTicket]:
         """Yield the waiting tickets of timed-out models. The caller drops each before it takes the next."""
