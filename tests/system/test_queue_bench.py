@@ -8,6 +8,7 @@ TICKETS, EDGES = 400, 4
 async def test_the_queue_benchmark_takes_all_tickets_back_and_watches_the_loop_of_the_process(capsys):
     found = await measure(TICKETS, EDGES)
     assert found.rejected == 0
+    assert found.closed_streams == {}
     assert found.leased >= 1
     assert found.first_lease_s > 0
     assert found.restart.callbacks > 0

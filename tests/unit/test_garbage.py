@@ -7,7 +7,14 @@ import weakref
 import pytest
 
 from dispatch_mesh import profile_of, ticket_of
-from penstock.chassis.garbage import MAX_FROZEN_INTERVAL_S, MAX_SURVIVORS, MIN_FROZEN_INTERVAL_S, OldObjects, untracked
+from penstock.chassis.garbage import (
+    MAX_FROZEN_INTERVAL_S,
+    MAX_SURVIVORS,
+    MIN_FROZEN_INTERVAL_S,
+    THRESHOLDS,
+    OldObjects,
+    untracked,
+)
 from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease
 from penstock.queue.ticket import from_frame
 from penstock.scheduler.dispatcher import Dispatcher
@@ -155,3 +162,18 @@ def test_frozen_garbage_is_collected_sooner_if_the_process_has_grown(clock):
     gc.collect()
     assert node() is None
     assert grown
+
+
+def test_the_collector_itself_frees_frozen_garbage_and_walks_few_objects_otherwise(clock):
+    node = frozen_cycle()
+    clock.now = MAX_FROZEN_INTERVAL_S
+    gc.enable()
+    kept = [[] for _ in range(8 * THRESHOLDS[0])]
+    assert node() is None
+    assert gc.get_threshold() == THRESHOLDS
+    before = sum(each["collections"] for each in gc.get_stats()[1:])
+    kept += [[] for _ in range(8 * THRESHOLDS[0])]
+    assert sum(each["collections"] for each in gc.get_stats()[1:]) == before
+    gc.disable()
+    assert len(gc.get_objects(generation=1)) <= MAX_SURVIVORS
+    assert len(kept) == 16 * THRESHOLDS[0]

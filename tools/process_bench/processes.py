@@ -116,6 +116,12 @@ async def running(*command: str, **environment: str) -> AsyncIterator[asyncio.su
         await process.wait()
 
 
+async def discard(stream: asyncio.StreamReader | None) -> None:
+    """Read a stream to its end, so that its writer never waits."""
+    while stream and await stream.read(2**16):
+        pass
+
+
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds of a process, in user mode and in the kernel."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

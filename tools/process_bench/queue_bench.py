@@ -1,7 +1,8 @@
-"""Measures the process of a shard that has restarted and takes back the tickets of its edges.
+"""Measures the process of a shard that is killed and takes back the tickets of its edges after its restart.
 
-The shard starts empty. Edges in another process connect and send all their waiting tickets at once, and a scheduler
-grants credit for one ticket after another meanwhile.
+Edges in another process have queued their tickets at the shard when it is killed. It starts again at the same address.
+The edges connect again and send all their tickets at once, and a scheduler grants credit for one ticket after another
+meanwhile.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.chassis.channels import channel
 from penstock.chassis.streams.link import Link
@@ -18,7 +19,7 @@ from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.queue_pb2 import Catalog, Credit, DispatchRequest, Offer, Place
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
-from process_bench.processes import PhaseFigures, running, watched_tier
+from process_bench.processes import PhaseFigures, discard, running, watched_tier
 
 EDGE_STREAMS = Path(__file__).with_name("edge_streams.py")
 MODEL = "m"  # as in `edge_streams.py`
@@ -28,45 +29,87 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class RestartFigures:
-    """Figures from the connection of the edges until all tickets are in the queue."""
+    """Figures from the moment at which the restarted shard listens until all tickets are in its queue."""
 
     restart: PhaseFigures
     first_lease_s: float  # until an edge has the first lease
-    all_queued_s: float  # until the edges know that all their tickets are queued or leased
+    all_queued_s: float  # until the edges know that all their tickets are queued
+    leased: int
+    rejected: int
+    closed_streams: dict[str, int]  # at the restarted shard, by reason
+
+
+class EdgeCounts(NamedTuple):
+    """Tickets that the edges know to be queued, leased and rejected, since their start."""
+
+    queued: int
     leased: int
     rejected: int
 
 
+@dataclass
+class Edges:
+    """The process of the edges."""
+
+    process: asyncio.subprocess.Process
+
+    async def counts(self, begun_at: float) -> EdgeCounts:
+        """Return the next counts. Raises SystemExit if there are none, or `TIMEOUT_S` after `begun_at`."""
+        assert self.process.stdout
+        line = await asyncio.wait_for(self.process.stdout.readline(), TIMEOUT_S)
+        if not line:
+            raise SystemExit("the process with the edges has ended")
+        found = EdgeCounts(*map(int, line.split()))
+        if time.monotonic() - begun_at > TIMEOUT_S:
+            raise SystemExit(f"only {found.queued + found.rejected:,} tickets were answered in {TIMEOUT_S:.0f} s")
+        return found
+
+    async def queue_all(self, tickets: int) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(b"connect\n")
+        begun_at = time.monotonic()
+        while (await self.counts(begun_at)).queued < tickets:
+            pass
+
+
 async def measure(tickets: int, edges: int) -> RestartFigures:
     """Raises SystemExit if the shard has not answered all tickets after `TIMEOUT_S`."""
-    per_edge = -(-tickets // edges)
+    total = edges * -(-tickets // edges)
     async with AsyncExitStack() as stack:
-        shard = await stack.enter_async_context(watched_tier("queue"))
-        await stack.enter_async_context(_scheduler(shard.address))
-        arguments = ("0", str(edges), str(per_edge), shard.address)
-        process = await stack.enter_async_context(running(str(EDGE_STREAMS), *arguments))
-        assert process.stdin
+        async with watched_tier("queue") as shard:
+            fleet = await stack.enter_async_context(_edges(edges, total // edges, shard.address))
+            await fleet.queue_all(total)
+        restarted = await stack.enter_async_context(watched_tier("queue", LISTEN=shard.address))
+        begun_at, first_lease_s = time.monotonic(), 0.0
+        await restarted.begin_phase()
+        await stack.enter_async_context(_scheduler(restarted.address))
+        counts = EdgeCounts(0, 0, 0)
+        while counts.queued + counts.rejected < 2 * total:
+            counts = await fleet.counts(begun_at)
+            first_lease_s = first_lease_s or (time.monotonic() - begun_at if counts.leased else 0.0)
+        all_queued_s = time.monotonic() - begun_at
+        return RestartFigures(
+            restart=await restarted.end_phase(),
+            first_lease_s=first_lease_s,
+            all_queued_s=all_queued_s,
+            leased=counts.leased,
+            rejected=counts.rejected,
+            closed_streams=dict(restarted.closed_streams),
+        )
+
+
+@asynccontextmanager
+async def _edges(edges: int, tickets: int, address: str) -> AsyncIterator[Edges]:
+    async with running(str(EDGE_STREAMS), "0", str(edges), str(tickets), address) as process:
         assert process.stdout
+        assert process.stderr
         if await process.stdout.readline() != b"ready\n":
             raise SystemExit("the process with the edges has ended before it was ready")
-        await shard.begin_phase()
-        begun_at, first_lease_s = time.monotonic(), 0.0
-        process.stdin.write(b"connect\n")
-        queued = leased = rejected = 0
-        while queued + rejected < edges * per_edge:
-            line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
-            queued, leased, rejected = map(int, line.split())
-            since_s = time.monotonic() - begun_at
-            first_lease_s = first_lease_s or (since_s if leased else 0.0)
-            if since_s > TIMEOUT_S:
-                raise SystemExit(f"only {queued + rejected:,} tickets were answered in {TIMEOUT_S:.0f} s")
-        return RestartFigures(
-            restart=await shard.end_phase(),
-            first_lease_s=first_lease_s,
-            all_queued_s=time.monotonic() - begun_at,
-            leased=leased,
-            rejected=rejected,
-        )
+        discarding = asyncio.create_task(discard(process.stderr))
+        try:
+            yield Edges(process)
+        finally:
+            discarding.cancel()
 
 
 class _Scheduler:
@@ -108,10 +151,11 @@ async def _scheduler(address: str) -> AsyncIterator[None]:
             yield
         finally:
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def print_figures(found: RestartFigures) -> None:
     restart = found.restart
     print(f"first lease after {found.first_lease_s:.2f} s, {found.leased:,} leases meanwhile")
     print(f"all tickets taken back after {found.all_queued_s:.2f} s, {found.rejected:,} rejected")
-    print(f"shard: {restart.cpu_s:.1f} CPU s; {restart.loop_text}")
+    print(f"shard: {restart.cpu_s:.1f} CPU s; {restart.loop_text}; closed streams: {found.closed_streams or 'none'}")

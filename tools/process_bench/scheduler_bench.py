@@ -17,7 +17,7 @@ from penstock.chassis.streams.link import accept_stream
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.queue_pb2 import DispatchResponse
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
-from process_bench.processes import PhaseFigures, TierProcess, running, watched_tier
+from process_bench.processes import PhaseFigures, TierProcess, discard, running, watched_tier
 
 WORKER_STREAMS = Path(__file__).with_name("worker_streams.py")
 SHARDS = 8  # as the leases of `worker_streams.py` name
@@ -145,17 +145,12 @@ async def _fleet(scheduler: TierProcess, workers: int, slots: int, clients: int)
                 raise SystemExit("a process with worker streams has ended before it was ready")
         fleet = Fleet(processes)
         following = [asyncio.create_task(fleet.follow(number)) for number in range(len(processes))]
-        following += [asyncio.create_task(_discard(each.stderr)) for each in processes]
+        following += [asyncio.create_task(discard(each.stderr)) for each in processes]
         try:
             yield fleet
         finally:
             for task in following:
                 task.cancel()
-
-
-async def _discard(stream: asyncio.StreamReader | None) -> None:
-    while stream and await stream.read(2**16):
-        pass
 
 
 def print_figures(found: SchedulerFigures, workers: int) -> None:
