@@ -49,17 +49,17 @@ output = { tokens = 1 }
 terms = st.floats(1e-7, 1e-2)
 
 
-def terms_of(law):
-    return [getattr(law, field) for field in FIELD_BY_KEY.values()]
+def terms_of(model):
+    return [getattr(model, field) for field in FIELD_BY_KEY.values()]
 
 
 @given(
     st.builds(StepTimeModel, base_s=terms, per_prefill_token_s=terms, per_decode_seq_s=terms, per_context_token_s=terms)
 )
-def test_a_fit_recovers_the_model_of_exact_steps(law):
-    found = fit_step_time([MeasuredStep(work, law.duration_s(work)) for work in STEP_WORKS])
+def test_a_fit_recovers_the_model_of_exact_steps(model):
+    found = fit_step_time([MeasuredStep(work, model.duration_s(work)) for work in STEP_WORKS])
     for work in STEP_WORKS:
-        assert found.duration_s(work) == pytest.approx(law.duration_s(work), rel=1e-6)
+        assert found.duration_s(work) == pytest.approx(model.duration_s(work), rel=1e-6)
 
 
 def test_a_fit_recovers_the_model_under_noise_of_five_percent():
@@ -91,7 +91,7 @@ def test_too_few_steps_are_rejected():
 
 
 def test_a_step_time_model_survives_its_file(tmp_path):
-    path = tmp_path / "law.toml"
+    path = tmp_path / "step_time.toml"
     path.write_text(step_time_toml(STEP_TIME, {"model": 'a "quoted" name', "median_error": 0.03}), encoding="utf-8")
     assert terms_of(read_step_time_model(path)) == pytest.approx(terms_of(STEP_TIME), rel=1e-5)
 
@@ -108,7 +108,7 @@ def test_a_step_time_model_survives_its_file(tmp_path):
     ],
 )
 def test_an_invalid_step_time_file_is_rejected_with_its_field(tmp_path, text, message):
-    path = tmp_path / "law.toml"
+    path = tmp_path / "step_time.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_step_time_model(path)
@@ -126,21 +126,23 @@ def invoke(*args):
 
 
 def test_a_simulation_and_a_simulated_worker_read_a_calibrated_model(tmp_path):
-    model, law, plot = write_tiny_model(tmp_path / "tiny"), tmp_path / "law.toml", tmp_path / "law.svg"
-    measured = invoke("--calibrate", "--model", model, "--rounds", 1, "--out", law, "--plot", plot, "--json")
+    model, fitted, plot = write_tiny_model(tmp_path / "tiny"), tmp_path / "step_time.toml", tmp_path / "step_time.svg"
+    measured = invoke("--calibrate", "--model", model, "--rounds", 1, "--out", fitted, "--plot", plot, "--json")
     assert measured.exit_code == 0, measured.output
     result = json.loads(measured.stdout)
     assert {point["kind"] for point in result["points"]} == {"decode", "prefill", "mixed"}
     assert result["measured"]["points"] == len(result["points"]) >= 10
     assert "<svg" in plot.read_text(encoding="utf-8")
-    assert WorkerConfig(sim_step_time_file=str(law)).engine_options().step_time == read_step_time_model(law)
+    assert WorkerConfig(sim_step_time_file=str(fitted)).engine_options().step_time == read_step_time_model(fitted)
 
 
 def test_a_simulation_takes_the_time_of_its_model(tmp_path):
-    scenario, law = tmp_path / "one.toml", tmp_path / "law.toml"
+    scenario, fitted = tmp_path / "one.toml", tmp_path / "step_time.toml"
     scenario.write_text(ONE_PROMPT, encoding="utf-8")
-    law.write_text("[step_time]\nbase_ms = 10\nprefill_token_ms = 1\nprefill_context_token_ms = 0.01", encoding="utf-8")
-    figures = json.loads(invoke(scenario, "--law", law, "--json").stdout)
+    fitted.write_text(
+        "[step_time]\nbase_ms = 10\nprefill_token_ms = 1\nprefill_context_token_ms = 0.01", encoding="utf-8"
+    )
+    figures = json.loads(invoke(scenario, "--step-time", fitted, "--json").stdout)
     step = 0.010 + 100 * 0.001 + prefill_reads(0, 100) * 1e-5
     assert figures["ttft_s"]["p50"] == pytest.approx(step, abs=0.01)  # and a few links
 

@@ -132,7 +132,7 @@ def test_invalid_options_are_rejected_before_a_run(scenario, options, message):
 
 
 def test_the_knee_of_the_reference_model_is_where_it_was_measured():
-    """About 16 requests/s, for one worker of the reference law at log-normal lengths of 400 and 120."""
+    """About 16 requests/s, for one worker of the reference step times at log-normal lengths of 400 and 120."""
     lengths = {"kind": "lognormal", "sigma": 0.7, "high": 4096}
     tenant = {
         "name": "a",

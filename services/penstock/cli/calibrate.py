@@ -61,7 +61,7 @@ def _show(result: CalibrationResult, options: CalibrationOptions) -> None:
     if options.as_json:
         stdout_console.print_json(data=result.to_json())
     else:
-        for table in (result.law_table(), result.error_table()):
+        for table in (result.step_time_table(), result.error_table()):
             stdout_console.print(table)
     by_cpu, cores = result.facts["points_by_cpu_time"], float(result.facts["cores"])
     if by_cpu:
@@ -70,8 +70,8 @@ def _show(result: CalibrationResult, options: CalibrationOptions) -> None:
         )
     if cores < MIN_CORE_SHARE * float(result.facts["threads"]):
         stderr_console.print(
-            f"the engine had {cores:.1f} of {result.facts['threads']} cores: the law holds for this number of cores"
+            f"the engine had {cores:.1f} of {result.facts['threads']} cores: the step times hold for these cores"
         )
-    for name, path in (("law", options.out), ("plot", options.plot)):
+    for name, path in (("step times", options.out), ("plot", options.plot)):
         if path:
             stderr_console.print(f"{name}: {path}")

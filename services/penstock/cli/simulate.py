@@ -53,10 +53,10 @@ def simulate(scenario: Scenario, plot: Path | None, *, as_json: bool) -> None:
 
 def _with_step_time(scenario: Scenario, path: Path) -> Scenario:
     try:
-        law = read_step_time_model(path)
+        step_time = read_step_time_model(path)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    return replace(scenario, workers=tuple(replace(kind, step_time=law) for kind in scenario.workers))
+    return replace(scenario, workers=tuple(replace(kind, step_time=step_time) for kind in scenario.workers))
 
 
 def _runs_json(figures: list[dict[str, Any]], knee: float) -> dict[str, Any]:

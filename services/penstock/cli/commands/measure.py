@@ -117,10 +117,12 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 @click.command()
 @click.argument("scenario", required=False, type=ScenarioFile())
 @click.option("--seed", type=click.IntRange(0), help="overrides the scenario's seed")
-@click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="step law of every worker")
+@click.option(
+    "--step-time", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="step times of every worker"
+)
 @click.option("--plan", type=FiniteFloat(0, 1, min_open=True), metavar="SHARE", help="find the number of workers")
 @click.option("--compare", default="", metavar="POLICY", help="with --plot: plot another policy as well")
-@click.option("--calibrate", is_flag=True, help="measure the real engine and write its step law")
+@click.option("--calibrate", is_flag=True, help="measure the real engine and write its step times")
 @click.option(
     "--model", type=ModelFile(), default=DEFAULT_MODEL, show_default=True, help="with --calibrate: the model to measure"
 )
@@ -128,16 +130,16 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
     "--threads", type=click.IntRange(0), default=0, help="with --calibrate: threads of the engine; 0: one per core"
 )
 @click.option("--rounds", type=click.IntRange(1, 100), default=6, show_default=True, help="with --calibrate")
-@click.option("--out", type=OutputFile(), help="with --calibrate: file of the step law")
+@click.option("--out", type=OutputFile(), help="with --calibrate: file of the step times")
 @click.option("--plot", type=IMAGE_FILE, help="write a figure, .png or .svg")
 @json_option
 def simulate(
-    scenario: Path | None, seed: int | None, law: Path | None, plot: Path | None, as_json: bool, **given: Any
+    scenario: Path | None, seed: int | None, step_time: Path | None, plot: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Run SCENARIO, a TOML file or an example, with the mesh's own queue, scheduler and batch under virtual time.
 
     With --plan 0.99: find the smallest number of workers that answers 99 % of the requests within the SLO.
-    With --calibrate: measure the durations of the real engine's steps on this machine, for --law and for
+    With --calibrate: measure the durations of the real engine's steps on this machine, for --step-time and for
     PENSTOCK_WORKER_SIM_STEP_TIME_FILE.
     """
     target_share, compared = given.pop("plan"), given.pop("compare")
@@ -156,7 +158,7 @@ def simulate(
     if scenario is None:
         message = "name a SCENARIO.toml to run, or --calibrate to measure the engine"
         raise click.UsageError(message)
-    loaded = load_scenario(scenario, seed, law)
+    loaded = load_scenario(scenario, seed, step_time)
     if target_share:
         capacity_plan.show_plan(loaded, target_share, plot, as_json=as_json)
     elif compared:

@@ -32,7 +32,7 @@ class FollyCodel:
     """Drops tickets that waited longer than twice the target, if the shortest wait of the last interval exceeded it.
 
     Source: Meta's folly, executors/Codel: CoDel of Nichols and Jacobson (RFC 8289), which uses sojourn times instead
-    of queue lengths, with its drop law replaced by that threshold; defaults 5 ms and 100 ms.
+    of queue lengths, with its drop rule replaced by that threshold; defaults 5 ms and 100 ms.
     """
 
     target: float = 0.005  # s

@@ -123,7 +123,7 @@ class CalibrationResult:
         ]
         return {"step_time": step_time, "measured": dict(self.facts), "points": measured}
 
-    def law_table(self) -> Table:
+    def step_time_table(self) -> Table:
         table = new_table("term", "for", numbers=("us",))
         for name, field in FIELD_BY_KEY.items():
             us = getattr(self.fit.step_time, field) * 1e6
