@@ -195,9 +195,7 @@ def test_the_error_names_message_field_value_and_range():
 
 def test_too_many_entries_are_out_of_range():
     enqueue = queue_pb2.Enqueue(tickets=[ticket_pb2.Ticket()] * (bounds.TICKETS + 1))
-    assert re.fullmatch(
-        r"Enqueue.tickets is of 4097 entries; allowed: at most 4096 entries", str(violation_of(enqueue))
-    )
+    assert str(violation_of(enqueue)) == "Enqueue.tickets is of 4097 entries; allowed: at most 4096 entries"
     assert check_of(enqueue.DESCRIPTOR)(enqueue)
 
 
