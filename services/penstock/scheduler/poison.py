@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.chassis.durations import seconds_of
+from penstock.mesh.limits.bounds import POISON_REPORTS
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 
 MAX_REPORTS_PER_FRAME = 1_024  # a worker keeps at most 256 confirmed requests, and suspects for its slots
 MAX_REPORTS_PER_WORKER = 2_048  # the oldest confirmed requests of earlier processes are forgotten first
+# Reports of all workers together. Beyond, the worker with the most reports loses its oldest ones, so that a worker with
+# very many, or under very many addresses, does not displace those of others that have few.
+MAX_REPORTS = POISON_REPORTS
 
 
 @dataclass(slots=True)
@@ -34,7 +38,20 @@ class PoisonReports:
             del latest[next(iter(latest))]
         if latest:
             self._reported[address] = latest
+        self._limit_total()
         return {key: each[0] for key, each in latest.items()} != {key: each[0] for key, each in known.items()}
+
+    def _limit_total(self) -> None:
+        excess = sum(map(len, self._reported.values())) - MAX_REPORTS
+        while excess > 0:
+            address, reports = max(self._reported.items(), key=lambda item: len(item[1]))
+            # Down to the mean at once, as one by one would take long with very many addresses.
+            spare = max(1, min(excess, len(reports) - MAX_REPORTS // len(self._reported)))
+            for key in list(islice(reports, spare)):
+                del reports[key]
+            if not reports:
+                del self._reported[address]
+            excess -= spare
 
     def expire(self, now: float) -> bool:
         """Remove expired reports. Return whether there were any."""

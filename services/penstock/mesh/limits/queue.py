@@ -13,6 +13,7 @@ from penstock.mesh.limits.shared import (
     REASON,
     REQUEST_NANOS,
     STEPS,
+    TICKETS_PER_TOKEN,
     TOKEN_SECONDS,
     TOKENS,
     TOTAL_TOKENS,
@@ -85,7 +86,7 @@ QUEUE: Table = {
         "waiting": UINT32,
         "waiting_prompt_tokens": TOTAL_TOKENS,
         "waiting_tokens": TOTAL_TOKENS,
-        "tickets_per_virtual_token": RATE,
+        "tickets_per_virtual_token": TICKETS_PER_TOKEN,
     },
     "penstock.mesh.v1.ServiceReport": {
         "tickets": Many(bounds.SERVED, Part()),
@@ -126,7 +127,7 @@ QUEUE: Table = {
         "arrival_number": Unchecked("only compared"),
         "class_waiting": UINT32,
         "waiting_prompt_tokens": TOTAL_TOKENS,
-        "tickets_per_virtual_token": RATE,
+        "tickets_per_virtual_token": TICKETS_PER_TOKEN,
     },
     "penstock.mesh.v1.CreditReturned": {"model": MODEL_KEY, "tickets": UINT32},
 }

@@ -16,6 +16,7 @@ from penstock.mesh.limits.shared import (
     UINT32,
 )
 
+LIMITED = Unchecked("the scheduler limits it to the tokens of one sequence, as a frame may have very many leases")
 POISON_REPORTS = Many(bounds.POISON_REPORTS, Part())
 
 SCHEDULER: Table = {
@@ -57,9 +58,9 @@ SCHEDULER: Table = {
     },
     "penstock.mesh.v1.ServedLease": {
         "lease_id": KEY,
-        "prompt_tokens": TOKENS,
-        "output_tokens": TOKENS,
-        "first_token_after": Part(),
+        "prompt_tokens": LIMITED,
+        "output_tokens": LIMITED,
+        "first_token_after": Unchecked("the scheduler limits it to a day"),
         "number": Unchecked("a lease has one number at a time"),
     },
     "penstock.mesh.v1.PrefixCacheUpdate": {

@@ -148,12 +148,14 @@ class TicketBook:
         changes = self.schedulers.poison.apply(scheduler, poison_reports)
         self._transitions.suspend(self.schedulers.poison.probation.on_reports(changes, self._known_tickets, now))
         effects = self._transitions.quarantine(changes)
-        session.catalog = {model_key(entry.model, entry.card_digest): entry for entry in entries}
+        session.set_catalog({model_key(entry.model, entry.card_digest): entry for entry in entries})
         for model in session.catalog:
             self.model_queues.mark_head_dirty(model)
         return [*effects, *self._transitions.retry_refused(scheduler, now), *self._on_catalog_changed(now)]
 
     def on_credit(self, scheduler: str, model: str, given: Credit, now: float, *, return_unused: bool) -> list[Effect]:
+        if not self._keeps_model(scheduler, model):
+            return [CreditReturned(scheduler, model, given.tickets)] if return_unused else []
         credit = self.schedulers[scheduler].credits.setdefault(model, Credit())
         credit.add(given)
         effects = self._transitions.dispatch(model, now)
@@ -162,15 +164,26 @@ class TicketBook:
         return effects
 
     def on_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> list[Effect]:
-        self.model_queues.record_pool_stats(scheduler, model, stats)
+        if self._keeps_model(scheduler, model):
+            self.model_queues.record_pool_stats(scheduler, model, stats)
         return []
 
     def on_virtual_times(self, scheduler: str, times: Iterable[VirtualTime]) -> list[Effect]:
         backlogs = self.schedulers[scheduler].remote_backlogs
         for each in times:
+            if not self._keeps_model(scheduler, each.model):
+                continue
             self.model_queues.advance_virtual_time(each.model, each.priority, each.virtual_tokens)
             backlogs.setdefault(each.model, {})[each.priority] = remote_backlog_of(each)
         return []
+
+    def _keeps_model(self, scheduler: str, model: str) -> bool:
+        """Whether to keep what a scheduler reports about a model. It may name models before its catalog is received."""
+        session = self.schedulers[scheduler]
+        if model not in session.catalog and not self.model_queues.has_room_for(model):
+            return False
+        session.keep_model(model)
+        return True
 
     def on_service_report(
         self,
