@@ -240,7 +240,8 @@ class TicketBook:
             self._transitions.refused_tickets[ticket_id] = ticket
         else:
             ticket.decline_count += 1
-            session.credits[ticket.model].void()
+            if credit := session.credits.get(ticket.model):
+                credit.void()
         self._transitions.return_offer(ticket, now)
         return self._transitions.drop_refused([ticket]) or self._transitions.dispatch(ticket.model, now)
 
