@@ -1,12 +1,12 @@
 """The table of field ranges: it has every field between tiers, and its compiled checks judge as its ranges do."""
 
-import math
 import random
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from frame_samples import MAX_SAMPLE_CHARS, fill, largest, wrong_messages
 from penstock.mesh.limits import bounds
 from penstock.mesh.limits.compiler import check_of, frame_checks
 from penstock.mesh.limits.rules import Apart, Data, Many, Pairs, Part, Real, Text, Unchecked, Whole
@@ -85,68 +85,6 @@ def test_a_range_fits_the_type_of_its_field(name):
             assert field.type == FieldDescriptor.TYPE_MESSAGE
 
 
-def largest(field):
-    bits = 32 if field.cpp_type in (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_INT32) else 64
-    return 2**bits - 1 if field.cpp_type in (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64) else 2**63
-
-
-# Random messages.
-
-
-def text_for(rule, rng):
-    size = rng.choice([0, 1, 8, *([rule.max_chars, rule.max_chars + 1] if isinstance(rule, Text) else [])])
-    return rng.choice("aZ9@ é\n") * min(size, bounds.ERROR_CHARS + 1)
-
-
-def number_for(field, rule, rng):
-    at = rule.maximum if isinstance(rule, Whole | Real) else 1
-    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-        return rng.choice([0.0, 0.5, at, at * 2, -1.0, math.nan, math.inf, -math.inf])
-    edge = [0, 1, at, at + 1, largest(field) if field.type != FieldDescriptor.TYPE_ENUM else 2**31 - 1]
-    is_signed = field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
-    if is_signed or field.type == FieldDescriptor.TYPE_ENUM:
-        edge.append(-1)
-    ceiling = 2**31 - 1 if field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_ENUM) else 2**64
-    limit = 2**63 - 1 if field.cpp_type == FieldDescriptor.CPPTYPE_INT64 else ceiling
-    return min(rng.choice(edge), limit)
-
-
-def value_for(field, rule, rng):
-    if field.type == FieldDescriptor.TYPE_BOOL:
-        return rng.random() < 0.5
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return text_for(rule, rng)
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return b"x" * rng.choice([0, 16, 65])
-    return number_for(field, rule, rng)
-
-
-def fill(message, rng, share):
-    """Set random fields of a message to values at and beyond their ranges."""
-    for field in message.DESCRIPTOR.fields:
-        rule = TABLE[message.DESCRIPTOR.full_name][field.name]
-        if rng.random() > share:
-            continue
-        each = rule.each if isinstance(rule, Many) else rule
-        if isinstance(rule, Pairs):
-            getattr(message, field.name).update({str(n): "v" for n in range(rng.choice([1, rule.max_count + 1]))})
-        elif field.is_repeated:
-            values = getattr(message, field.name)
-            for _ in range(rng.choice([1, 2, 70])):
-                if field.message_type is None:
-                    values.append(value_for(field, each, rng))
-                else:
-                    added = values.add()
-                    if not isinstance(rule, Apart):
-                        fill(added, rng, share / 2)
-        elif field.message_type:
-            getattr(message, field.name).SetInParent()
-            if isinstance(rule, Part):
-                fill(getattr(message, field.name), rng, share)
-        else:
-            setattr(message, field.name, value_for(field, each, rng))
-
-
 @pytest.mark.parametrize("name", sorted(JUDGED))
 def test_a_compiled_check_finds_the_violations_that_the_ranges_define(name):
     rng, check, found = random.Random(name), check_of(JUDGED[name]), set()
@@ -172,7 +110,7 @@ def can_be_wrong(message, name, rule):
     if isinstance(rule, Unchecked | Apart):
         return False
     if isinstance(rule, Text):
-        return rule.max_chars <= bounds.ERROR_CHARS
+        return rule.max_chars < MAX_SAMPLE_CHARS
     return not isinstance(rule, Data) or rule.max_bytes <= 64
 
 
@@ -180,6 +118,13 @@ def can_be_wrong(message, name, rule):
 def test_an_empty_message_is_within_every_range(name):
     """Fields that have to be set are the business of their receivers."""
     assert violation_of(GetMessageClass(JUDGED[name])()) is None
+
+
+@pytest.mark.parametrize("name", sorted(JUDGED))
+def test_the_error_names_each_field_that_can_be_wrong(name):
+    for path, message in wrong_messages(JUDGED[name]):
+        assert violation_of(message).field == path
+        assert check_of(JUDGED[name])(message)
 
 
 def test_the_error_names_message_field_value_and_range():
