@@ -139,7 +139,7 @@ def _prefill_backlogs(workers: Sequence[Worker]) -> list[PrefillBacklog]:
         PrefillBacklog(
             worker_id=each.worker_id,
             tokens=at_most(each.prefill_backlog_tokens, COUNT),
-            available_leases=each.available_leases,
+            available_leases=at_most(each.available_leases, COUNT),
         )
         for each in busy
     ]
