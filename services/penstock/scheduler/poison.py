@@ -1,5 +1,6 @@
 """Poison reports of the workers: requests that crashed an engine or may have. `now` is in s on any clock."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,9 +11,10 @@ from penstock.mesh.v1.ticket_pb2 import PoisonReport
 
 MAX_REPORTS_PER_FRAME = 1_024  # a worker keeps at most 256 confirmed requests, and suspects for its slots
 MAX_REPORTS_PER_WORKER = 2_048  # the oldest confirmed requests of earlier processes are forgotten first
-# Reports of all workers together. Beyond, the worker with the most reports loses its oldest ones, so that a worker with
-# very many, or under very many addresses, does not displace those of others that have few.
+# Reports of all workers together. Beyond, the workers with the most reports lose their oldest ones, so that a worker
+# with very many, or under very many addresses, does not displace those of workers that have few.
 MAX_REPORTS = POISON_REPORTS
+KEPT_REPORTS = MAX_REPORTS * 7 // 8  # left then, so that not every further report has to be limited
 
 
 @dataclass(slots=True)
@@ -26,6 +28,8 @@ class PoisonReports:
     # By address and fingerprint: whether it is confirmed, and the s of expiration.
     _reported: dict[str, dict[int, tuple[bool, float]]] = field(default_factory=dict)
 
+    _count: int = 0  # reports of all workers
+
     def apply(self, address: str, reports: Iterable[PoisonReport], now: float) -> bool:
         """Replace the suspected requests of a worker; confirmed ones stay. Return whether anything has changed."""
         known = self._reported.pop(address, {})
@@ -38,20 +42,26 @@ class PoisonReports:
             del latest[next(iter(latest))]
         if latest:
             self._reported[address] = latest
+        self._count += len(latest) - len(known)
         self._limit_total()
         return {key: each[0] for key, each in latest.items()} != {key: each[0] for key, each in known.items()}
 
     def _limit_total(self) -> None:
-        excess = sum(map(len, self._reported.values())) - MAX_REPORTS
-        while excess > 0:
-            address, reports = max(self._reported.items(), key=lambda item: len(item[1]))
-            # Down to the mean at once, as one by one would take long with very many addresses.
-            spare = max(1, min(excess, len(reports) - MAX_REPORTS // len(self._reported)))
-            for key in list(islice(reports, spare)):
+        """Limit the reports of each worker to a number with which the total leaves room for further ones."""
+        if self._count <= MAX_REPORTS:
+            return
+        shares = range(MAX_REPORTS_PER_WORKER + 1)
+        share = bisect_left(shares, x=True, key=lambda most: self._total(most) > KEPT_REPORTS) - 1
+        for reports in self._reported.values():
+            for key in list(islice(reports, max(0, len(reports) - max(1, share)))):
                 del reports[key]
-            if not reports:
-                del self._reported[address]
-            excess -= spare
+        while len(self._reported) > KEPT_REPORTS:
+            del self._reported[next(iter(self._reported))]
+        self._count = self._total(MAX_REPORTS_PER_WORKER)
+
+    def _total(self, most: int) -> int:
+        """Return the number of reports if each worker has at most `most`."""
+        return sum(min(most, len(reports)) for reports in self._reported.values())
 
     def expire(self, now: float) -> bool:
         """Remove expired reports. Return whether there were any."""
@@ -63,6 +73,7 @@ class PoisonReports:
         ]
         for address, key in expired:
             del self._reported[address][key]
+        self._count -= len(expired)
         self._reported = {address: reports for address, reports in self._reported.items() if reports}
         return bool(expired)
 
