@@ -12,11 +12,13 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from auth_server import auth_process, edge
+from auth_server import DEV_KEY, auth_process
 from edge_mesh import edge_mesh, text_of
 from frame_samples import random_frame, wrong_frames
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.lifecycle import background
+from penstock.chassis.streams.link import Link
 from penstock.mesh.limits.bounds import FRAMES, SLOTS
 from penstock.mesh.v1 import admission_pb2, queue_pb2, scheduler_pb2, worker_pb2
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
@@ -27,7 +29,7 @@ from penstock.v1.inference_pb2 import SessionRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 from penstock.v1.stream_pb2 import Heartbeat, Hello
 from queue_shards import shard_of
-from queue_streams import edge_at, scheduler_at, ticket
+from queue_streams import StreamClient, edge_at, scheduler_at, ticket
 from scheduler_streams import TIMEOUT_S, scheduler_of, shard_server, worker_at
 from tiny_model import write_tiny_model
 from worker_mesh import connected_edge, running_worker
@@ -94,12 +96,24 @@ async def read_kind(call, kind):
 
 @asynccontextmanager
 async def admit():
-    async with auth_process() as found, edge(found) as neighbour:
+    async with auth_process() as found:
+        hello = Hello(protocol=1, instance_id="edge-1", tier="edge")
+
+        def link_of(**callbacks):
+            return Link("neighbour", found.stub.Admit, admission_pb2.AdmitRequest, hello, **callbacks)
+
+        neighbour = StreamClient(link_of, admission_pb2.AdmitRequest)
+        credential = admission_pb2.Credential(bearer=DEV_KEY, loopback=True)
 
         async def check():
-            assert (await neighbour.reserve(f"request-{random.random()}")).reservation_id
+            request_id = f"request-{random.random()}"
+            neighbour.send(identify=admission_pb2.Identify(request_id=request_id, credential=credential))
+            assert (await neighbour.receive("identified")).request_id == request_id
+            assert not neighbour.down.is_set()
 
-        yield Target(found.address, lambda to: AdmissionServiceStub(to).Admit, admission_pb2.AdmitRequest, check)
+        async with background(neighbour.link.run()):
+            await neighbour.up.wait()
+            yield Target(found.address, lambda to: AdmissionServiceStub(to).Admit, admission_pb2.AdmitRequest, check)
 
 
 async def check_ticket_passes(shard, scheduler, edge_stream):
