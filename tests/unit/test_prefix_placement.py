@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock import simulator
 from penstock.chassis.prefix_depths import DENSE_DEPTHS, DEPTHS_PER_DOUBLING, MAX_DEPTH, NAMED_DEPTHS, PREFIX_DEPTHS
-from penstock.queue.validation import MAX_PREFIX_HASHES
+from penstock.mesh.limits.bounds import PREFIX_HASHES
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.ideal_caches import CachedPrompt, clairvoyant_tokens, shared_lru_tokens
@@ -33,7 +33,7 @@ def test_depths_grow_by_an_eighth_at_most_and_fit_a_ticket():
     assert all(
         before < after <= before * (1 + 1 / DEPTHS_PER_DOUBLING) for before, after in pairwise(PREFIX_DEPTHS[8:])
     )
-    assert len(PREFIX_DEPTHS) == MAX_PREFIX_HASHES
+    assert len(PREFIX_DEPTHS) == PREFIX_HASHES
     assert MAX_DEPTH == 1_024
     assert set(PREFIX_DEPTHS) == NAMED_DEPTHS
 

@@ -18,7 +18,6 @@ from penstock.v1.failure_pb2 import Failure, FieldViolation, QuotaViolation
 log = structlog.get_logger()
 
 DOMAIN = "penstock"
-NANOS_PER_S = 1_000_000_000
 PUSHBACK_METADATA_KEY = "grpc-retry-pushback-ms"  # gRFC A6, for gRPC's own retries; RetryInfo is for applications
 
 
@@ -96,7 +95,7 @@ class PenstockError(Exception):
         if self.quota_violations:
             failure.quota_violations.extend(self.quota_violations)
         if self.retry_after is not None:
-            failure.retry_after.FromNanoseconds(round(self.retry_after * NANOS_PER_S))
+            set_seconds(failure.retry_after, self.retry_after)
 
 
 class InvalidArgument(PenstockError):

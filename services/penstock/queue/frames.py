@@ -5,6 +5,7 @@ from itertools import islice
 from math import inf
 
 from penstock.chassis.durations import nanos_since, seconds_of, set_seconds
+from penstock.mesh.limits.bounds import COUNT, RATE, TOTAL_TOKENS, VIRTUAL_TOKENS, at_most
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.accounting import OutputProgress, ServedTicket
@@ -22,7 +23,7 @@ MAX_WORKER_ID_CHARS = 256
 def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
     match effect:
         case out.Queued():
-            queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.tickets_ahead)
+            queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=at_most(effect.tickets_ahead, COUNT))
             if effect.predicted_wait is not None:
                 set_seconds(queued.predicted_wait, effect.predicted_wait)
             queued.rejection_windows.extend(map(_rejection_window_message, effect.rejection_windows()))
@@ -49,10 +50,10 @@ def _shed_message(effect: out.Shed) -> pb.Shed:
 def _rejection_window_message(window: RejectionWindow) -> pb.RejectionWindow:
     message = pb.RejectionWindow(
         is_deadline_bound=window.is_deadline_bound,
-        min_prompt_tokens=window.min_prompt_tokens,
-        min_output_tokens=window.min_output_tokens,
+        min_prompt_tokens=at_most(window.min_prompt_tokens, COUNT),
+        min_output_tokens=at_most(window.min_output_tokens, COUNT),
     )
-    message.max_prompt_tokens = window.max_prompt_tokens
+    message.max_prompt_tokens = at_most(window.max_prompt_tokens, COUNT)
     set_seconds(message.duration, window.duration)
     return message
 
@@ -65,22 +66,25 @@ def to_scheduler(effect: out.ToScheduler, now: float) -> pb.DispatchResponse:
         case out.OfferWithdrawn():
             return pb.DispatchResponse(offer_withdrawn=pb.OfferWithdrawn(ticket_ids=effect.ticket_ids))
         case out.CreditReturned():
-            return pb.DispatchResponse(credit_returned=pb.CreditReturned(model=effect.model, tickets=effect.tickets))
+            returned = pb.CreditReturned(model=effect.model, tickets=at_most(effect.tickets, COUNT))
+            return pb.DispatchResponse(credit_returned=returned)
         case out.Head():
             return pb.DispatchResponse(head=head_message(effect, now))
 
 
 def head_message(effect: out.Head, now: float) -> pb.Head:
-    head = pb.Head(model=effect.model, waiting=effect.waiting, waiting_tokens=effect.waiting_tokens)
+    waiting_tokens = at_most(effect.waiting_tokens, TOTAL_TOKENS)
+    head = pb.Head(model=effect.model, waiting=at_most(effect.waiting, COUNT), waiting_tokens=waiting_tokens)
     if effect.key:
         head.tokens = effect.tokens
         head.priority = effect.key.priority  # type: ignore[assignment]  # the int is a value of this enum
-        head.virtual_tokens = effect.key.virtual_tokens
+        head.virtual_tokens = min(effect.key.virtual_tokens, VIRTUAL_TOKENS)
         head.age_nanos, head.arrival_number = nanos_since(effect.key.enqueued, now), effect.arrival_number
-        head.lifted_tokens = effect.key.lifted_tokens
+        head.lifted_tokens = min(effect.key.lifted_tokens, VIRTUAL_TOKENS)
         head.resumes, head.express = effect.is_resumed, effect.is_express
-        head.waiting_prompt_tokens, head.class_waiting = effect.waiting_prompt_tokens, effect.backlog.tickets
-        head.tickets_per_virtual_token = effect.backlog.tickets_per_virtual_token
+        head.waiting_prompt_tokens = at_most(effect.waiting_prompt_tokens, TOTAL_TOKENS)
+        head.class_waiting = at_most(effect.backlog.tickets, COUNT)
+        head.tickets_per_virtual_token = min(effect.backlog.tickets_per_virtual_token, RATE)
     return head
 
 

@@ -53,7 +53,9 @@ class PoisonRequests:
         }
 
     def rejection(self, fingerprint: int, now: float) -> PenstockError | None:
-        """Return the error of a reported request; None if it is not reported."""
+        """Return the error of a reported request; None if it is not reported, or has no fingerprint."""
+        if not fingerprint:
+            return None
         verdicts = {reports.get(fingerprint) for reports in self._reported.values()}
         is_confirmed, until = self._lost_reports.get(fingerprint, (False, -math.inf))
         if until > self.clock.at(now):

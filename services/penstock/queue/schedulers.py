@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from penstock.chassis.clocks import StallFreeClock
+from penstock.mesh.limits.bounds import COUNT, MODELS, at_most
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.queue.effects import Offer
 from penstock.queue.poison import PoisonRequests
@@ -14,6 +15,8 @@ from penstock.queue.prediction.pool_stats import PoolStats
 from penstock.queue.prediction.ttft_model import RemoteBacklog
 from penstock.queue.ticket import QueuedTicket
 
+# Models outside the catalog of a scheduler whose credit and statistics are kept; the oldest are forgotten first.
+MAX_UNLISTED_MODELS = 64
 NO_REMOTE_BACKLOGS: Mapping[int, RemoteBacklog] = MappingProxyType({})
 
 
@@ -69,6 +72,24 @@ class SchedulerSession:
     remote_backlogs: dict[str, dict[int, RemoteBacklog]] = field(default_factory=dict)
     offered: set[str] = field(default_factory=set)  # ticket ids
     void_offers: Counter[str] = field(default_factory=Counter)  # voided offers without an answer yet, by ticket
+    _unlisted: dict[str, None] = field(default_factory=dict)  # models outside the catalog, oldest first
+
+    def set_catalog(self, catalog: dict[str, CatalogEntry]) -> None:
+        former, self.catalog = self.catalog, catalog
+        for model in former:
+            self.keep_model(model)
+
+    def keep_model(self, model: str) -> None:
+        """Keep credit and statistics of a model, whose catalog may follow, and forget those of too many others."""
+        if model in self.catalog or model in self._unlisted:
+            return
+        self._unlisted[model] = None
+        if len(self._unlisted) > MAX_UNLISTED_MODELS:
+            forgotten = next(iter(self._unlisted))
+            del self._unlisted[forgotten]
+            if forgotten not in self.catalog:
+                for by_model in (self.credits, self.pool_stats, self.remote_backlogs):
+                    by_model.pop(forgotten, None)
 
     def on_answer(self, ticket_id: str) -> bool:
         """Record the answer to an offer. Return whether the offer is still open.
@@ -190,7 +211,7 @@ class SchedulerSessions(dict[str, SchedulerSession]):
         for session in self.values():
             for model, entry in session.catalog.items():
                 entries.setdefault(model, []).append(entry)
-        return tuple(_merged(entries[model]) for model in sorted(entries))
+        return tuple(_merged(entries[model]) for model in sorted(entries)[:MODELS])
 
 
 def credit_fit(scheduler: str, max_tokens: int | None) -> FitFn:
@@ -213,7 +234,7 @@ def express_credit_fit(scheduler: str, max_tokens: int) -> FitFn:
 def _merged(entries: list[CatalogEntry]) -> CatalogEntry:
     merged = CatalogEntry()
     merged.CopyFrom(max(entries, key=lambda entry: entry.workers_hint))
-    merged.workers_hint = sum(entry.workers_hint for entry in entries)
-    merged.slots_hint = sum(entry.slots_hint for entry in entries)
+    merged.workers_hint = at_most(sum(entry.workers_hint for entry in entries), COUNT)
+    merged.slots_hint = at_most(sum(entry.slots_hint for entry in entries), COUNT)
     merged.context_length = max(entry.context_length for entry in entries)
     return merged

@@ -1,5 +1,6 @@
 """Conversion of the dispatcher's effects to frames."""
 
+from penstock.mesh.limits.bounds import COUNT, RATE, TOTAL_TOKENS, at_most
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.scheduler import effects as out
 
@@ -14,12 +15,12 @@ def to_queue(effect: out.ToQueue | out.CatalogUpdate) -> queue_pb2.DispatchReque
         case out.GrantCredit():
             credit = queue_pb2.Credit(
                 model=effect.model,
-                tickets=effect.tickets,
-                max_ticket_tokens=effect.max_ticket_tokens,
+                tickets=at_most(effect.tickets, COUNT),
+                max_ticket_tokens=at_most(effect.max_ticket_tokens, COUNT),
                 return_unused=effect.return_unused,
-                tokens_per_second=effect.tokens_per_second,
-                total_tokens=effect.total_tokens,
-                express_tickets=effect.express_tickets,
+                tokens_per_second=min(effect.tokens_per_second, RATE),
+                total_tokens=at_most(effect.total_tokens, TOTAL_TOKENS),
+                express_tickets=at_most(effect.express_tickets, COUNT),
             )
             return queue_pb2.DispatchRequest(credit=credit)
         case out.SendPoolStats():

@@ -44,6 +44,7 @@ def process_figures() -> dict[str, float]:
             "asyncio_tasks": len(asyncio.all_tasks()),
             "open_streams": endpoint.counters.open,
             "unknown_frames": endpoint.counters.unknown_frames,
+            "out_of_range_frames": endpoint.counters.out_of_range_frames,
             "malformed_messages": endpoint.counters.malformed_messages,
             "uptime_seconds": time.time() - process.create_time(),
         }

@@ -23,7 +23,7 @@ from penstock.chassis.errors import DeadlineExceeded, Internal, InvalidArgument,
 from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
 from penstock.chassis.server.call_metrics import CallCounter, CallMetrics
 from penstock.chassis.server.write_timeout import ABORT_TIMEOUT_S, ClientTooSlow, write_responses
-from penstock.chassis.streams.endpoint import counters
+from penstock.chassis.streams.endpoint import FrameOutOfRange, counters
 
 Deserialize = Callable[[bytes], Any]
 
@@ -171,6 +171,8 @@ def caller_error(error: Exception, context: Context) -> PenstockError:
     if isinstance(found, MessageMalformed):
         counters.malformed_messages += 1
         log.warning("message_malformed", peer=context.peer(), bytes=found.size)
+    if isinstance(found, FrameOutOfRange):
+        log.warning("frame_out_of_range", peer=context.peer(), because=found.message)
     if found:
         return found
     if isinstance(error, TimeoutError) and is_past_deadline(context):

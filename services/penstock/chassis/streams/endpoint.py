@@ -1,7 +1,7 @@
 """The code that both ends of a stream share: outbox, heartbeats, detection of silence, and closing with a reason."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -9,9 +9,12 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from penstock.chassis.errors import FailedPrecondition
+from penstock.chassis.errors import FailedPrecondition, InvalidArgument
 from penstock.chassis.streams.outbox import Outbox
 from penstock.chassis.streams.protocol import agreed_version
+from penstock.mesh.limits.bounds import FRAMES
+from penstock.mesh.limits.compiler import Check, check_of, frame_checks
+from penstock.mesh.limits.violations import violation_of
 from penstock.v1.stream_pb2 import End, Heartbeat, Hello
 
 TICK_S = 0.38  # a heartbeat is due in a tick in which no other frame was sent
@@ -24,14 +27,28 @@ In = TypeVar("In", bound=Message)
 
 @dataclass
 class StreamCounters:
-    """Counts of this process: open streams, and unknown frames and malformed messages received."""
+    """Counts of this process: open streams, and unknown, wrong and malformed frames received."""
 
     open: int = 0
     unknown_frames: int = 0
+    out_of_range_frames: int = 0
     malformed_messages: int = 0  # of unary calls, too
 
 
 counters = StreamCounters()
+
+
+class FrameOutOfRange(InvalidArgument):
+    """A frame has a field out of the range that its receiver accepts. It ends the stream of its sender."""
+
+    default_reason = "FRAME_OUT_OF_RANGE"
+
+
+def check_message(message: Message, check: Check | None) -> None:
+    """Raise FrameOutOfRange, which names the field, its value and its range, if `check` finds one."""
+    if check and check(message) and (found := violation_of(message)):
+        counters.out_of_range_frames += 1
+        raise FrameOutOfRange(str(found), field=found.field)
 
 
 class StreamEndpoint(Generic[Out, In]):
@@ -45,6 +62,7 @@ class StreamEndpoint(Generic[Out, In]):
         self.timeout = asyncio.timeout(None)
         self._has_received = True
         self._sent_frames = 0
+        self._checks: Mapping[str, Check] = {}  # of the peer's frames, by kind
         self.hello = Hello()  # of the peer; empty before it has arrived
         self.protocol = 0  # version that both peers use; 0 before the hello
         self.has_peer_ended = False
@@ -52,9 +70,14 @@ class StreamEndpoint(Generic[Out, In]):
         self.close_reason = ""
 
     def accept_hello(self, frame: Any) -> None:
-        """Apply the first frame. Raises FailedPrecondition if it is no hello, or of protocol versions that we lack."""
+        """Apply the first frame.
+
+        Raises FailedPrecondition if it is no hello, or of protocol versions that we lack, and FrameOutOfRange.
+        """
         if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
             raise FailedPrecondition("the first frame of a stream must be `hello`", reason="HELLO_MISSING")
+        check_message(frame.hello, check_of(frame.hello.DESCRIPTOR))
+        self._checks = frame_checks(frame.DESCRIPTOR)
         self.protocol = agreed_version(self._own_hello, frame.hello)
         self.hello = frame.hello
 
@@ -87,17 +110,22 @@ class StreamEndpoint(Generic[Out, In]):
         self._outbox.written.set()  # the rest will never be written, so `flush` must not wait for it
 
     def data_frames(self, message: Any) -> Iterator[In]:
-        """Yield the frames of a message, without heartbeats, hellos and unknown ones."""
-        for frame in getattr(message, "more", ()) or (message,):
+        """Yield the frames of a message, without heartbeats, hellos and unknown ones. Raises FrameOutOfRange."""
+        for frame in _bundled(message) or (message,):
             if self.on_frame(frame):
                 yield frame
 
     def on_frame(self, frame: Any) -> bool:
-        """Record that the peer is alive. Return True if the frame is for the caller."""
+        """Record that the peer is alive, and check the fields of the frame against their ranges.
+
+        Return True if the frame is for the caller. Raises FrameOutOfRange.
+        """
         self._has_received = True
         kind = frame.WhichOneof("frame")
         if kind is None:
             counters.unknown_frames += 1
+        elif (check := self._checks.get(kind)) and check(frame):
+            check_message(getattr(frame, kind), check_of(getattr(frame, kind).DESCRIPTOR))
         if kind == "end":
             self.has_peer_ended = True
         return kind not in (None, "heartbeat", "hello")
@@ -124,6 +152,16 @@ class StreamEndpoint(Generic[Out, In]):
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self._outbox.written.wait()
+
+
+def _bundled(message: Any) -> Sequence[Any]:
+    """Return the frames of a bundle; empty if the message is one frame."""
+    frames: Sequence[Any] = getattr(message, "more", ())
+    if len(frames) > FRAMES:
+        counters.out_of_range_frames += 1
+        text = f"{message.DESCRIPTOR.name}.more has {len(frames)} frames; allowed: at most {FRAMES}"
+        raise FrameOutOfRange(text, field="more")
+    return frames
 
 
 def _hello_frame(frame_type: Callable[..., Out], hello: Hello) -> Out:

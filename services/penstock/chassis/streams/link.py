@@ -20,7 +20,7 @@ import structlog
 from google.protobuf.message import Message
 
 from penstock.chassis.errors import FailedPrecondition
-from penstock.chassis.streams.endpoint import StreamEndpoint, counters
+from penstock.chassis.streams.endpoint import FrameOutOfRange, StreamEndpoint, counters
 from penstock.v1.stream_pb2 import End, Hello
 
 log = structlog.get_logger()
@@ -64,7 +64,8 @@ async def accept_stream(
     """Give a bidirectional handler its end of the stream, after hellos in both directions.
 
     The block ends normally when the peer ends the stream, is cut, is silent or does not read; `finally` is the place to
-    release resources. Raises FailedPrecondition if the first frame is not a hello of a protocol version of ours.
+    release resources. Raises FailedPrecondition if the first frame is not a hello of a protocol version of ours, and
+    FrameOutOfRange for a frame with a field out of its range.
     """
     await context.send_initial_metadata(())  # at once, because proxies count early cancels as an attack
     peer = Peer[Out, Any](context, frame_type, hello, capacity)
@@ -181,7 +182,7 @@ class Link(Generic[Out, In]):
                     await self._read(call, endpoint)
         except TimeoutError:
             endpoint.close_reason = endpoint.close_reason or "no hello"
-        except (grpc.RpcError, FailedPrecondition, asyncio.InvalidStateError) as error:
+        except (grpc.RpcError, FailedPrecondition, FrameOutOfRange, asyncio.InvalidStateError) as error:
             endpoint.close_reason = endpoint.close_reason or _reason(error)
             self._log_rejection(error)
         except Exception:
@@ -209,9 +210,12 @@ class Link(Generic[Out, In]):
             self._on_up(endpoint.hello)
 
     def _log_rejection(self, error: BaseException) -> None:
-        """Log once per reason that the peer rejects the stream, because a reconnect will not help."""
+        """Log once per reason that a peer rejects the stream or our frames, because a reconnect will not help.
+
+        The same holds for a peer whose frames this end rejects.
+        """
         reason = _reason(error)
-        if _is_failed_precondition(error) and reason != self._rejection:
+        if _is_rejection(error) and reason != self._rejection:
             self._rejection = reason
             self._log("link_rejected", link=self.name, because=reason)
 
@@ -229,10 +233,10 @@ class Link(Generic[Out, In]):
 def _discard_event(_event: str, **_facts: object) -> None: ...
 
 
-def _is_failed_precondition(error: BaseException) -> bool:
+def _is_rejection(error: BaseException) -> bool:
     if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() is grpc.StatusCode.FAILED_PRECONDITION
-    return isinstance(error, FailedPrecondition)
+        return error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
+    return isinstance(error, FailedPrecondition | FrameOutOfRange)
 
 
 def _reason(error: BaseException) -> str:

@@ -10,12 +10,14 @@ import structlog
 from penstock.chassis.channels import channel
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import InvalidArgument, NotFound, PenstockError, Unavailable, error_from_rpc
+from penstock.chassis.streams.endpoint import check_message
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.transitions import model_replaced
 from penstock.edge.models.loaded_model import LoadedModel, load_model, model_message, weight_of
 from penstock.edge.models.registry import ModelRegistry
 from penstock.edge.models.version_balancer import VersionBalancer
 from penstock.edge.text.executor import TokenizerPools
+from penstock.mesh.limits.compiler import check_of
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.queue_pb2 import Catalog as CatalogFrame
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
@@ -221,6 +223,7 @@ class ModelCatalog:
                 )
             except grpc.aio.AioRpcError as error:
                 raise error_from_rpc(error) from error
+        check_message(response, check_of(response.DESCRIPTOR))
         card = response.card
         if (card.name, card.digest) != (entry.model, entry.card_digest):
             raise Unavailable(f"the worker serves {model_key(card.name, card.digest)}", reason="MODEL_REPLACED")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
+from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Effect
@@ -135,17 +136,31 @@ class WorkerConnection:
 
     def _on_step(self, step: Step) -> None:
         now, runs, apply, logprobs = self._runner.now(), self._contexts, self._runner.apply, step.logprobs
-        for at, (handle, token_id, index) in enumerate(zip(step.handles, step.token_ids, step.indexes, strict=True)):
-            context = runs.get(handle)
-            if context is not None:
-                logprob = logprobs[at] if logprobs and context.spec.logprobs else None
-                apply(context, context.request.on_token(index, token_id, logprob, now))
+        try:
+            for at, (handle, token_id, index) in enumerate(
+                zip(step.handles, step.token_ids, step.indexes, strict=True)
+            ):
+                context = runs.get(handle)
+                if context is not None:
+                    logprob = logprobs[at] if logprobs and context.spec.logprobs else None
+                    apply(context, context.request.on_token(index, token_id, logprob, now))
+        except (ValueError, IndexError):
+            _check_lengths(step)  # only now, because a check in advance would cost as much as the token
+            raise
 
     def _on_run_over(self, handle: int, end: Callable[[RequestContext, float], list[Effect]]) -> None:
         context = self._contexts.get(handle)
         if context is not None:
             self.discard(handle)
             self._runner.apply(context, end(context, self._runner.now()))
+
+
+def _check_lengths(step: Step) -> None:
+    """Raise FrameOutOfRange if the arrays of a step are not parallel."""
+    lengths = len(step.handles), len(step.token_ids), len(step.indexes), len(step.logprobs) or len(step.handles)
+    if len(set(lengths)) > 1:
+        text = f"Step.handles, token_ids, indexes and logprobs are of {lengths} entries; allowed: as many of each"
+        raise FrameOutOfRange(text, field="handles")
 
 
 SWEEPS_PER_IDLE_TIMEOUT = 4  # checks for idle streams per `idle_timeout`

@@ -107,6 +107,7 @@ class ModelQueue:
 DEFAULT_RETRY_AFTER_S = 1.0  # s; used until a rate is measured
 RETRY_AFTER_BOUNDS_S = (0.05, 60.0)  # s
 MAX_UNSERVED_QUEUES = 16  # queues of models without workers, whose tenants keep their fairness counters
+MAX_QUEUES = 1_024  # queues, beyond which only models of a catalog get one
 MAX_POOL_STATS_AGE_S = 5.0  # s; schedulers send statistics at least once a second, so that older ones are stale
 
 
@@ -140,6 +141,10 @@ class ModelQueues:
 
     def __iter__(self) -> Iterator[ModelQueue]:
         return iter(self._queues.values())
+
+    def has_room_for(self, model: str) -> bool:
+        """Whether a model that no catalog names has a queue or may get one."""
+        return model in self._queues or len(self._queues) < MAX_QUEUES
 
     @property
     def waiting(self) -> TicketTotals:

@@ -147,12 +147,14 @@ class TicketBook:
         session = self.schedulers[scheduler]
         changes = self.schedulers.poison.apply(scheduler, poison_reports)
         effects = self._transitions.quarantine(changes, self.accounting.recent() if changes else (), now)
-        session.catalog = {model_key(entry.model, entry.card_digest): entry for entry in entries}
+        session.set_catalog({model_key(entry.model, entry.card_digest): entry for entry in entries})
         for model in session.catalog:
             self.model_queues.mark_head_dirty(model)
         return [*effects, *self._transitions.retry_refused(scheduler, now), *self._on_catalog_changed(now)]
 
     def on_credit(self, scheduler: str, model: str, given: Credit, now: float, *, return_unused: bool) -> list[Effect]:
+        if not self._keeps_model(scheduler, model):
+            return [CreditReturned(scheduler, model, given.tickets)] if return_unused else []
         credit = self.schedulers[scheduler].credits.setdefault(model, Credit())
         credit.add(given)
         effects = self._transitions.dispatch(model, now)
@@ -161,15 +163,26 @@ class TicketBook:
         return effects
 
     def on_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> list[Effect]:
-        self.model_queues.record_pool_stats(scheduler, model, stats)
+        if self._keeps_model(scheduler, model):
+            self.model_queues.record_pool_stats(scheduler, model, stats)
         return []
 
     def on_virtual_times(self, scheduler: str, times: Iterable[VirtualTime]) -> list[Effect]:
         backlogs = self.schedulers[scheduler].remote_backlogs
         for each in times:
+            if not self._keeps_model(scheduler, each.model):
+                continue
             self.model_queues.advance_virtual_time(each.model, each.priority, each.virtual_tokens)
             backlogs.setdefault(each.model, {})[each.priority] = remote_backlog_of(each)
         return []
+
+    def _keeps_model(self, scheduler: str, model: str) -> bool:
+        """Whether to keep what a scheduler reports about a model. It may name models before its catalog is received."""
+        session = self.schedulers[scheduler]
+        if model not in session.catalog and not self.model_queues.has_room_for(model):
+            return False
+        session.keep_model(model)
+        return True
 
     def on_service_report(
         self,
@@ -226,7 +239,8 @@ class TicketBook:
             self._transitions.refused_tickets[ticket_id] = ticket
         else:
             ticket.decline_count += 1
-            session.credits[ticket.model].void()
+            if credit := session.credits.get(ticket.model):
+                credit.void()
         self._transitions.return_offer(ticket, now)
         return self._transitions.drop_refused([ticket]) or self._transitions.dispatch(ticket.model, now)
 

@@ -8,6 +8,8 @@ from penstock.scheduler.effects import Effect, GrantCredit
 from penstock.scheduler.fleet.fleet import Fleet
 from penstock.scheduler.fleet.pool import Pool
 
+# Books, beyond which the oldest one of a model without workers is forgotten: shards may name any model.
+MAX_BOOKS = 1_024
 NOTHING_FITS_TOKENS = 1  # size limit that no ticket meets: the smallest ticket has two tokens
 NO_FREE_CAPACITY = FreeCapacity(0, 0, NOTHING_FITS_TOKENS)
 
@@ -23,6 +25,10 @@ class CreditBooks(dict[str, CreditBook]):
         self._express_slot_share = express_slot_share
 
     def __missing__(self, model: str) -> CreditBook:
+        if len(self) >= MAX_BOOKS and (
+            unserved := next((each for each in self if each not in self._fleet.pools), None)
+        ):
+            del self[unserved]
         book = self[model] = CreditBook(self._queues, self._express_slot_share)
         return book
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from penstock.mesh.limits.bounds import COUNT, RATE, TOTAL_TOKENS, VIRTUAL_TOKENS, at_most
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.scheduler.credit.credit_book import NO_BACKLOG, CreditBook
 from penstock.scheduler.effects import SendVirtualTimes
@@ -24,7 +25,9 @@ class VirtualTimeSync:
         self._last_sent.pop(queue, None)
 
     def _updates_for(self, queue: str, books: Mapping[str, CreditBook]) -> tuple[VirtualTime, ...]:
-        sent = self._last_sent.setdefault(queue, {})
+        sent = self._last_sent[queue] = {
+            key: at for key, at in self._last_sent.get(queue, {}).items() if key[0] in books
+        }
         changed = []
         for model, book in books.items():
             for each in _remote_state(queue, model, book, sent):
@@ -43,9 +46,9 @@ def _remote_state(queue: str, model: str, book: CreditBook, sent: VirtualTimeByC
         yield VirtualTime(
             model=model,
             priority=priority,  # type: ignore[arg-type]  # a value of this enum
-            virtual_tokens=max(times.get(priority, 0.0), last.virtual_tokens if last else 0.0),
-            waiting=backlog.tickets,
-            waiting_prompt_tokens=round(backlog.prompt_tokens),
-            waiting_tokens=round(backlog.tokens),
-            tickets_per_virtual_token=backlog.tickets_per_virtual_token,
+            virtual_tokens=min(VIRTUAL_TOKENS, max(times.get(priority, 0.0), last.virtual_tokens if last else 0.0)),
+            waiting=at_most(backlog.tickets, COUNT),
+            waiting_prompt_tokens=at_most(round(backlog.prompt_tokens), TOTAL_TOKENS),
+            waiting_tokens=at_most(round(backlog.tokens), TOTAL_TOKENS),
+            tickets_per_virtual_token=min(RATE, backlog.tickets_per_virtual_token),
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.mesh.limits.bounds import MODELS
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.scheduler.fleet.placement import LowestTtft, Placement
 from penstock.scheduler.fleet.pool import Pool
@@ -63,4 +64,4 @@ class Fleet:
         return sorted(self.pools)
 
     def catalog(self) -> tuple[CatalogEntry, ...]:
-        return tuple(self.pools[model].catalog_entry() for model in self.models())
+        return tuple(self.pools[model].catalog_entry() for model in self.models()[:MODELS])

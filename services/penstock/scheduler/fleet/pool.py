@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from penstock.mesh.limits.bounds import COUNT, at_most
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
 from penstock.scheduler.fleet.placement import Placement
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
@@ -144,7 +145,7 @@ class Pool:
             card_digest=newest.profile.card_digest,
             worker_address=newest.address,
             workers_hint=len(self),
-            slots_hint=sum(worker.profile.slots for worker in self),
+            slots_hint=at_most(sum(worker.profile.slots for worker in self), COUNT),
             context_length=max(worker.profile.context_length for worker in self),
         )
 

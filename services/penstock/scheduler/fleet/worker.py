@@ -142,7 +142,8 @@ class Worker:
             self._update_capacity()
 
     def number_lease(self, number: int, entry: LeaseEntry) -> None:
-        """Name a lease by a number in later progress of this stream."""
+        """Name a lease by a number in later progress of this stream. It has one number at a time."""
+        self.forget_number(entry)
         entry.worker_number = number
         self.numbered_leases[number] = entry
         untracked(self.numbered_leases)  # as the leases of `LeaseBook`

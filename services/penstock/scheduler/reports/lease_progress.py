@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.chassis.durations import seconds_of
+from penstock.mesh.limits.bounds import TOKENS, at_most
 from penstock.mesh.v1.scheduler_pb2 import Progress, ServedLease
 from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseBook
@@ -29,7 +30,8 @@ class LeaseProgressReports:
     def apply_served(self, worker: Worker, served: Iterable[ServedLease]) -> None:
         for each in served:
             if entry := self.leases.on_worker(each.lease_id, worker.key):
-                entry.served_prompt_tokens, entry.served_output_tokens = each.prompt_tokens, each.output_tokens
+                entry.served_prompt_tokens = at_most(each.prompt_tokens, TOKENS)
+                entry.served_output_tokens = at_most(each.output_tokens, TOKENS)
                 entry.served_at_step = worker.report.steps
                 entry.first_token_after = min(max(0.0, seconds_of(each.first_token_after)), MAX_FIRST_TOKEN_S)
                 if each.number:

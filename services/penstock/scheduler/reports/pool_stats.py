@@ -7,6 +7,7 @@ from itertools import islice
 from math import ceil
 
 from penstock.chassis.durations import seconds_of, set_seconds
+from penstock.mesh.limits.bounds import COUNT, RATE, TOTAL_TOKENS, at_most
 from penstock.mesh.v1.queue_pb2 import PoolStats, PrefillBacklog, SlotRelease
 from penstock.scheduler.effects import SendPoolStats
 from penstock.scheduler.fleet.pool import Pool
@@ -105,17 +106,17 @@ def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn
         model=model,
         tokens_per_second=_rounded(totals.tokens_per_second),
         prefill_tokens_per_second=_mean([each.prefill_tokens_per_second for each in reports]),
-        running=totals.running,
-        slots=totals.slots,
-        leases=sum([len(each.promised) for each in workers]),
-        available_leases=totals.available_leases,
+        running=at_most(totals.running, COUNT),
+        slots=at_most(totals.slots, COUNT),
+        leases=at_most(sum([len(each.promised) for each in workers]), COUNT),
+        available_leases=at_most(totals.available_leases, COUNT),
         workers=len(workers),
-        pending_prefill_tokens=sum([each.prefill_backlog_tokens for each in workers]),
+        pending_prefill_tokens=at_most(sum([each.prefill_backlog_tokens for each in workers]), TOTAL_TOKENS),
         seconds_per_prefill_token=_mean([each.seconds_per_prefill_token for each in reports]),
         slot_releases=slot_releases_of(workers, leases, turn),
         max_step_tokens=max([each.max_step_tokens for each in reports], default=0),
-        leased_tokens=sum([each.promised_blocks * each.block_size for each in workers]),
-        free_tokens=sum([each.free_blocks * each.block_size for each in workers]),
+        leased_tokens=at_most(sum([each.promised_blocks * each.block_size for each in workers]), TOTAL_TOKENS),
+        free_tokens=at_most(sum([each.free_blocks * each.block_size for each in workers]), TOTAL_TOKENS),
         prefill_backlogs=_prefill_backlogs(workers),
     )
     # A worker that has not measured the cost of a prompt token reports its mean step as a decode step.
@@ -136,7 +137,9 @@ def _prefill_backlogs(workers: Sequence[Worker]) -> list[PrefillBacklog]:
         busy = nsmallest(MAX_PREFILL_BACKLOGS, busy, key=lambda each: each.prefill_backlog_tokens)
     return [
         PrefillBacklog(
-            worker_id=each.worker_id, tokens=each.prefill_backlog_tokens, available_leases=each.available_leases
+            worker_id=each.worker_id,
+            tokens=at_most(each.prefill_backlog_tokens, COUNT),
+            available_leases=at_most(each.available_leases, COUNT),
         )
         for each in busy
     ]
@@ -149,4 +152,4 @@ def _mean(measured: Sequence[float]) -> float:
 
 
 def _rounded(rate: float) -> float:
-    return float(f"{rate:.{SIGNIFICANT_DIGITS}g}") if rate else 0.0
+    return min(RATE, float(f"{rate:.{SIGNIFICANT_DIGITS}g}")) if rate else 0.0

@@ -1,0 +1,47 @@
+"""Ranges of the stream between edges and auth."""
+
+from penstock.mesh.limits import bounds
+from penstock.mesh.limits.rules import Data, Part, Real, Table, Text, Unchecked
+from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, SALT, TOKENS, TRACEPARENT
+
+ADMISSION: Table = {
+    "penstock.mesh.v1.Credential": {"bearer": Text(bounds.BEARER_CHARS), "loopback": FLAG},
+    "penstock.mesh.v1.Identify": {"request_id": ID, "credential": Part()},
+    "penstock.mesh.v1.Reserve": {
+        "request_id": ID,
+        "credential": Part(),
+        "model": MODEL_NAME,
+        "prompt_tokens": TOKENS,
+        "max_output_tokens": TOKENS,
+        "priority": PRIORITY,
+        "traceparent": TRACEPARENT,
+        "answer_id": ID,
+        "emitted_tokens": TOKENS,
+        "answer_fingerprint": Data(64),
+        "fallback_admission": Part(),
+    },
+    "penstock.mesh.v1.FallbackAdmission": {"key_id": ID},
+    "penstock.mesh.v1.Settle": {
+        "reservation_id": ID,
+        "prompt_tokens": TOKENS,
+        "output_tokens": TOKENS,
+        "outcome": Text(64),
+    },
+    "penstock.mesh.v1.Identity": {
+        "tenant_id": ID,
+        "priority": PRIORITY,
+        "weight": Real(bounds.WEIGHT),
+        "cache_salt": SALT,
+        "key_id": ID,
+    },
+    "penstock.mesh.v1.Identified": {"request_id": ID, "identity": Part()},
+    "penstock.mesh.v1.Admitted": {
+        "request_id": ID,
+        "reservation_id": ID,
+        "identity": Part(),
+        "fallback_tokens": Unchecked("a grant of all tokens that the type holds is a grant"),
+    },
+    "penstock.mesh.v1.Rejected": {"request_id": ID, "failure": Part(), "tenant_id": ID, "key_id": ID},
+    "penstock.mesh.v1.StoreState": {"is_unavailable": FLAG},
+    "penstock.mesh.v1.Settled": {"reservation_id": ID},
+}

@@ -1,0 +1,57 @@
+"""Largest values of the quantities that frames carry. They are harmless, and no mesh needs more.
+
+A sender that adds up values of its peers limits the sum to the bound of the field (`at_most`), so that one peer's value
+never makes another peer refuse the sum.
+"""
+
+from typing import Final
+
+TOKENS: Final = 1 << 24  # tokens of one sequence: prompt, output, context
+TOTAL_TOKENS: Final = 1 << 53  # tokens over tickets, leases or workers; a float holds every integer up to it
+COUNT: Final = (1 << 32) - 1  # tickets, leases, slots, workers over a whole model; all that the fields' type holds
+SLOTS: Final = 1 << 16  # sequences of one worker
+KV_BLOCKS: Final = 1 << 26  # of one worker
+BLOCK_SIZE: Final = 1 << 16  # tokens
+ATTEMPT: Final = 1 << 16
+RATE: Final = 1e12  # tokens/s
+TOKEN_SECONDS: Final = 1e6  # s that one token adds to a step
+VIRTUAL_TOKENS: Final = 1e24
+WEIGHT: Final = 1e6  # share of a tenant within its class
+SPAN_S: Final = 366 * 86_400  # s, of every duration
+REQUEST_NANOS: Final = 48 * 3600 * 10**9  # ns, time left and age of a request
+STEPS: Final = 1 << 62  # engine steps
+VOCABULARY: Final = 1 << 24  # token ids
+
+ID_CHARS: Final = 256  # ids of requests, tickets, leases, reservations, processes
+MODEL_NAME_CHARS: Final = 256
+MODEL_KEY_CHARS: Final = 400  # name, @ and digest
+DIGEST_CHARS: Final = 128
+ADDRESS_CHARS: Final = 300
+TRACEPARENT_CHARS: Final = 128
+BEARER_CHARS: Final = 4_096
+REASON_CHARS: Final = 1_024
+ERROR_CHARS: Final = 65_536
+TEMPLATE_CHARS: Final = 1 << 20
+TOKENIZER_BYTES: Final = 48 << 20  # compressed
+
+# Entries of one frame.
+TICKETS: Final = 4_096
+LEASES: Final = 1 << 17  # that one worker runs or reports
+SERVED: Final = 8_192
+NUMBERED: Final = 1 << 17
+MODELS: Final = 4_096
+POISON_REPORTS: Final = 16_384
+STOP_TOKENS: Final = 4_096
+PREFIX_BLOCKS: Final = 1 << 22
+PREFIX_HASHES: Final = 64  # of one ticket
+AVOIDED_WORKERS: Final = 16  # of one ticket
+SLOT_RELEASES: Final = 1_024
+BACKLOGS: Final = 1_024  # workers of one report
+VIRTUAL_TIMES: Final = 4 * MODELS  # one for each class
+WINDOWS: Final = 64  # rejection windows beside one rejection
+FRAMES: Final = 1_024  # of one bundle
+
+
+def at_most(value: int, bound: int) -> int:
+    """Return a total within the range of its field."""
+    return min(value, bound)
