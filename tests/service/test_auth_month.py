@@ -1,6 +1,7 @@
 """A compressed month of auth over real servers: keys are rotated, tenants come and go, models and auth are replaced.
 
-The month has a virtual clock, three requests per tenant and day, and the ledger keeps three days of rows.
+The month has a virtual clock, three requests per tenant and day, and the ledger keeps three days of rows. One tenant
+stays for the month and sends so many requests that its totals exceed 32 bits.
 """
 
 import random
@@ -11,11 +12,14 @@ from datetime import UTC, datetime
 
 from auth_server import START_UNIX_S, FakeClock, auth_process, edge, rejection_of, tenant_use
 from penstock.auth.store import sqlite
+from penstock.mesh.limits.bounds import TOKENS
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
 
 DAYS, DAY_S, RESTART_EVERY_DAYS = 30, 86_400.0, 7
 MAX_UINT32 = 2**32 - 1
+REQUESTS_PER_DAY, LARGE_REQUESTS_PER_DAY = 3, 15
+LARGE = "large"  # tenant
 MINUTE_LIMIT = 2**39  # tokens; a share of it exceeds the grant that a frame can carry
 
 
@@ -49,6 +53,8 @@ class Month:
     async def administer(self, found, day):
         """Create a tenant a day, delete one that is ten days old, and rotate every key every five days."""
         await self.create_tenant(found, f"tenant-{day}")
+        if day == 0:
+            await self.create_tenant(found, LARGE)
         if day >= 10:
             await found.admin.DeleteTenant(pb.DeleteTenantRequest(tenant_id=f"tenant-{day - 10}"))
             self.retired.append(self.keys.pop(f"tenant-{day - 10}"))
@@ -70,9 +76,9 @@ class Month:
     async def serve(self, found, stream, day):
         model = f"model-{day // 6}"
         for tenant_id, (key_id, credential) in self.keys.items():
-            for _ in range(3):
+            for _ in range(LARGE_REQUESTS_PER_DAY if tenant_id == LARGE else REQUESTS_PER_DAY):
                 self.number += 1
-                prompt, output = self.rng.randrange(MAX_UINT32), self.rng.randrange(MAX_UINT32)
+                prompt, output = self.rng.randrange(TOKENS // 2, TOKENS), self.rng.randrange(TOKENS)
                 request_id = f"request-{self.number}"
                 admitted = await stream.reserve(request_id, prompt, output, model, credential=credential)
                 assert admitted.fallback_tokens == MAX_UINT32
