@@ -1,26 +1,22 @@
-"""A client with many streams to one server: `python held_streams.py ADDRESS STREAMS`.
+"""Two programs: a server that holds its event loop while very many messages arrive, and their sender.
 
-It writes a line once all streams are open. At a line on standard input, it sends a message on each stream, and at the
-next line it writes how many of them have ended.
+`python held_streams.py serve STREAMS HELD_S` writes its address, holds its loop at a line on standard input, and writes
+the number of messages once it has one of each stream. `python held_streams.py send STREAMS ADDRESS` writes a line once
+all streams are open, sends a message on each at a line on standard input, and at the next line writes how many streams
+have ended.
 """
 
 import asyncio
 import sys
+import time
+
+import grpc
 
 from penstock.chassis.channels import channel
+from penstock.chassis.lifecycle import run
+from penstock.chassis.server.server import serving
 
-METHOD = "/test.Held/Streams"
-
-
-async def run(address, streams):
-    async with channel(address) as to_server:
-        calls = [to_server.stream_stream(METHOD)() for _ in range(streams)]
-        await asyncio.gather(*(call.initial_metadata() for call in calls))
-        answer("open")
-        await asyncio.to_thread(sys.stdin.readline)
-        await asyncio.gather(*(call.write(b"message") for call in calls))
-        await asyncio.to_thread(sys.stdin.readline)
-        answer(sum(call.done() for call in calls))
+SERVICE, METHOD = "test.Held", "Streams"
 
 
 def answer(line):
@@ -28,5 +24,49 @@ def answer(line):
     sys.stdout.flush()
 
 
+async def command():
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+async def serve(streams, held_s):
+    received, has_all = 0, asyncio.Event()
+
+    async def read_messages(requests, context):
+        nonlocal received
+        await context.send_initial_metadata(())
+        async for _ in requests:
+            received += 1
+            if received == streams:
+                has_all.set()
+        yield b""
+
+    def register(_, server):
+        handler = grpc.stream_stream_rpc_method_handler(read_messages)
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+
+    async with serving("127.0.0.1:0", [(register, None)], drain_grace=0.1) as server:
+        answer(server.address)
+        await command()
+        time.sleep(held_s)  # noqa: ASYNC251  # holds the loop
+        await has_all.wait()
+        answer(received)
+        await command()
+
+
+async def send(streams, address):
+    async with channel(address) as to_server:
+        calls = [to_server.stream_stream(f"/{SERVICE}/{METHOD}")() for _ in range(streams)]
+        await asyncio.gather(*(call.initial_metadata() for call in calls))
+        answer("open")
+        await command()
+        await asyncio.gather(*(call.write(b"message") for call in calls))
+        await command()
+        answer(sum(call.done() for call in calls))
+
+
 if __name__ == "__main__":
-    asyncio.run(run(sys.argv[1], int(sys.argv[2])))
+    program, count, argument = sys.argv[1:]
+    if program == "serve":
+        run(lambda: serve(int(count), float(argument)))
+    else:
+        run(lambda: send(int(count), argument))

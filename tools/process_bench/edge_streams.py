@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.chassis.channels import channel
 from penstock.chassis.garbage import freeze_gc
+from penstock.chassis.lifecycle import run
 from penstock.chassis.streams.link import Link
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
@@ -101,4 +102,4 @@ async def run_edges(first: int, edges: int, tickets: int, address: str) -> None:
 
 if __name__ == "__main__":
     first_edge, edge_count, ticket_count = map(int, sys.argv[1:4])
-    asyncio.run(run_edges(first_edge, edge_count, ticket_count, sys.argv[4]))
+    run(lambda: run_edges(first_edge, edge_count, ticket_count, sys.argv[4]))

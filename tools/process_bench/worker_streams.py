@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.chassis.channels import channel
 from penstock.chassis.garbage import freeze_gc
+from penstock.chassis.lifecycle import run
 from penstock.chassis.streams.link import Link
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1 import scheduler_pb2 as pb
@@ -151,4 +152,4 @@ async def run_workers(first: int, workers: int, slots: int, address: str) -> Non
 
 if __name__ == "__main__":
     first_worker, worker_count, slot_count = map(int, sys.argv[1:4])
-    asyncio.run(run_workers(first_worker, worker_count, slot_count, sys.argv[4]))
+    run(lambda: run_workers(first_worker, worker_count, slot_count, sys.argv[4]))

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import grpc
 import structlog
 
-from penstock.chassis.grpc_poller import unblock_poller
-
 log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 64 * 2**20  # a 100k-token prompt is 0.5 MB, a tokenizer 5 MB
@@ -35,7 +33,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 def channel(target: str) -> grpc.aio.Channel:
     """Open a plaintext channel to `target` that detects a frozen peer within seconds."""
-    unblock_poller()
     return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
 
 

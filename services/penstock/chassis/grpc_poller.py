@@ -8,35 +8,25 @@ byte while others are unread. With a write end that does not block, it does.
 """
 
 import socket
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
-_lock = threading.Lock()
-_is_done = False
 
+@contextmanager
+def unblocked_poller() -> Iterator[None]:
+    """Run `grpc.aio` with a poller whose writes do not block, until the block ends.
 
-def unblock_poller() -> None:
-    """Start `grpc.aio` with a poller whose writes do not block, unless it runs already. Call it before using gRPC.
-
-    `grpc.aio` offers no access to its socket pair, so that its creation is intercepted. It then runs until the process
-    ends. If the application has started it before, nothing changes.
+    Enter it on the loop that will use gRPC, before any channel or server is made. `grpc.aio` offers no access to its
+    socket pair, so that its creation is intercepted.
     """
-    global _is_done  # noqa: PLW0603  # as is the poller of `grpc.aio`
-    with _lock:
-        if not _is_done:
-            _is_done = _start()
-
-
-def _start() -> bool:
-    """Return whether a poller was created."""
-    create, created = socket.socketpair, list[socket.socket]()
+    create = socket.socketpair
 
     def create_unblocked(*args: Any, **options: Any) -> tuple[socket.socket, socket.socket]:
         reader, writer = create(*args, **options)
         writer.setblocking(False)
-        created.append(writer)
         return reader, writer
 
     socket.socketpair = create_unblocked
@@ -44,6 +34,7 @@ def _start() -> bool:
         grpc.aio.init_grpc_aio()
     finally:
         socket.socketpair = create
-    if not created:
-        grpc.aio.shutdown_grpc_aio()  # the poller of the application goes on, as it counts its users
-    return bool(created)
+    try:
+        yield
+    finally:
+        grpc.aio.shutdown_grpc_aio()

@@ -16,6 +16,7 @@ import uvloop
 
 from penstock.chassis.config import ConfigError, ServiceConfig, describe, load
 from penstock.chassis.garbage import OldObjects, freeze_gc
+from penstock.chassis.grpc_poller import unblocked_poller
 from penstock.chassis.observability import telemetry
 from penstock.chassis.observability.deferred import deferred_calls
 
@@ -111,7 +112,8 @@ async def _run_with_signals(main: Callable[[], Awaitable[None]]) -> None:
         loop.add_signal_handler(number, on_signal, number.name)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the parent process may have blocked it until now
     try:
-        await main()
+        with unblocked_poller():
+            await main()
     except asyncio.CancelledError:
         if not stop.is_requested:
             raise

@@ -11,7 +11,6 @@ import grpc
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.errors import Unavailable
-from penstock.chassis.grpc_poller import unblock_poller
 from penstock.client.retries import CONNECTION_LOST
 from penstock.client.target_rotation import TargetRotation
 from penstock.v1.inference_pb2_grpc import InferenceStub
@@ -86,7 +85,6 @@ class Endpoints:
     def _channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is None:
             return channel(target)
-        unblock_poller()
         return grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
 
 

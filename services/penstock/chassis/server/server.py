@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.chassis.channels import MAX_MESSAGE_BYTES
 from penstock.chassis.config import ConfigError
-from penstock.chassis.grpc_poller import unblock_poller
 from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.chassis.observability.deferred import deferred_calls
 from penstock.chassis.server.admin import AdminService, OperatorInterceptor
@@ -118,7 +117,6 @@ async def serving(
     calls = CallCounter()
     operators = OperatorInterceptor(admin.token if admin else "")
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
-    unblock_poller()
     grpc_server = grpc.aio.server(interceptors=(CallInterceptor(calls), operators, *interceptors), options=options)
     if admin:
         admin.calls = calls
