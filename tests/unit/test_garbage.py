@@ -10,6 +10,7 @@ from dispatch_mesh import profile_of, ticket_of
 from penstock.chassis.garbage import (
     MAX_FROZEN_INTERVAL_S,
     MAX_SURVIVORS,
+    MAX_YOUNG,
     MIN_FROZEN_INTERVAL_S,
     THRESHOLDS,
     OldObjects,
@@ -120,6 +121,20 @@ def test_objects_that_survive_a_full_collection_are_not_walked_by_the_next_one(c
     gc.collect()
     assert len(gc.get_objects()) < MAX_SURVIVORS
     assert len(kept) == 2 * MAX_SURVIVORS
+
+
+def test_very_many_young_objects_are_frozen_instead_of_walked(clock):
+    kept = [[] for _ in range(2 * MAX_YOUNG)]
+    gc.collect(0)
+    assert not gc.get_objects(generation=1)  # where those that a collection has walked would be
+    assert len(gc.get_objects(generation=0)) < MAX_YOUNG
+    assert len(kept) == 2 * MAX_YOUNG
+
+
+def test_few_young_objects_are_walked(clock):
+    kept = [[] for _ in range(MAX_YOUNG // 4)]
+    gc.collect(0)
+    assert len(gc.get_objects(generation=1)) >= len(kept)
 
 
 def test_few_survivors_stay_tracked(clock):

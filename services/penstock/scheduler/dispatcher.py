@@ -173,7 +173,11 @@ class Dispatcher:
     # Time.
 
     def tick(self, now: float) -> list[Effect]:
-        """Revoke leases that were not started in time, and send reports. The service calls it ten times a second."""
+        """Revoke leases that were not started in time, and send reports. Due ten times a second."""
+        return [*self.tick_fleet(now), *self.tick_reports(now)]
+
+    def tick_fleet(self, now: float) -> list[Effect]:
+        """Do the first part of `tick`, so that a service can run the parts in turns of their own."""
         self.fleet.tick(now)
         effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
         if self.poison.expire(now) or self._is_catalog_due:
@@ -181,7 +185,11 @@ class Dispatcher:
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
-        return [*effects, *stats, *times, *self.service_reports.pop_due(self.queues, now)]
+        return [*effects, *stats, *times]
+
+    def tick_reports(self, now: float) -> list[Effect]:
+        """Do the second part of `tick`: the first slice of the reports of leases."""
+        return [*self.service_reports.pop_due(self.queues, now)]
 
     @property
     def has_due_work(self) -> bool:

@@ -61,7 +61,9 @@ class SchedulerService(SchedulerServiceServicer):
         """Advance the time of the dispatcher until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
-            self._perform(self._dispatcher.tick(self._now()))
+            self._perform(self._dispatcher.tick_fleet(self._now()))
+            await asyncio.sleep(0)  # other work of the loop: for 1,000 workers, each part takes some milliseconds
+            self._perform(self._dispatcher.tick_reports(self._now()))
             self._schedule_slice()
 
     def _schedule_slice(self) -> None:

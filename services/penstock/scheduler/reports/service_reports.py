@@ -17,7 +17,7 @@ ABSENT_QUEUE_TTL_S = 30.0  # s for which reports are kept for a disconnected sha
 # Tickets of one frame, so that a frame does not hold the loop of the shard: those in full, and those by number.
 MAX_FULL_TICKETS = 512
 MAX_NUMBERED_TICKETS = 4_096
-MAX_FULL_TICKETS_PER_SLICE = 1_024  # tickets that one slice of work reports in full, over all shards
+MAX_FULL_TICKETS_PER_SLICE = 512  # tickets that one slice of work reports in full, over all shards
 
 
 @dataclass(slots=True)
