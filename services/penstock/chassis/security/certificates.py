@@ -82,9 +82,7 @@ class CertificateFiles:
             if stamps == self._stamps:
                 return
             loaded = load_certificates(self.paths)
-            if loaded.identity != self._current.identity:
-                was = self._current.identity.uri
-                raise CertificatesInvalid(f"the certificate is of {loaded.identity.uri}, this process is {was}")
+            _check_same(loaded.identity, self._current.identity)
         except CertificatesInvalid as error:
             self._log_rejected(str(error))
             return
@@ -100,6 +98,11 @@ class CertificateFiles:
         if stamps != self._rejected:
             self._rejected = stamps
             log.warning("certificates_not_loaded", because=reason, still_used=self._current.identity.uri)
+
+
+def _check_same(new: PeerIdentity, current: PeerIdentity) -> None:
+    if new != current:
+        raise CertificatesInvalid(f"the new certificate is of {new.uri}, this process is {current.uri}; restart it")
 
 
 def load_certificates(paths: CertificatePaths) -> Certificates:

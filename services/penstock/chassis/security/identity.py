@@ -115,11 +115,9 @@ def peer_identity(context: Any) -> PeerIdentity | None:
 def _identity_in(auth_context: Any) -> PeerIdentity | None:
     if auth_context.get("transport_security_type", (b"insecure",))[0] != b"ssl":
         return None
-    uris = auth_context.get("peer_spiffe_id", ())
+    uris = auth_context.get("peer_spiffe_id", ())  # empty if the certificate has several URI names
     try:
-        if len(uris) != 1:
-            raise IdentityInvalid("the certificate does not have one SPIFFE id")
-        return parse_spiffe_id(uris[0].decode("utf-8", "replace"))
+        return parse_spiffe_id(uris[0].decode("utf-8", "replace") if len(uris) == 1 else "")
     except IdentityInvalid as error:
         text = f"{error}; use a certificate with the URI name spiffe://TRUST_DOMAIN/penstock/TIER/INSTANCE"
         raise PermissionDenied(text, reason="PEER_UNIDENTIFIED") from None

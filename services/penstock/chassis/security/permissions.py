@@ -1,4 +1,4 @@
-"""Which tier may call which RPC. The only table of permissions between processes; an RPC without an entry is refused."""
+"""The table of RPCs and the tiers that may call each. An RPC without an entry is refused."""
 
 from collections.abc import Iterator, Mapping
 

@@ -69,8 +69,8 @@ async def accept_stream(
 ) -> AsyncIterator[Peer[Out, Any]]:
     """Give a bidirectional handler its end of the stream, after hellos in both directions.
 
-    With `tiers`, the peer is a process of one of them, and its hello must be of the tier and instance of its
-    certificate, if the connection has one.
+    With `tiers`, the peer must be a process of one of them, and its hello of the tier and instance of its certificate.
+    Both are checked on connections with certificates.
 
     The block ends normally when the peer ends the stream, is cut, is silent or does not read; `finally` is the place to
     release resources. Raises FailedPrecondition if the first frame is not a hello of a protocol version of ours,
@@ -102,10 +102,11 @@ async def accept_stream(
 
 
 def _check_peer(context: Any, hello: Hello, tiers: Sequence[str]) -> None:
-    """Raise HelloMismatch if the hello is not of `tiers`, or is of another process than the certificate."""
+    """Raise HelloMismatch if the hello is of another process than the certificate, or this stream of other tiers."""
     identity = peer_identity(context)
-    if identity is not None:
-        check_hello(hello, identity.tier, identity.instance_id)
+    if identity is None:
+        return
+    check_hello(hello, identity.tier, identity.instance_id)
     if hello.tier not in tiers:
         raise HelloMismatch(f"this stream is for {' and '.join(tiers)}, the hello is of tier {hello.tier[:64]!r}")
 
@@ -207,7 +208,13 @@ class Link(Generic[Out, In]):
                     await self._read(call, endpoint)
         except TimeoutError:
             endpoint.close_reason = endpoint.close_reason or "no hello"
-        except (grpc.RpcError, FailedPrecondition, PermissionDenied, FrameOutOfRange, asyncio.InvalidStateError) as error:
+        except (
+            grpc.RpcError,
+            FailedPrecondition,
+            PermissionDenied,
+            FrameOutOfRange,
+            asyncio.InvalidStateError,
+        ) as error:
             endpoint.close_reason = endpoint.close_reason or _reason(error)
             self._log_rejection(error)
         except Exception:
