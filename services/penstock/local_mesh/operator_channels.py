@@ -1,4 +1,4 @@
-"""Channels of operators: to processes of a local mesh with its operator's certificate, or with one from the settings."""
+"""Channels of operators, with the certificate of a local mesh's operator or with one from the settings."""
 
 import asyncio
 import os

@@ -164,7 +164,7 @@ class _Planner:
         doors = self.proxy_doors(replica)
         if doors:
             own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}
-        return self.tier_process("edge", replica, 7001, http=http, doors=doors, **own)
+        return self.tier_process("edge", replica, 7001, http=http, **own)
 
     def proxy_doors(self, replica: int) -> tuple[str, ...]:
         """Return the addresses of an edge for proxies; none if they use its doors for clients."""
@@ -190,9 +190,7 @@ class _Planner:
         is_single = tier == "auth" or (tier in ("routing", "envoy") and self.options.envoys == 1)
         return tier if is_single else f"{tier}-{replica + 1}"
 
-    def tier_process(
-        self, tier: str, replica: int, port: int, http: str = "", doors: tuple[str, ...] = (), **settings: str
-    ) -> ProcessSpec:
+    def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
         listen = self.address(port, replica)
         own = {"LISTEN": listen, "OTLP_ENDPOINT": self.options.otlp, **settings}
         environment = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in own.items() if value}
@@ -208,7 +206,7 @@ class _Planner:
             environment={**self.tls_settings(name), **environment},
             address=listen,
             http=http,
-            proxy_doors=doors,
+            proxy_doors=self.proxy_doors(replica) if tier == "edge" else (),
             is_mutual=not self.options.insecure and tier != "edge",  # an edge's own address is for clients
         )
 

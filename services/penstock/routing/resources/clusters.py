@@ -2,12 +2,13 @@
 
 from datetime import timedelta
 
+from betterproto2 import Message
 from envoy_data_plane.envoy.config.cluster import v3 as cluster
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type import v3 as units
+from envoy_data_plane.google.protobuf import Any
 
-from penstock.routing.resources.packing import pack_any
 from penstock.routing.resources.transport_sockets import mutual_tls
 from penstock.routing.resources.types import Resource, ResourceType
 
@@ -69,6 +70,10 @@ def _cluster(
 
 def ads_config_source() -> core.ConfigSource:
     return core.ConfigSource(ads=core.AggregatedConfigSource(), resource_api_version=core.ApiVersion.V3)
+
+
+def pack_any(message: Message) -> Any:
+    return Any.pack(message)
 
 
 def _check(

@@ -3,9 +3,9 @@
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 from envoy_data_plane.envoy.type.matcher import v3 as matchers
+from envoy_data_plane.google.protobuf import Any
 
 from penstock.chassis.security.identity import server_name
-from penstock.routing.resources.packing import pack_any
 from penstock.routing.secrets import AUTHORITIES, IDENTITY, secret_file
 
 TRANSPORT_SOCKET = "envoy.transport_sockets.tls"
@@ -21,7 +21,7 @@ def mutual_tls(secrets: str, tier: str, *, alpn: str) -> core.TransportSocket:
         default_validation_context=tls.CertificateValidationContext(match_typed_subject_alt_names=[expected]),
         validation_context_sds_secret_config=_secret(secrets, AUTHORITIES),
     )
-    latest = tls.TlsParametersTlsProtocol.TL_SV1_3
+    latest = tls.TlsParametersTlsProtocol.TLSv1_3
     context = tls.UpstreamTlsContext(
         sni=name,
         common_tls_context=tls.CommonTlsContext(
@@ -31,7 +31,7 @@ def mutual_tls(secrets: str, tier: str, *, alpn: str) -> core.TransportSocket:
             alpn_protocols=[alpn],
         ),
     )
-    return core.TransportSocket(name=TRANSPORT_SOCKET, typed_config=pack_any(context))
+    return core.TransportSocket(name=TRANSPORT_SOCKET, typed_config=Any.pack(context))
 
 
 def _secret(folder: str, name: str) -> tls.SdsSecretConfig:
