@@ -208,6 +208,7 @@ class Link(Generic[Out, In]):
                     await self._read(call, endpoint)
         except TimeoutError:
             endpoint.close_reason = endpoint.close_reason or "no hello"
+            await self._log_failed_call(call)
         except (
             grpc.RpcError,
             FailedPrecondition,
@@ -250,6 +251,12 @@ class Link(Generic[Out, In]):
         if _is_rejection(error) and reason != self._rejection:
             self._rejection = reason
             self._log("link_rejected", link=self.name, because=reason)
+
+    async def _log_failed_call(self, call: Any) -> None:
+        """Log the status of a call that failed before the writer or the reader received it."""
+        if self._endpoint is None and call.done() and await call.code() is not grpc.StatusCode.OK:
+            failure = (await call.code(), await call.initial_metadata(), await call.trailing_metadata())
+            self._log_rejection(grpc.aio.AioRpcError(*failure, await call.details()))
 
     def _mark_down(self, endpoint: StreamEndpoint[Out, In]) -> None:
         endpoint.mark_closed("ended" if endpoint.has_peer_ended or endpoint.has_sent_end else "cut")
