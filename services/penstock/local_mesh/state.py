@@ -19,6 +19,7 @@ class ProcessState:
     pid: int
     address: str
     http: str
+    is_mutual: bool = False  # whether `address` requires a certificate, such as that of the mesh's operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

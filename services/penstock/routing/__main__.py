@@ -1,6 +1,7 @@
 """The control plane process: `python -m penstock.routing`."""
 
 from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.routing.config import RoutingConfig
@@ -16,6 +17,7 @@ async def run_routing(config: RoutingConfig) -> None:
         listen=Address.parse(config.envoy_listen),
         access_log=config.access_log,
         keepalive_interval=config.keepalive,
+        secrets=config.envoy_secrets,
     )
     reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges))
     async with (
@@ -26,6 +28,7 @@ async def run_routing(config: RoutingConfig) -> None:
             admin=AdminService("routing", config.instance_id, reconciler.figures, token=config.admin_token),
             drain_grace=config.drain_grace,
             advertise=config.advertise,
+            security=open_security(config),
         ),
     ):
         await stop_requested()

@@ -17,6 +17,8 @@ from penstock.chassis.channels import MAX_MESSAGE_BYTES
 from penstock.chassis.config import ConfigError
 from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.chassis.observability.deferred import deferred_calls
+from penstock.chassis.security.interceptor import PeerInterceptor
+from penstock.chassis.security.process import LOCAL, ProcessSecurity
 from penstock.chassis.server.admin import AdminService, OperatorInterceptor
 from penstock.chassis.server.call_metrics import CallCounter
 from penstock.chassis.server.health import Health
@@ -48,10 +50,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def _bind(grpc_server: grpc.aio.Server, listen: str) -> int:
+def _bind(grpc_server: grpc.aio.Server, listen: str, security: ProcessSecurity, *, is_door: bool) -> int:
     """Return the bound port. Raises ConfigError if binding fails."""
     try:
-        return grpc_server.add_insecure_port(listen)
+        return security.bind(grpc_server, listen, is_development_door=is_door)
     except RuntimeError as error:
         text = f"cannot listen on {listen}; is the port taken? Set another with LISTEN of the tier"
         raise ConfigError(text) from error
@@ -65,6 +67,7 @@ class Server:
     health: Health
     calls: CallCounter
     address: str  # host:port by which other processes reach it
+    proxy_address: str = ""  # host:port for proxies; empty: none
 
     @property
     def port(self) -> int:
@@ -108,23 +111,32 @@ async def serving(
     is_ready: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     message_bytes: int = MAX_MESSAGE_BYTES,
+    security: ProcessSecurity = LOCAL,
+    is_door: bool = False,
+    proxy_listen: str = "",
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
     The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
-    Raises ConfigError if `listen` cannot be bound.
+    `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
+    Raises ConfigError if an address cannot be bound, or would serve plaintext off loopback.
     """
     calls = CallCounter()
     operators = OperatorInterceptor(admin.token if admin else "")
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
-    grpc_server = grpc.aio.server(interceptors=(CallInterceptor(calls), operators, *interceptors), options=options)
+    peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
+    checks = (CallInterceptor(calls), *peers, operators)
+    grpc_server = grpc.aio.server(interceptors=(*checks, *interceptors), options=options)
     if admin:
         admin.calls = calls
         registrations = [*registrations, (add_AdminServicer_to_server, admin)]
     health = _register(grpc_server, registrations)
-    address = advertised_address(listen, _bind(grpc_server, listen), advertise)
+    address = advertised_address(listen, _bind(grpc_server, listen, security, is_door=is_door), advertise)
+    proxies = ""
+    if proxy_listen:
+        proxies = advertised_address(proxy_listen, _bind(grpc_server, proxy_listen, security, is_door=False), "")
     await grpc_server.start()
-    server = Server(grpc_server, health, calls, address)
+    server = Server(grpc_server, health, calls, address, proxies)
     server.set_ready(is_ready=is_ready)
     log.info("listening", address=address, port=server.port)
     stop = current_stop()
