@@ -7,8 +7,9 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from typing import Any
 from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
-from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, check_model, plan_mesh
+from penstock.chassis.operators.unix_socket import is_path_short
+from penstock.local_mesh.plan import (
+    BASE_PORT,
+    MeshOptions,
+    MeshPlan,
+    ProcessSpec,
+    admin_socket,
+    check_model,
+    plan_mesh,
+)
 from penstock.local_mesh.processes import (
     POLL_INTERVAL_S,
     ChildFailedError,
@@ -35,6 +45,8 @@ from penstock.v1.inference_pb2_grpc import InferenceStub
 START_TIMEOUT_S = 120.0  # s; enough for a cold disk and a model of some gigabytes
 PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
 PORT_ATTEMPTS = 50
+LONGEST_NAME = "scheduler-4"  # of a process
+SHORT_TEMPORARY_FOLDER = "/tmp"  # noqa: S108  # TMPDIR may be as long as the folder of the mesh
 
 # Envoy first, so that no new request enters; auth last, so that it receives every settlement.
 DRAIN_ORDER = (("envoy",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
@@ -167,7 +179,29 @@ class LocalMesh:
 
 def _process_state(child: ChildProcess) -> ProcessState:
     spec = child.spec
-    return ProcessState(name=spec.name, tier=spec.tier, pid=child.process.pid, address=spec.address, http=spec.http)
+    return ProcessState(
+        name=spec.name,
+        tier=spec.tier,
+        pid=child.process.pid,
+        address=spec.address,
+        http=spec.http,
+        admin=spec.admin_target,
+    )
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier mesh; a running one would use these ports
+    folder.mkdir(mode=0o700)
+
+
+@contextmanager
+def _socket_folder(folder: Path) -> Iterator[Path]:
+    """Yield the folder of the Admin sockets: `folder`, or a private one for the block if its path is too long."""
+    if is_path_short(admin_socket(folder, LONGEST_NAME)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-", dir=SHORT_TEMPORARY_FOLDER) as short:
+        yield Path(short)
 
 
 def free_base_port() -> int:
@@ -238,12 +272,24 @@ async def local_mesh(
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
     folder = state_folder() / f"mesh-{options.base_port}"
-    api_key = _api_key()
-    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
+    with _socket_folder(folder) as sockets:
+        async with _mesh_in(options, folder, sockets, on_status, transform_plan) as mesh:
+            yield mesh
+
+
+@asynccontextmanager
+async def _mesh_in(
+    options: MeshOptions,
+    folder: Path,
+    sockets: Path,
+    on_status: ProcessStatusFn,
+    transform_plan: TransformPlan | None,
+) -> AsyncIterator[LocalMesh]:
+    api_key, cores = _api_key(), os.cpu_count() or 1
+    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=cores, sockets=sockets)
     check_model(options.model)
     _check_ports(plan)
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier mesh; a running one would use these ports
-    folder.mkdir(mode=0o700)
+    _make_empty(folder)
     plan = await transform_plan(plan) if transform_plan else plan
     mesh = LocalMesh(options, plan, folder, api_key)
     try:

@@ -19,6 +19,11 @@ class ProcessState:
     pid: int
     address: str
     http: str
+    admin: str = ""  # address of its Admin service; empty: `address`, as in a previous release
+
+    @property
+    def admin_address(self) -> str:
+        return self.admin or self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
