@@ -4,10 +4,10 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import structlog
@@ -25,8 +25,17 @@ LOOPBACK_HOSTS = ("127.", "[::1]:", "localhost:")
 
 current_actor: ContextVar[str] = ContextVar("current_actor", default="unknown")
 
-# Receives the actor, the peer, the method, the error and the number of refusals since the last call.
-ReportRefusals = Callable[[str, str, str, PenstockError, int], Awaitable[None]]
+
+class Refusal(NamedTuple):
+    """One refused call."""
+
+    actor: str  # the tier and name of its certificate, or `unknown`
+    peer: str
+    method: str
+    error: PenstockError
+
+
+ReportRefusals = Callable[[Refusal, int], None]  # the last refusal, and the number of refusals since the last report
 
 
 def check_protected(listen: str, *, token: str, is_tls: bool) -> None:
@@ -88,13 +97,14 @@ class OperatorAccess:
         return "only a certificate of tier `operator` is served here; make one with `penstock certs`"
 
 
-@dataclass(frozen=True)
+@dataclass
 class OperatorInterceptor(grpc.aio.ServerInterceptor):
     """Admits operators alone to every method of a listener, and sets `current_actor` for the call."""
 
     access: OperatorAccess
     report: ReportRefusals
     _refusals: RefusalReport = field(default_factory=RefusalReport)
+    _last: Refusal | None = None
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
@@ -103,20 +113,30 @@ class OperatorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method.removeprefix("/")
 
         async def guard(context: Context, body: Body) -> Any:
-            await self._authorize(method, context)
+            self._authorize(method, context)
             return await body()
 
         return guarded(handler, guard)
 
-    async def _authorize(self, method: str, context: Context) -> None:
+    def report_rest(self) -> None:
+        """Report the refusals that no report has had, as the listener closes."""
+        if self._last and (count := self._refusals.take()):
+            self._report(self._last, count)
+
+    def _authorize(self, method: str, context: Context) -> None:
         now, peer = time.monotonic(), context.peer()
         certificate = certificate_of(context)
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")
         try:
             current_actor.set(self.access.authorize(peer, str(shown), certificate, now))
         except PenstockError as error:
+            actor = f"{certificate.tier}:{certificate.name}" if certificate else "unknown"
+            self._last = Refusal(actor, peer, method, error)
             if count := self._refusals.record(now):
-                actor = f"{certificate.tier}:{certificate.name}" if certificate else "unknown"
-                log.warning("admin_refused", peer=peer, method=method, actor=actor, reason=error.reason, count=count)
-                await self.report(actor, peer, method, error, count)
+                self._report(self._last, count)
             raise
+
+    def _report(self, last: Refusal, count: int) -> None:
+        reason = last.error.reason
+        log.warning("admin_refused", peer=last.peer, method=last.method, actor=last.actor, reason=reason, count=count)
+        self.report(last, count)

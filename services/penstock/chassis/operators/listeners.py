@@ -67,8 +67,8 @@ async def serving_admin(
     audit = AuditLog(admin.tier, admin.instance_id, listeners.audit_log)
     audited = AuditInterceptor(audit)
     admin.access_figures = lambda: {**access.figures(), **audit.figures()}
-    interceptors = (CallInterceptor(), OperatorInterceptor(access, audit.record_refusals), audited)
-    grpc_server = new_server(interceptors, MAX_REQUEST_BYTES)
+    admitting = OperatorInterceptor(access, audit.record_refusals)
+    grpc_server = new_server((CallInterceptor(), admitting, audited), MAX_REQUEST_BYTES)
     add_AdminServicer_to_server(admin, grpc_server)
     channelz.add_channelz_servicer(grpc_server)
     reflection.enable_server_reflection((*services, *ADMIN_SERVICES), grpc_server)
@@ -82,6 +82,7 @@ async def serving_admin(
             with suppress(TimeoutError):
                 await asyncio.wait_for(audited.idle.wait(), ACTION_GRACE_S)
             await grpc_server.stop(STOP_GRACE_S)
+            admitting.report_rest()
 
 
 @asynccontextmanager

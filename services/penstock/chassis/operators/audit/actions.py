@@ -119,7 +119,7 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):
         except Exception as error:
             result = f"INTERNAL/{type(error).__name__}"
             raise
-        else:
-            return response
         finally:
-            self.audit.end(entry, begun, result, outcome)
+            ending = self.audit.end(entry, begun, result, outcome)
+        await self.audit.wait_written(ending)
+        return response

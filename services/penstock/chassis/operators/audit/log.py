@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 
 from penstock.chassis.config import ConfigError
-from penstock.chassis.errors import PenstockError, Unavailable
+from penstock.chassis.errors import Unavailable
 from penstock.chassis.lifecycle import background
-from penstock.chassis.operators.access import current_actor
+from penstock.chassis.operators.access import Refusal, current_actor
 from penstock.chassis.operators.audit.chain import Chain, Entry
 from penstock.chassis.operators.audit.file import AuditFile
 
@@ -102,10 +102,16 @@ class AuditLog:
         now = self.entry(entry.action, parameters, actor=entry.actor, peer=entry.peer)
         return self._submit(replace(now, result=result, begun=begun))
 
-    async def record_refusals(self, actor: str, peer: str, method: str, error: PenstockError, count: int) -> None:
-        """Record attempts of callers that are not operators, of which the last one is described."""
-        entry = self.entry("refused", {"method": method, "count": count}, actor=actor, peer=peer)
-        self._submit(replace(entry, result=f"{error.code.name}/{error.reason}"))
+    async def wait_written(self, writing: "Future[int]") -> None:
+        """Return once a line is on disk, or has failed, or after a second: its action is over in any case."""
+        with suppress(TimeoutError, OSError, ConfigError):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await asyncio.shield(asyncio.wrap_future(writing))
+
+    def record_refusals(self, last: Refusal, count: int) -> None:
+        """Record `count` attempts of callers that are not operators, of which the last one is described."""
+        entry = self.entry("refused", {"method": last.method, "count": count}, actor=last.actor, peer=last.peer)
+        self._submit(replace(entry, result=f"{last.error.code.name}/{last.error.reason}"))
 
     def _submit(self, entry: Entry) -> "Future[int]":
         if not self._room.acquire(blocking=False):
