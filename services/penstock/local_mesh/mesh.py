@@ -195,7 +195,7 @@ def _make_empty(folder: Path) -> None:
 
 
 @contextmanager
-def _socket_folder(folder: Path) -> Iterator[Path]:
+def socket_folder(folder: Path) -> Iterator[Path]:
     """Yield the folder of the Admin sockets: `folder`, or a private one for the block if its path is too long."""
     if is_path_short(admin_socket(folder, LONGEST_NAME)):
         yield folder
@@ -272,7 +272,7 @@ async def local_mesh(
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
     folder = state_folder() / f"mesh-{options.base_port}"
-    with _socket_folder(folder) as sockets:
+    with socket_folder(folder) as sockets:
         async with _mesh_in(options, folder, sockets, on_status, transform_plan) as mesh:
             yield mesh
 
