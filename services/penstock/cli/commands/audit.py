@@ -7,7 +7,7 @@ import click
 
 from penstock.cli.options import json_option
 
-AUDIT_LOG = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+AUDIT_LOG = click.Path(dir_okay=False, allow_dash=True)
 
 
 class IsoTime(click.ParamType[datetime]):
