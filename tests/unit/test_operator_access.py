@@ -10,7 +10,7 @@ from penstock.chassis.operators.throttle import FAILURE_BURST, MAX_PEERS, Failur
 
 PEER = "ipv4:127.0.0.1:5000"
 RIGHT, WRONG = "Bearer t0ken", "Bearer t0ke"
-OPERATOR, EDGE = Certificate("operator", "anna"), Certificate("edge", "edge-1")
+OPERATOR, EDGE = (Certificate("penstock.local", *each) for each in (("operator", "anna"), ("edge", "edge-1")))
 
 
 def with_token():
@@ -51,6 +51,14 @@ def test_a_certificate_of_tier_operator_is_an_operator_and_another_tier_s_is_not
     assert access.authorize(PEER, "", OPERATOR, 0.0) == "operator:anna"
     with pytest.raises(PermissionDenied):
         access.authorize(PEER, "", EDGE, 0.0)
+
+
+def test_an_operator_of_another_trust_domain_is_none():
+    access = OperatorAccess(is_unix=False, trust_domain="penstock.example")
+    with pytest.raises(PermissionDenied):
+        access.authorize(PEER, "", OPERATOR, 0.0)
+    other = OPERATOR._replace(trust_domain="penstock.example")
+    assert access.authorize(PEER, "", other, 0.0) == "operator:anna"
 
 
 def test_the_owner_of_a_unix_socket_needs_no_token():
@@ -120,7 +128,7 @@ def test_refusals_are_reported_once_a_second_with_their_number():
 @pytest.mark.parametrize(
     ("uri", "certificate"),
     [
-        ("spiffe://penstock.local/penstock/operator/anna", ("operator", "anna")),
+        ("spiffe://penstock.local/penstock/operator/anna", ("penstock.local", "operator", "anna")),
         ("spiffe://penstock.local/penstock/operator/", None),
         ("spiffe://penstock.local/penstock/operator", None),
         ("spiffe://penstock.local/other/operator/anna", None),

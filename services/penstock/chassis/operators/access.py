@@ -21,7 +21,6 @@ from penstock.chassis.server.interceptors import Body, Context, Continuation, gu
 log = structlog.get_logger()
 
 UNIX_PREFIX = "unix:"
-LOOPBACK_HOSTS = ("127.", "[::1]:", "localhost:")
 
 current_actor: ContextVar[str] = ContextVar("current_actor", default="unknown")
 
@@ -57,6 +56,7 @@ class OperatorAccess:
 
     is_unix: bool  # the mode of the socket admits its owner alone
     token: str = ""
+    trust_domain: str = ""  # of operators' certificates; empty: any that the authority has signed
     refused: int = 0
     throttled: int = 0
     throttle: FailureThrottle = field(default_factory=FailureThrottle)
@@ -69,8 +69,8 @@ class OperatorAccess:
         """
         if self.is_unix:
             return f"unix:{os.getuid()}"
-        if certificate and certificate.tier == OPERATOR_TIER:
-            return f"operator:{certificate.name}"
+        if certificate and self._is_operator(certificate):
+            return f"operator:{certificate.instance_id}"
         host = host_of(peer)
         if delay := self.throttle.delay(host, now):
             self.throttled += 1
@@ -81,6 +81,10 @@ class OperatorAccess:
         self.refused += 1
         self.throttle.record_failure(host, now)
         raise PermissionDenied(self._denial(), reason="ADMIN_ONLY")
+
+    def _is_operator(self, certificate: Certificate) -> bool:
+        is_of_mesh = not self.trust_domain or certificate.trust_domain == self.trust_domain
+        return is_of_mesh and certificate.tier == OPERATOR_TIER
 
     def figures(self) -> dict[str, float]:
         return {"admin_refused": self.refused, "admin_throttled": self.throttled}
@@ -130,7 +134,7 @@ class OperatorInterceptor(grpc.aio.ServerInterceptor):
         try:
             current_actor.set(self.access.authorize(peer, str(shown), certificate, now))
         except PenstockError as error:
-            actor = f"{certificate.tier}:{certificate.name}" if certificate else "unknown"
+            actor = f"{certificate.tier}:{certificate.instance_id}" if certificate else "unknown"
             self._last = Refusal(actor, peer, method, error)
             if count := self._refusals.record(now):
                 self._report(self._last, count)

@@ -7,10 +7,11 @@ OPERATOR_TIER = "operator"
 
 
 class Certificate(NamedTuple):
-    """The tier and the name in the URI of a certificate: `spiffe://<trust domain>/penstock/<tier>/<name>`."""
+    """The identity in the URI of a certificate: `spiffe://<trust domain>/penstock/<tier>/<instance>`."""
 
+    trust_domain: str
     tier: str
-    name: str
+    instance_id: str  # of an operator: the operator's name
 
 
 def certificate_of(context: Any) -> Certificate | None:
@@ -22,8 +23,8 @@ def certificate_of(context: Any) -> Certificate | None:
 
 
 def parse_uri(uri: str) -> Certificate | None:
-    """Return tier and name; None if the URI has another form."""
+    """Return the identity; None if the URI has another form."""
     parts = uri.removeprefix(SPIFFE_SCHEME).split("/")
     if not uri.startswith(SPIFFE_SCHEME) or len(parts) != 4 or parts[1] != "penstock" or not all(parts):
         return None
-    return Certificate(parts[2], parts[3])
+    return Certificate(parts[0], parts[2], parts[3])

@@ -42,6 +42,7 @@ class OperatorListeners:
     audit_log: str = ""  # path; empty: the process's log alone
     health_listen: str = ""
     credentials: grpc.ServerCredentials | None = None  # of mutual TLS; None: plaintext
+    trust_domain: str = ""  # of operators' certificates
 
     @classmethod
     def of(cls, config: ServiceConfig) -> Self:
@@ -63,7 +64,9 @@ async def serving_admin(
     """
     listen = listeners.admin_listen
     check_protected(listen, token=listeners.admin_token, is_tls=listeners.credentials is not None)
-    access = OperatorAccess(is_unix=listen.startswith(UNIX_PREFIX), token=listeners.admin_token)
+    access = OperatorAccess(
+        is_unix=listen.startswith(UNIX_PREFIX), token=listeners.admin_token, trust_domain=listeners.trust_domain
+    )
     audit = AuditLog(admin.tier, admin.instance_id, listeners.audit_log)
     audited = AuditInterceptor(audit)
     admin.access_figures = lambda: {**access.figures(), **audit.figures()}

@@ -55,18 +55,23 @@ class AuditLog:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Write the log during the block. Raises ConfigError if the file cannot be opened."""
+        try:
+            await self._open()
+            try:
+                async with background(self._report_head()):
+                    yield
+            finally:
+                await self.wait_written(self._writer.submit(self._close))
+                self._log_head()
+        finally:
+            self._writer.shutdown(wait=False)
+
+    async def _open(self) -> None:
         if self._file:
             try:
                 await asyncio.wrap_future(self._writer.submit(self._file.open))
             except OSError as error:
                 raise ConfigError(f"cannot write the audit log {self._file.path}: {error}") from error
-        try:
-            async with background(self._report_head()):
-                yield
-        finally:
-            await asyncio.wrap_future(self._writer.submit(self._close))
-            self._writer.shutdown(wait=False)
-            self._log_head()
 
     def entry(self, action: str, parameters: Mapping[str, Any], *, actor: str = "", peer: str = "") -> Entry:
         """Return an entry for the start of an action, by the operator of the running call if `actor` is empty."""
@@ -102,7 +107,7 @@ class AuditLog:
         now = self.entry(entry.action, parameters, actor=entry.actor, peer=entry.peer)
         return self._submit(replace(now, result=result, begun=begun))
 
-    async def wait_written(self, writing: "Future[int]") -> None:
+    async def wait_written(self, writing: "Future[Any]") -> None:
         """Return once a line is on disk, or has failed, or after a second: its action is over in any case."""
         with suppress(TimeoutError, OSError, ConfigError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
