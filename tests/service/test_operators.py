@@ -58,15 +58,16 @@ async def error_of(call):
     return error_from_rpc(failure.value)
 
 
-async def code_of(to_server, method):
-    """The status of a call with an empty message and the right token."""
+async def code_of(to_server, method, message=b""):
+    """The status of a call with the right token."""
     kind = "stream_stream" if "Reflection" in method else "unary_unary"
     call = getattr(to_server, kind)(method, request_serializer=None, response_deserializer=None)
     try:
         if kind == "stream_stream":
-            await call(iter([b""]), metadata=BEARER).read()
+            # Without a message there is no write that could fail before the status arrives.
+            await (call(iter([message]), metadata=BEARER) if message else call(metadata=BEARER)).read()
         else:
-            await call(b"", metadata=BEARER)
+            await call(message, metadata=BEARER)
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -161,6 +162,13 @@ async def test_every_method_of_the_listener_needs_the_token(method):
     operators = OperatorListeners(admin_listen=LOOPBACK, admin_token="another")
     async with server_of(operators) as server, channel(server.admin_address) as to_admin:
         assert await code_of(to_admin, method) is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("method", OPERATORS_METHODS)
+async def test_a_caller_is_authorized_before_its_message_is_judged(method):
+    operators = OperatorListeners(admin_listen=LOOPBACK, admin_token="another")
+    async with server_of(operators) as server, channel(server.admin_address) as to_admin:
+        assert await code_of(to_admin, method, b"\xff\xff\xff") is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_wrong_tokens_are_throttled_and_logged_once_a_second():
