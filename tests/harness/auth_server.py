@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from operators import operators_at_socket
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
@@ -65,15 +66,17 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         admin = AuthAdmin(
             *("auth-1", authorizer, store, clock, lambda: served.figures),
             key_retention=config.ledger_retention,
-            token="",
         )
         sweeping = asyncio.create_task(served.sweep())
-        async with (
-            serving(config.listen, [(add_AdmissionServiceServicer_to_server, served)], admin=admin) as server,
-            channel(server.address) as to_auth,
-        ):
-            yield AuthProcess(served, server.address, clock, AdminStub(to_auth), AdmissionServiceStub(to_auth))
-            await served.drain()
+        registration = add_AdmissionServiceServicer_to_server, served
+        with operators_at_socket(audit_log=config.audit_log_path) as operators:
+            async with (
+                serving(config.listen, [registration], admin=admin, operators=operators) as server,
+                channel(server.address) as to_auth,
+                channel(server.admin_address) as to_admin,
+            ):
+                yield AuthProcess(served, server.address, clock, AdminStub(to_admin), AdmissionServiceStub(to_auth))
+                await served.drain()
         sweeping.cancel()
 
 

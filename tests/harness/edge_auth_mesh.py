@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from edge_mesh import FakeQueue, FakeWorker, hello, served
+from operators import admin_socket
 from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
@@ -110,6 +111,7 @@ class EdgeAuthMesh:
     queue: FakeQueue
     workers: list[FakeWorker]
     addresses: list[str]
+    admin_addresses: list[str]
     edge_stacks: list[AsyncExitStack]  # of each edge; closing one drains it
 
     @property
@@ -119,12 +121,12 @@ class EdgeAuthMesh:
         return int(name.removeprefix("edge-")) - 1
 
     async def figures(self, number=0) -> dict[str, float]:
-        async with channel(self.addresses[number]) as to_edge:
+        async with channel(self.admin_addresses[number]) as to_edge:
             return dict((await AdminStub(to_edge).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
 
     async def wait_for_figure(self, name, value, number=0) -> None:
         """Wait until a figure of an edge equals `value`."""
-        async with asyncio.timeout(20), channel(self.addresses[number]) as to_edge:
+        async with asyncio.timeout(20), channel(self.admin_addresses[number]) as to_edge:
             admin = AdminStub(to_edge)
             while (await admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures[name] != value:
                 pass
@@ -148,11 +150,13 @@ async def edge_auth_mesh(path, edges=1, auth=None, **settings) -> AsyncIterator[
         worker.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, worker))
         queue = FakeQueue([worker])
         at = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue))
-        addresses, leave = [], []
+        servers, leave = [], []
         for number in range(edges):
             own = {"listen": "127.0.0.1:0", "auths": (books.address,), "queues": (at,), "drain_grace": 0.0}
+            own["admin_listen"] = stack.enter_context(admin_socket())
             life = await stack.enter_async_context(AsyncExitStack())
             config = EdgeConfig(**own, instance_id=f"edge-{number + 1}", **settings)
-            addresses.append((await life.enter_async_context(edge(config))).address)
+            servers.append(await life.enter_async_context(edge(config)))
             leave.append(life)
-        yield EdgeAuthMesh(books, queue, [worker], addresses, leave)
+        addresses, admin_addresses = [each.address for each in servers], [each.admin_address for each in servers]
+        yield EdgeAuthMesh(books, queue, [worker], addresses, admin_addresses, leave)

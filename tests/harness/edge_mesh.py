@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import grpc
 
+from operators import admin_socket
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import PenstockError, Unauthenticated
 from penstock.chassis.streams.link import accept_stream
@@ -303,8 +304,10 @@ async def edge_mesh(workers=1, shards=1, fakes=(), **settings) -> AsyncIterator[
         auths = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, auth))
         at = [await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue)) for queue in queues]
         own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": tuple(at), "instance_id": "e1", "drain_grace": 0.0}
+        own["admin_listen"] = stack.enter_context(admin_socket())
         serving = await stack.enter_async_context(AsyncExitStack())
         server = await serving.enter_async_context(edge(EdgeConfig(**{**own, **settings})))
         to_edge = await stack.enter_async_context(channel(server.address))
-        inference, admin = InferenceStub(to_edge), AdminStub(to_edge)
+        to_admin = await stack.enter_async_context(channel(server.admin_address))
+        inference, admin = InferenceStub(to_edge), AdminStub(to_admin)
         yield EdgeMesh(auth, queues, fakes, server.address, inference, admin, serving.aclose)

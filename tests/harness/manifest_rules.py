@@ -10,11 +10,19 @@ from collections import Counter
 from itertools import chain
 
 from penstock.chassis.config import ConfigError, load, variable_prefix
+from penstock.chassis.operators.access import check_protected
 from penstock.chassis.server.health import LIVENESS
 
 KILL_MARGIN_S = 5  # between the end of a drain and the kill
 ADDRESS = re.compile(r"(?P<dns>dns:///)?(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(?:/\d+)*)")
-LISTENERS = {"listen": "grpc", "http_listen": "http", "metrics_listen": "metrics"}  # setting -> name of its port
+LISTENERS = {  # setting -> name of its port
+    "listen": "grpc",
+    "http_listen": "http",
+    "metrics_listen": "metrics",
+    "admin_listen": "admin",
+    "health_listen": "health",
+}
+OPERATOR_PODS = "operator"  # a component of no Deployment: operators run such pods themselves
 DYNAMIC_CALLS = [("envoy", "edge", 7001), ("envoy", "edge", 7080), ("edge", "worker", 7005)]  # by xDS and by lease
 
 
@@ -60,7 +68,8 @@ def environment(pods):
         known = {f"$({name})": value for name, value in variables.items()}
         text = each.get("value", "")
         if "valueFrom" in each:
-            text = {"status.podIP": "10.0.0.1"}.get(each["valueFrom"]["fieldRef"]["fieldPath"], "pod-1")
+            path = each["valueFrom"].get("fieldRef", {}).get("fieldPath")
+            text = {"status.podIP": "10.0.0.1", None: "secret"}.get(path, "pod-1")
         for written, value in known.items():
             text = text.replace(written, value)
         variables[each["name"]] = text
@@ -170,7 +179,7 @@ def _check_rollout(pods):
         yield "a roll takes pods away before there are new ones"
 
 
-SHARED_VARIABLES = ("POD_IP", "PENSTOCK_ZONE")  # allowed for every tier
+SHARED_VARIABLES = ("POD_IP", "PENSTOCK_ZONE", "PENSTOCK_ADMIN_TOKEN")  # allowed for every tier
 
 
 def _check_probes(pods):
@@ -200,6 +209,7 @@ def _check_tier(pods, config_class):
         yield f"{unknown} are settings of no tier, or of another"
     yield from _check_ports(pods, config)
     yield from _check_grpc_probes(pods)
+    yield from _check_operators(config, variables)
     yield from _check_grace_period(pods, config.drain_grace)
     if tier == "worker" and config.advertise != f"10.0.0.1:{ports(pods)['grpc']}":
         yield f"edges are given the address {config.advertise!r}, which is not the address of the pod"
@@ -213,10 +223,21 @@ def _check_ports(pods, config):
 
 
 def _check_grpc_probes(pods):
-    grpc = ports(pods)["grpc"]
+    health = ports(pods).get("health")
     probes = {kind: container(pods).get(f"{kind}Probe", {}).get("grpc") for kind in ("readiness", "liveness")}
-    if probes != {"readiness": {"port": grpc}, "liveness": {"port": grpc, "service": LIVENESS}}:
+    if probes != {"readiness": {"port": health}, "liveness": {"port": health, "service": LIVENESS}}:
         yield f"its probes use {probes}"
+
+
+def _check_operators(config, variables):
+    """The operators' listener opens, and only for operators."""
+    if not config.admin_listen:
+        yield "serves no operators"
+        return
+    try:
+        check_protected(config.admin_listen, token=config.admin_token, is_tls="PENSTOCK_TLS_CERTIFICATE" in variables)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _check_envoy(pods):
@@ -261,7 +282,9 @@ def _check_network_policy(policy, objects):
         if strange := {port["port"] for port in rule["ports"]} - there:
             yield f"opens {sorted(strange)}, where no process listens"
         for source in rule.get("from", []):
-            yield from _selects_one(source["podSelector"]["matchLabels"], objects)
+            labels = source["podSelector"]["matchLabels"]
+            if labels.get("app.kubernetes.io/component") != OPERATOR_PODS:
+                yield from _selects_one(labels, objects)
 
 
 # Calls between tiers

@@ -74,13 +74,16 @@ async def read_answer(call) -> StreamedAnswer:
 
 
 async def snapshot(address: str) -> Snapshot:
+    """The snapshot of the process whose Admin service is at `address`."""
     async with operator_channel(address) as to_process:
         return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
 
 
 async def sum_figure(mesh: LocalMesh, tier: str, name: str) -> float:
     """Sum of one figure over the live processes of a tier."""
-    alive = [child.spec.address for child in mesh.processes.children if child.spec.tier == tier and child.is_alive]
+    alive = [
+        child.spec.admin_address for child in mesh.processes.children if child.spec.tier == tier and child.is_alive
+    ]
     return sum([(await snapshot(address)).figures[name] for address in alive])
 
 
@@ -113,5 +116,5 @@ async def wait_at_rest(mesh: LocalMesh) -> None:
         names = FIGURES_ZERO_AT_REST.get(child.spec.tier, ())
         if child.is_alive and names:
             await wait_for_figures(
-                child.spec.address, lambda figures, names=names: all(figures[name] == 0 for name in names)
+                child.spec.admin_address, lambda figures, names=names: all(figures[name] == 0 for name in names)
             )

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 
 import grpc
 import psutil
 from google.protobuf.duration_pb2 import Duration
 
+from operators import admin_socket
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.lifecycle import request_stop
 from penstock.chassis.streams.link import Link, accept_stream
@@ -229,13 +230,13 @@ async def served_model(stub):
 class RunningWorker:
     """A worker that runs in this loop, seen from outside: by its RPCs and its processes."""
 
-    def __init__(self, scheduler, profile, to_worker, running, address):
+    def __init__(self, scheduler, profile, to_worker, to_admin, *, running, address):
         self.address = address
         self.scheduler = scheduler
         self.profile = profile
         self.running = running
         self.stub = WorkerServiceStub(to_worker)
-        self._admin = AdminStub(to_worker)
+        self._admin = AdminStub(to_admin)
 
     async def figures(self):
         return dict((await self._admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures)
@@ -285,13 +286,17 @@ async def running_worker(model, *, first=None, **more) -> AsyncIterator[RunningW
 
     `first` is a scheduler and its address; the worker lists it before its own.
     """
-    async with fake_scheduler() as (scheduler, address):
+    async with fake_scheduler() as (scheduler, address), AsyncExitStack() as stack:
         attached_to, first_address = first or (scheduler, address)
-        running = asyncio.create_task(run(worker_config(model, dict.fromkeys((first_address, address)), **more)))
+        admin = stack.enter_context(admin_socket())
+        config = worker_config(model, dict.fromkeys((first_address, address)), **{"admin_listen": admin, **more})
+        running = asyncio.create_task(run(config))
         try:
             profile = await attached_to.wait_profile(running)
-            async with channel(attached_to.worker.address) as to_worker:
-                yield RunningWorker(scheduler, profile, to_worker, running, attached_to.worker.address)
+            async with channel(attached_to.worker.address) as to_worker, channel(admin) as to_admin:
+                yield RunningWorker(
+                    scheduler, profile, to_worker, to_admin, running=running, address=attached_to.worker.address
+                )
         finally:
             request_stop("the test is over", 0.0)
             await running

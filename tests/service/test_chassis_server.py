@@ -1,4 +1,4 @@
-"""Every server: its address, health, reflection, channelz, admin and drain."""
+"""Every server: its address, health, admin and drain."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -6,19 +6,16 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from grpc_channelz.v1.channelz_pb2 import GetServersRequest
-from grpc_channelz.v1.channelz_pb2_grpc import ChannelzStub
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
-from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
 from inference_server import inference_server
+from operators import operators_at_socket
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import current_stop, request_stop, stop_requested
-from penstock.chassis.server.admin import AdminService, OperatorInterceptor
+from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.call_metrics import CallCounter
 from penstock.chassis.server.health import Health
 from penstock.chassis.server.server import Server, advertised_address, serving
@@ -37,14 +34,21 @@ SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
 
 
 @asynccontextmanager
-async def administered(token="", **options):
-    """A server with nothing but operations, and a channel to it."""
-    admin = AdminService("demo", "demo-1", lambda: {"waiting": 3.0}, lambda: {"rows": [{"a": 1}]}, token=token)
-    async with (
-        serving("127.0.0.1:0", [], admin=admin, **options) as server,
-        grpc.aio.insecure_channel(server.address) as channel,
-    ):
-        yield channel, server
+async def administered(**options):
+    """A server with nothing but operations, and a channel to its operators' listener."""
+    admin = AdminService("demo", "demo-1", lambda: {"waiting": 3.0}, lambda: {"rows": [{"a": 1}]})
+    with operators_at_socket() as operators:
+        async with (
+            serving("127.0.0.1:0", [], admin=admin, operators=operators, **options) as server,
+            grpc.aio.insecure_channel(server.admin_address) as channel,
+        ):
+            yield channel, server
+
+
+@asynccontextmanager
+async def health_of(server):
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield HealthStub(channel)
 
 
 async def count(request, context):
@@ -97,39 +101,13 @@ async def test_health_answers_for_the_server_and_each_of_its_services():
 
 
 async def test_a_server_may_listen_before_it_is_ready():
-    async with administered(is_ready=False) as (channel, server):
-        watch = HealthStub(channel).Watch(HealthCheckRequest())
+    async with administered(is_ready=False) as (_, server), health_of(server) as health:
+        watch = health.Watch(HealthCheckRequest())
         assert (await watch.read()).status == NOT_SERVING
         server.set_ready(is_ready=True)
         assert (await watch.read()).status == SERVING
         server.set_ready(is_ready=False)
         assert (await watch.read()).status == NOT_SERVING
-
-
-async def test_reflection_lists_every_service_and_describes_its_methods():
-    async with inference_server(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
-        requests = [
-            ServerReflectionRequest(list_services=""),
-            ServerReflectionRequest(file_containing_symbol="penstock.v1.Inference"),
-        ]
-        answers = [each async for each in ServerReflectionStub(channel).ServerReflectionInfo(iter(requests))]
-    assert {each.name for each in answers[0].list_services_response.service} == {
-        "grpc.channelz.v1.Channelz",
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1alpha.ServerReflection",
-        "penstock.v1.Inference",
-    }
-    assert b"CountTokens" in answers[1].file_descriptor_response.file_descriptor_proto[0]
-
-
-async def test_channelz_shows_the_server_to_operators_alone():
-    async with administered() as (channel, _):
-        answer = await ChannelzStub(channel).GetServers(GetServersRequest())
-        assert len(answer.server) >= 1
-    async with administered(token="t0ken") as (channel, _):
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await ChannelzStub(channel).GetServers(GetServersRequest())
-        assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_snapshot_has_the_figures_of_the_process_and_of_the_tier():
@@ -170,31 +148,6 @@ async def test_keys_are_rejected_with_the_tier_that_serves_them():
             await AdminStub(channel).ListKeys(ListKeysRequest())
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "auth" in failure.value.details()
-
-
-async def test_with_a_token_only_its_bearer_is_an_operator():
-    async with administered(token="t0ken") as (channel, _):
-        admin = AdminStub(channel)
-        await admin.GetSnapshot(GetSnapshotRequest(), metadata=(("authorization", "Bearer t0ken"),))
-        for metadata in ((), (("authorization", "Bearer t0ke"),), (("authorization", "t0ken"),)):
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await admin.GetSnapshot(GetSnapshotRequest(), metadata=metadata)
-            assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-@pytest.mark.parametrize(
-    ("peer", "metadata", "is_operator"),
-    [
-        ("ipv4:127.0.0.1:5000", {}, True),
-        ("ipv6:%5B::1%5D:5000", {}, True),
-        ("unix:", {}, True),
-        ("ipv4:10.0.0.1:5000", {}, False),
-        ("ipv4:127.0.0.1:5000", {"x-forwarded-for": "10.0.0.1"}, False),
-        ("ipv6:%5Bfd00::1%5D:5000", {}, False),
-    ],
-)
-def test_without_a_token_only_direct_callers_on_loopback_are_operators(peer, metadata, is_operator):
-    assert OperatorInterceptor().is_operator(peer, metadata) is is_operator
 
 
 async def test_drain_by_admin_stops_the_process_within_the_grace_period():
@@ -289,8 +242,7 @@ async def test_a_call_that_outlasts_the_grace_period_is_cancelled_and_cleans_up_
 
 
 async def test_a_stop_makes_the_server_unready_at_once_and_permanently():
-    async with administered() as (channel, server):
-        health = HealthStub(channel)
+    async with administered() as (_, server), health_of(server) as health:
         watch = health.Watch(HealthCheckRequest())
         assert (await watch.read()).status == SERVING
         request_stop("test")
@@ -339,9 +291,9 @@ async def test_a_second_drain_request_shortens_the_grace_period():
 
 async def test_watchers_do_not_delay_a_drain():
     async with asyncio.timeout(30):
-        async with administered(drain_grace=3600) as (channel, _):
+        async with administered(drain_grace=3600) as (channel, server), health_of(server) as health:
             watches = [
-                HealthStub(channel).Watch(HealthCheckRequest()),
+                health.Watch(HealthCheckRequest()),
                 AdminStub(channel).WatchSnapshot(WatchSnapshotRequest()),
             ]
             for watch in watches:

@@ -11,6 +11,7 @@ from auth_server import auth_process, edge
 from edge_mesh import KEY, edge_mesh, text_of
 from edge_sessions import session
 from inference_server import scripted_servicer
+from operators import operators_at_socket
 from paths import REPO
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
@@ -34,6 +35,7 @@ METHODS = [
     ("/grpc.health.v1.Health/Watch", "unary_stream"),
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "stream_stream"),
 ]
+OPERATORS_METHODS = ("/penstock.v1.Admin/", "/grpc.reflection.")
 
 
 def raw(to_server, method, kind, *messages, metadata=()):
@@ -84,19 +86,23 @@ READER_CASES = [(each, iterates) for each in METHODS] + [(METHODS[2], reads), (M
 async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called, reader):
     servicer = scripted_servicer(CountTokens=answers, Generate=streams, Session=reader)
     admin = AdminService("demo", "demo-1")
-    async with (
-        serving("127.0.0.1:0", [(add_InferenceServicer_to_server, servicer)], admin=admin) as server,
-        channel(server.address) as to_server,
-    ):
-        with capture_logs() as logs, caplog.at_level(logging.INFO):
-            failure = await error_of(raw(to_server, *called, MALFORMED_BYTES))
-        figures = (await AdminStub(to_server).GetSnapshot(GetSnapshotRequest())).snapshot.figures
+    registration = add_InferenceServicer_to_server, servicer
+    with operators_at_socket() as operators:
+        async with (
+            serving("127.0.0.1:0", [registration], admin=admin, operators=operators) as server,
+            channel(server.address) as to_server,
+            channel(server.admin_address) as to_admin,
+        ):
+            is_admin = called[0].startswith(OPERATORS_METHODS)
+            with capture_logs() as logs, caplog.at_level(logging.INFO):
+                failure = await error_of(raw(to_admin if is_admin else to_server, *called, MALFORMED_BYTES))
+            figures = (await AdminStub(to_admin).GetSnapshot(GetSnapshotRequest())).snapshot.figures
     error = error_from_rpc(failure)
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MESSAGE_MALFORMED")
     assert "3 bytes" in error.message
     (line,) = malformed_lines(logs)
     assert (line["event"], line["bytes"], "exc_info" in line) == ("message_malformed", 3, False)
-    assert line["peer"].startswith("ipv4:127.")
+    assert line["peer"].startswith("unix:" if is_admin else "ipv4:127.")
     assert not caplog.records
     assert figures["malformed_messages"] >= 1
 

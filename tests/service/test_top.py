@@ -7,11 +7,13 @@ import re
 import time
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
 
 from dispatch_mesh import book_of
+from operators import operators_at_socket
 from penstock.chassis.errors import Unavailable
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.admin import AdminService
@@ -46,12 +48,13 @@ async def shard_at(name):
     service = QueueService(book, Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="queue"), now=time.time)
     admin = AdminService("queue", name, service.figures, lambda: queue_snapshot.tables(book))
     registration = add_QueueServiceServicer_to_server, service
-    async with (
-        serving("127.0.0.1:0", [registration], admin=admin, drain_grace=0.5) as server,
-        background(service.tick()),
-    ):
-        yield server.address
-        service.drain()
+    with operators_at_socket() as operators:
+        async with (
+            serving("127.0.0.1:0", [registration], admin=admin, operators=operators, drain_grace=0.5) as server,
+            background(service.tick()),
+        ):
+            yield server
+            service.drain()
 
 
 @asynccontextmanager
@@ -61,11 +64,20 @@ async def scheduler_of(*queues):
     tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as in the composition root
     admin = AdminService("scheduler", "scheduler-1", service.figures, tables)
     registration = add_SchedulerServiceServicer_to_server, service
-    async with (
-        serving("127.0.0.1:0", [registration], admin=admin, drain_grace=0.5) as server,
-        background(service.run(), service.tick()),
-    ):
-        yield server.address
+    with operators_at_socket() as operators:
+        async with (
+            serving("127.0.0.1:0", [registration], admin=admin, operators=operators, drain_grace=0.5) as server,
+            background(service.run(), service.tick()),
+        ):
+            yield server
+
+
+class Busy(NamedTuple):
+    """The Admin addresses of two shards and of their scheduler, an edge, and the scheduler's own address."""
+
+    admin_addresses: list[str]
+    edge: object
+    scheduler: str
 
 
 @asynccontextmanager
@@ -74,9 +86,9 @@ async def busy_mesh():
     async with (
         shard_at("queue-1") as first,
         shard_at("queue-2") as second,
-        scheduler_of(first, second) as scheduler,
-        worker_at(scheduler) as worker,
-        edge_at(first) as edge,
+        scheduler_of(first.address, second.address) as scheduler,
+        worker_at(scheduler.address) as worker,
+        edge_at(first.address) as edge,
     ):
         while not (await edge.receive("catalog")).entries:
             pass
@@ -84,7 +96,7 @@ async def busy_mesh():
         edge.enqueue(*(ticket(f"t{number}") for number in range(3)))
         for _ in range(2):
             await edge.receive("leased")
-        yield [first, second, scheduler], edge
+        yield Busy([each.admin_address for each in (first, second, scheduler)], edge, scheduler.address)
 
 
 @pytest.fixture
@@ -109,7 +121,7 @@ class Screen:
 
 
 async def test_json_is_one_object_with_waiting_and_running_requests(screen):
-    async with busy_mesh() as (addresses, _):
+    async with busy_mesh() as (addresses, _, _):
         frame = json.loads(await screen.top(addresses, as_json=True))
         shards = {row["shard"]: row for row in frame["shards"]}
         assert (shards[addresses[0]]["waiting"], shards[addresses[0]]["running"]) == (1, 2)
@@ -129,9 +141,9 @@ async def test_versions_of_a_model_and_releases_of_processes_are_shown(monkeypat
         return json.loads(await Screen(monkeypatch, is_terminal=False).top(addresses, as_json=True))
 
     async with (
-        busy_mesh() as (addresses, _),
-        worker_at(addresses[-1], "w2", card_digest=digests[0]),
-        worker_at(addresses[-1], "w3", card_digest=digests[1]),
+        busy_mesh() as (addresses, _, scheduler),
+        worker_at(scheduler, "w2", card_digest=digests[0]),
+        worker_at(scheduler, "w3", card_digest=digests[1]),
         asyncio.timeout(TIMEOUT_S),
     ):
         while len((shown := await frame(addresses))["models"]) < 3:
@@ -146,7 +158,7 @@ async def test_versions_of_a_model_and_releases_of_processes_are_shown(monkeypat
 
 
 async def test_once_prints_one_frame(screen):
-    async with busy_mesh() as (addresses, edge):
+    async with busy_mesh() as (addresses, edge, _):
         edge.enqueue(ticket("late", time_left_nanos=1))
         await edge.receive("shed")
         text = await screen.top(addresses)
@@ -156,7 +168,7 @@ async def test_once_prints_one_frame(screen):
 
 
 async def test_an_unreachable_process_is_shown_and_an_unreachable_mesh_is_an_error(screen):
-    async with busy_mesh() as (addresses, _):
+    async with busy_mesh() as (addresses, _, _):
         unreachable = "127.0.0.1:1"
         assert "CONNECTION_LOST" in await screen.top([*addresses, unreachable])
         with pytest.raises(Unavailable):
@@ -165,7 +177,7 @@ async def test_an_unreachable_process_is_shown_and_an_unreachable_mesh_is_an_err
 
 async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):
     screen = Screen(monkeypatch, is_terminal=True)
-    async with busy_mesh() as (addresses, edge):
+    async with busy_mesh() as (addresses, edge, _):
         looking = asyncio.create_task(screen.top(addresses, once=False))
         await until_shown(screen, looking, "1 waiting")
         edge.withdraw("t2")

@@ -40,7 +40,9 @@ async def leave_http(http, rng):
 
 async def figures_at_rest(mesh):
     """The figures of each process at rest: the streams between tiers and the tasks that serve them."""
-    return {each.address: await wait_for_figures(each.address, lambda _: True) for each in mesh.plan.processes}
+    return {
+        each.admin_address: await wait_for_figures(each.admin_address, lambda _: True) for each in mesh.plan.processes
+    }
 
 
 async def test_two_hundred_clients_leave_at_random_moments_and_no_state_remains(tiny_model):

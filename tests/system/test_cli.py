@@ -123,7 +123,7 @@ async def test_one_request_is_answered_and_explained_tier_by_tier(tiny_model):
 
 async def test_keys_and_tenants_are_created_used_listed_and_revoked(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model) as mesh:
-        auth = ("--target", mesh.plan.processes_of("auth")[0].address)
+        auth = ("--target", mesh.plan.processes_of("auth")[0].admin_address)
         assert (await run_penstock("tenants", "put", "acme", "--requests-per-minute", "2", *auth))[0] == 0
         code, out, err = await run_penstock("keys", "create", "--tenant", "acme", "--json", *auth)
         assert code == 0, err

@@ -107,4 +107,4 @@ async def test_the_resume_example_continues_at_another_edge_when_its_edge_is_kil
     assert process.returncode == 0, err.decode()
     assert re.search(rf"{first.address} was lost after \d+ tokens", out)
     assert out.strip().endswith("200 tokens")
-    assert (await snapshot(second.address)).figures["requests_started"] > 0
+    assert (await snapshot(second.admin_address)).figures["requests_started"] > 0

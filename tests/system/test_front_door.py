@@ -10,7 +10,7 @@ SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)
 
 async def test_through_the_proxy_tokens_stream_unbuffered_and_a_disconnect_reaches_the_engine(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model, envoy=True, settings=SLOW_STEPS) as mesh:
-        worker = mesh.plan.processes_of("worker")[0].address
+        worker = mesh.plan.processes_of("worker")[0].admin_address
         async with stub_client(mesh, mesh.plan.proxy) as client:
             assert len((await read_answer(client.generate(**greedy("short", 3)))).token_ids) == 3
             await leave_after_one_token_grpc(client, mesh)

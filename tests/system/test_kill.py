@@ -18,7 +18,7 @@ async def test_streams_of_a_killed_worker_continue_on_another_with_the_same_text
         ]
         workers = [child for child in mesh.processes.children if child.spec.tier == "worker"]
         looks = {
-            asyncio.create_task(wait_for_figures(each.spec.address, lambda found: found["running"] >= 1)): each
+            asyncio.create_task(wait_for_figures(each.spec.admin_address, lambda found: found["running"] >= 1)): each
             for each in workers
         }
         [look, *_], others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)

@@ -89,7 +89,7 @@ def seeded(prompt):
 async def kill_a_busy_worker(mesh):
     workers = [child for child in mesh.processes.children if child.spec.tier == "worker"]
     busy = {
-        asyncio.create_task(wait_for_figures(each.spec.address, lambda found: found["running"] >= 1)): each
+        asyncio.create_task(wait_for_figures(each.spec.admin_address, lambda found: found["running"] >= 1)): each
         for each in workers
     }
     [first, *_], others = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)

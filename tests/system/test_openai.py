@@ -111,7 +111,7 @@ async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_
         chunks = aiter(stream)
         await anext(chunks)
         for child in mesh.processes.children:
-            if child.spec.tier == "edge" and (await snapshot(child.spec.address)).figures["active_requests"]:
+            if child.spec.tier == "edge" and (await snapshot(child.spec.admin_address)).figures["active_requests"]:
                 child.process.kill()
         with pytest.raises((openai.APIError, httpx.TransportError)):
             [chunk async for chunk in chunks]

@@ -19,7 +19,10 @@ async def test_a_request_above_the_queue_limit_is_rejected_at_once_and_the_other
     )
     async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, stub_client(mesh) as client:
         running = asyncio.create_task(read_answer(client.generate(**greedy("the one that runs", 400))))
-        worker, queue = mesh.plan.processes_of("worker")[0].address, mesh.plan.processes_of("queue")[0].address
+        worker, queue = (
+            mesh.plan.processes_of("worker")[0].admin_address,
+            mesh.plan.processes_of("queue")[0].admin_address,
+        )
         await wait_for_figures(worker, lambda figures: figures["running"] == 1)
         waiting = [asyncio.create_task(read_answer(client.generate(**greedy("waits", 1)))) for _ in range(QUEUE_DEPTH)]
         await wait_for_figures(queue, lambda figures: figures["waiting"] == QUEUE_DEPTH)

@@ -28,13 +28,13 @@ async def test_a_request_that_crashes_engines_is_confirmed_on_one_worker_while_a
             baseline = [await read_answer(client.generate(**request)) for request in requests]
             others = [asyncio.create_task(read_answer(client.generate(**request))) for request in requests]
             for each in mesh.plan.processes_of("worker"):
-                await wait_for_figures(each.address, lambda figures: figures["running"] > 1)
+                await wait_for_figures(each.admin_address, lambda figures: figures["running"] > 1)
             await poison_request_is_rejected(client)
             assert await asyncio.gather(*others) == baseline
             await wait_at_rest(mesh)
             await poison_request_is_rejected(client)  # before any engine has seen it
         over = [
-            await wait_for_figures(each.address, lambda figures: figures["restarts"] != 1)
+            await wait_for_figures(each.admin_address, lambda figures: figures["restarts"] != 1)
             for each in mesh.plan.processes_of("worker")
         ]
         assert sorted(figures["restarts"] for figures in over) == [0, 2]

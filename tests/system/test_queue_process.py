@@ -58,7 +58,7 @@ async def test_a_hundred_thousand_waiting_tickets_fit_into_200_megabytes():
             edge.enqueue(*(typical(number) for number in range(first, first + AT_ONCE)))
             for _ in range(AT_ONCE):
                 await edge.receive("queued")
-        figures = await figures_of(address)
+        figures = await figures_of(process.admin_address)
         assert figures["waiting"] == TICKET_COUNT
         assert psutil.Process(process.pid).memory_info().rss < 200 * MEGABYTE
 

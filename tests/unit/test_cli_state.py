@@ -5,7 +5,7 @@ import os
 import click
 import pytest
 
-from penstock.cli.options import find_target, find_tier
+from penstock.cli.options import find_processes, find_target, find_tier
 from penstock.local_mesh.plan import BASE_PORT
 from penstock.local_mesh.state import MeshState, ProcessState, read_state, write_state
 
@@ -18,8 +18,9 @@ def _own_state(monkeypatch, tmp_path):
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
 
 
-def note(base_port, pid=None):
-    worker = ProcessState(name="worker-2", tier="worker", pid=1, address=f"127.0.0.1:{base_port + 5}", http="")
+def note(base_port, pid=None, admin=""):
+    address = f"127.0.0.1:{base_port + 5}"
+    worker = ProcessState(name="worker-2", tier="worker", pid=1, address=address, http="", admin=admin)
     return MeshState(
         pid=pid or os.getpid(),
         base_port=base_port,
@@ -38,6 +39,14 @@ def test_the_only_running_mesh_is_found_at_any_ports():
     write_state(note(41_000, pid=UNUSED_PID))
     assert find_target("", "") == ("127.0.0.1:39601", "pk_dev_39600")
     assert find_tier("worker-2", "") == find_tier("worker", "") == "127.0.0.1:39605"
+
+
+def test_a_process_is_administered_at_its_admin_address_by_any_of_its_names():
+    write_state(note(39_600, admin="unix:/run/worker-2.admin"))
+    for tier, target in (("worker-2", ""), ("worker", ""), ("worker", "127.0.0.1:39605")):
+        assert find_tier(tier, target) == "unix:/run/worker-2.admin"
+    assert find_tier("worker", "127.0.0.1:7005") == "127.0.0.1:7005"
+    assert find_processes() == {"unix:/run/worker-2.admin": "worker-2"}
 
 
 def test_of_several_meshes_the_one_at_the_default_ports_is_used():

@@ -26,6 +26,14 @@ def set_variable(name, value):
     return apply
 
 
+def rename_variable(name, new):
+    def apply(deployment):
+        [variable] = [each for each in container(deployment)["env"] if each["name"] == name]
+        variable["name"] = new
+
+    return apply
+
+
 def set_in(path, value):
     def apply(thing):
         *parents, last = path
@@ -74,10 +82,28 @@ MANIFEST_FAULTS = {
         set_in((*CONTAINER_PATH, "readinessProbe", "grpc", "port"), 7003),
         "uses port 7003",
     ),
+    "a probe of a port that needs a certificate": (
+        "Deployment",
+        "auth",
+        set_in((*CONTAINER_PATH, "readinessProbe", "grpc", "port"), 7002),
+        "its probes use",
+    ),
+    "an operators' port without a token": (
+        "Deployment",
+        "auth",
+        rename_variable("PENSTOCK_ADMIN_TOKEN", "PENSTOCK_ZONE"),
+        "would serve every caller",
+    ),
+    "a process without an operators' port": (
+        "Deployment",
+        "queue",
+        set_variable("PENSTOCK_QUEUE_ADMIN_LISTEN", ""),
+        "serves no operators",
+    ),
     "a liveness probe that fails in a drain": (
         "Deployment",
         "auth",
-        set_in((*CONTAINER_PATH, "livenessProbe", "grpc"), {"port": 7002}),
+        set_in((*CONTAINER_PATH, "livenessProbe", "grpc"), {"port": 7010}),
         "its probes use",
     ),
     "a proxy probe by a wrong port name": (

@@ -52,6 +52,25 @@ def test_a_tier_listens_on_the_address_of_the_map(rendered, tier):
     assert ports(get_object(rendered, "Deployment", tier))["grpc"] == PORTS[tier]
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_tier_serves_operators_and_probes_on_ports_of_their_own(rendered, tier):
+    there = ports(get_object(rendered, "Deployment", tier))
+    assert (there["admin"], there["health"]) == (7009, 7010)
+
+
+def test_only_pods_of_operators_reach_the_operators_port(rendered):
+    rules = [
+        (policy["metadata"]["name"], rule.get("from"))
+        for policy in rendered
+        if policy["kind"] == "NetworkPolicy"
+        for rule in policy["spec"].get("ingress", [])
+        if 7009 in [each["port"] for each in rule["ports"]]
+    ]
+    [(name, sources)] = rules
+    [source] = sources
+    assert (name, source["podSelector"]["matchLabels"]["app.kubernetes.io/component"]) == ("operators", "operator")
+
+
 def test_the_front_has_one_port_for_all_protocols(rendered):
     assert ports(get_object(rendered, "Deployment", "envoy"))["front"] == 8080
     assert [port["port"] for port in get_object(rendered, "Service", "envoy")["spec"]["ports"]] == [8080]

@@ -1,8 +1,14 @@
 """The plan of the processes that `penstock up` starts."""
 
+import stat
+from dataclasses import replace
 from pathlib import Path
 
-from penstock.local_mesh.plan import MeshOptions, plan_mesh
+import pytest
+
+from penstock.chassis.operators.unix_socket import is_path_short
+from penstock.local_mesh.mesh import socket_folder
+from penstock.local_mesh.plan import MeshOptions, admin_socket, plan_mesh
 
 
 def plan_of(**options):
@@ -29,6 +35,37 @@ def test_the_base_port_shifts_every_port_alike():
     plain, shifted = plan_of(), plan_of(base_port=9000)
     for before, after in zip(plain.processes, shifted.processes, strict=True):
         assert int(after.address.rpartition(":")[2]) - int(before.address.rpartition(":")[2]) == 2000
+
+
+def test_every_process_of_a_tier_has_an_admin_socket_of_its_own():
+    plan = plan_of(edges=2, workers=2)
+    sockets = {each.name: each.admin_target for each in plan.processes if each.tier != "envoy"}
+    assert sockets["worker-2"] == "unix:/state/worker-2.admin"
+    assert len(set(sockets.values())) == len(sockets)
+    for each in plan.processes:
+        if each.tier != "envoy":
+            assert each.environment[f"PENSTOCK_{each.tier.upper()}_ADMIN_LISTEN"] == each.admin_address
+
+
+def test_a_setting_may_name_another_admin_address():
+    [queue] = plan_of(settings=("PENSTOCK_QUEUE_ADMIN_LISTEN=127.0.0.1:7009",)).processes_of("queue")
+    assert queue.admin_address == "127.0.0.1:7009"
+
+
+def test_a_process_without_an_admin_listener_is_asked_on_its_main_port():
+    [queue] = plan_of().processes_of("queue")
+    assert replace(queue, admin_target="").admin_address == queue.address
+
+
+@pytest.mark.parametrize(("length", "is_own"), [(20, True), (90, False), (300, False)])
+def test_admin_sockets_are_in_the_folder_of_the_mesh_or_in_a_private_one_if_its_path_is_too_long(length, is_own):
+    folder = Path("/" + "m" * length)
+    with socket_folder(folder) as sockets:
+        assert (sockets == folder) is is_own
+        assert is_path_short(admin_socket(sockets, "scheduler-4"))
+        if not is_own:
+            assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    assert is_own or not sockets.exists()
 
 
 def test_without_envoy_there_is_no_routing():

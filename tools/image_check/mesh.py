@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Condition, Thread
 from typing import NamedTuple
 
@@ -76,9 +77,13 @@ class Running:
 class Mesh:
     """Processes that run: how many seconds each took from its start to SERVING, or the reason why it did not serve."""
 
-    def __init__(self, watch: Launch, within: float) -> None:
-        """`watch` starts HEALTH_WATCH; `within`: s from its start in which a process is to serve."""
-        self.addresses: dict[str, str] = {}  # by name; NAME_http for an HTTP server
+    def __init__(self, watch: Launch, within: float, sockets: str) -> None:
+        """`watch` starts HEALTH_WATCH; `within`: s from its start in which a process is to serve.
+
+        `sockets` is a folder with a short path, for unix sockets.
+        """
+        self._sockets = sockets
+        self.addresses: dict[str, str] = {}  # by name; NAME_http for an HTTP server, NAME_admin for operators
         self.seconds: dict[str, float] = {}
         self.failures: dict[str, str] = {}
         self._within = within
@@ -89,7 +94,8 @@ class Mesh:
 
     def begin(self, name: str, tier: str, launch: Launch, settings: Mapping[str, str]) -> "Running":
         """Start a process and return once it listens or has failed."""
-        told = {"LISTEN": "127.0.0.1:0", **SETTINGS[tier], **settings}
+        admin = {"ADMIN_LISTEN": f"unix:{self._sockets}/{name}"}
+        told = {"LISTEN": "127.0.0.1:0", **admin, **SETTINGS[tier], **settings}
         with self._changed:  # where a process it needs has failed, this one says so itself
             known = _Known(self.addresses)
         variables = {f"PENSTOCK_{tier.upper()}_{key}": text.format_map(known) for key, text in told.items()}
@@ -123,7 +129,11 @@ class Mesh:
         for line in process.stdout:
             self._logs[name].append(line)
             event = _event(line)
-            place = {"listening": name, "http_listening": f"{name}_http"}.get(event.get("event", ""))
+            place = {
+                "listening": name,
+                "http_listening": f"{name}_http",
+                "admin_listening": f"{name}_admin",
+            }.get(event.get("event", ""))
             if place:
                 self._note_address(place, event["address"])
         status = process.wait()
@@ -135,7 +145,7 @@ class Mesh:
         with self._changed:
             self.addresses[place] = address
             self._changed.notify_all()
-        if not place.endswith("_http"):
+        if not place.endswith(("_http", "_admin")):
             self.watching.write_line(address)
 
     def _fail(self, name: str, reason: str) -> None:
@@ -160,7 +170,8 @@ def running_mesh(
     `watch` is how to start HEALTH_WATCH.
     """
     with ExitStack() as stack:
-        mesh = Mesh(watch, within)
+        sockets = stack.enter_context(TemporaryDirectory(prefix="pk-", dir="/tmp"))  # see `sockets`
+        mesh = Mesh(watch, within, sockets)
         stack.callback(mesh.watching.end)
         for name, (tier, launch, settings) in processes.items():
             stack.callback(mesh.begin(name, tier, launch, settings).end)

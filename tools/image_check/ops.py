@@ -12,13 +12,13 @@ COMMANDS = (
     "--help",
     f"generate Hello --target {{edge}} --key {KEY} --max-tokens 4",
     f"bench --target {{edge}} --key {KEY} --requests 4 --prompt-tokens 16 --output-tokens 4",
-    "keys create --target {auth}",
-    "tenants list --target {auth}",
-    "top --once --target {queue}",
-    "snapshot scheduler --target {scheduler}",
+    "keys create --target {auth_admin}",
+    "tenants list --target {auth_admin}",
+    "top --once --target {queue_admin}",
+    "snapshot scheduler --target {scheduler_admin}",
     "config worker",
     "faults --seeds 1 --processes 1",
-    "drain worker --target {worker}",
+    "drain worker --target {worker_admin}",
 )
 
 

@@ -8,6 +8,7 @@ from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
@@ -32,7 +33,6 @@ async def run_auth(config: AuthConfig) -> None:
             clock,
             lambda: service.figures,
             key_retention=config.ledger_retention,
-            token=config.admin_token,
         )
         async with (
             background(service.sweep(), store.watch()),
@@ -40,6 +40,7 @@ async def run_auth(config: AuthConfig) -> None:
                 config.listen,
                 [(add_AdmissionServiceServicer_to_server, service)],
                 admin=admin,
+                operators=OperatorListeners.of(config),
                 drain_grace=config.drain_grace,
                 advertise=config.advertise,
                 security=open_security(config),

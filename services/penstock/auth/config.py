@@ -72,6 +72,11 @@ class AuthConfig(ServiceConfig):
         unit="tokens",
     )
 
+    @property
+    def audit_log_path(self) -> str:
+        beside_store = "" if self.store == ":memory:" else f"{self.store}.audit.jsonl"
+        return self.audit_log or beside_store
+
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         if self.dev_key and not key_id_of(self.dev_key):

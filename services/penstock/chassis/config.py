@@ -64,9 +64,26 @@ class ServiceConfig:
         "Zone of this process. A request prefers workers in the zone of its edge. Empty: unknown.",
         fleet="PENSTOCK_ZONE",
     )
+    admin_listen: str = setting(
+        "",
+        "Address of operators' services: Admin, channelz and reflection. unix:PATH admits this user. host:port requires"
+        " `admin_token` or a certificate of tier `operator`. Empty: off.",
+        unit="host:port or unix:path",
+    )
+    health_listen: str = setting(
+        "",
+        "Address of a plaintext server with health alone, for probes. Empty: off. The main server has health, too.",
+        unit="host:port",
+    )
+    audit_log: str = setting(
+        "",
+        "File to which operators' actions are appended. Each process needs its own. Empty: log lines `audit` only; for"
+        " auth with a store, `<store>.audit.jsonl`.",
+        unit="path",
+    )
     admin_token: str = setting(
         "",
-        "Bearer token that administration calls must carry. Empty: administration is allowed from loopback only.",
+        "Bearer token that makes a caller of `admin_listen` an operator. Empty: no token does.",
         fleet="PENSTOCK_ADMIN_TOKEN",
         secret=True,
     )
@@ -92,11 +109,17 @@ class ServiceConfig:
         fleet="PENSTOCK_INSECURE",
     )
 
+    @property
+    def audit_log_path(self) -> str:
+        """Path of the audit log; empty: no file."""
+        return self.audit_log
+
     def __post_init__(self) -> None:
         check_address("listen", self.listen)
         self._check_tls()
-        if self.metrics_listen:
-            check_address("metrics_listen", self.metrics_listen)
+        for name in ("metrics_listen", "admin_listen", "health_listen"):
+            if getattr(self, name):
+                check_address(name, getattr(self, name))
         if self.otlp_endpoint and "://" not in self.otlp_endpoint:
             check_address("otlp_endpoint", self.otlp_endpoint)
         if self.drain_grace < 0:

@@ -14,7 +14,7 @@ from rich.table import Table
 from penstock.bench.tables import new_table
 from penstock.chassis.config import describe, load, settings
 from penstock.chassis.durations import set_seconds
-from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.errors import PenstockError, Unimplemented, error_from_rpc
 from penstock.cli.tables import stdout_console
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.v1 import admin_pb2
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminTarget:
-    """An Admin service. Calls carry PENSTOCK_ADMIN_TOKEN if it is set; on loopback none is needed."""
+    """An Admin service. Calls carry PENSTOCK_ADMIN_TOKEN if it is set; a unix socket needs none."""
 
     target: str
     as_json: bool
@@ -39,12 +39,21 @@ class AdminTarget:
             try:
                 yield AdminStub(open_channel)
             except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error) from error
+                raise admin_error(error, self.target) from error
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         token = os.environ.get("PENSTOCK_ADMIN_TOKEN")
         return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def admin_error(rpc: grpc.aio.AioRpcError, target: str) -> PenstockError:
+    """Return the error of a failed call; a server without Admin has its own text."""
+    error = error_from_rpc(rpc)
+    if error.reason == grpc.StatusCode.UNIMPLEMENTED.name:  # gRPC's own answer; ours has a reason
+        text = f"{target} does not serve operators; name the admin_listen of the process with --target"
+        return Unimplemented(text, reason="NO_ADMIN")
+    return error
 
 
 async def create_key(target: AdminTarget, tenant: str, name: str, ttl: float | None) -> None:

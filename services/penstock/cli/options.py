@@ -198,20 +198,25 @@ def find_key(key: str, state: MeshState | None) -> str:
 
 
 def find_tier(tier: str, target: str) -> str:
-    """Return the address of a process of `tier`: the target, or one of the local mesh."""
-    found = target or _address_of(_running_mesh(lambda each: _address_of(each, tier)), tier)
+    """Return the address of the Admin service of a process of `tier`: the target, or one of the local mesh."""
+    if target:
+        return _admin_of(target)
+    found = _address_of(_running_mesh(lambda each: _address_of(each, tier)), tier)
     if not found:
-        message = f"no {tier} runs here: start a mesh with `penstock up`, or name one with --target HOST:PORT"
+        message = (
+            f"no {tier} runs here: start a mesh with `penstock up`, or name the admin_listen of one with"
+            " --target unix:PATH or HOST:PORT"
+        )
         raise click.UsageError(message)
     return found
 
 
 def find_processes() -> dict[str, str]:
-    """Return the names of the processes of the local mesh by address, without Envoys."""
+    """Return the names of the processes of the local mesh by Admin address, without Envoys."""
     state = _running_mesh(lambda each: each.grpc)
-    found = {each.address: each.name for each in state.processes if each.tier != "envoy"} if state else {}
+    found = {each.admin_address: each.name for each in state.processes if each.tier != "envoy"} if state else {}
     if not found:
-        message = "no mesh runs here: start one with `penstock up`, or name its processes with --target HOST:PORT"
+        message = "no mesh runs here: start one with `penstock up`, or name its processes with --target"
         raise click.UsageError(message)
     return found
 
@@ -227,8 +232,14 @@ def _running_mesh(address_of: Callable[[MeshState], str]) -> MeshState | None:
 
 
 def _address_of(state: MeshState | None, tier: str) -> str:
-    """Return the address of the process named `tier` ("worker-2"), or of the first of that tier."""
+    """Return the Admin address of the process named `tier` ("worker-2"), or of the first of that tier."""
     for process in state.processes if state else ():
         if tier in (process.name, process.tier):
-            return process.address
+            return process.admin_address
     return ""
+
+
+def _admin_of(target: str) -> str:
+    """Return the Admin address of the local process whose main address is `target`, or `target` itself."""
+    processes = (each for state in running_meshes() for each in state.processes)
+    return next((each.admin_address for each in processes if each.address == target), target)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
@@ -51,9 +52,8 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 serving(
                     config.listen,
                     [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
-                    admin=AdminService(
-                        "edge", config.instance_id, runner.figures, runner.tables, token=config.admin_token
-                    ),
+                    admin=AdminService("edge", config.instance_id, runner.figures, runner.tables),
+                    operators=OperatorListeners.of(config),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,

@@ -7,8 +7,9 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
+from penstock.chassis.operators.unix_socket import is_path_short
 from penstock.local_mesh.certificates import make_certificates
 from penstock.local_mesh.operator_channels import process_channel
 from penstock.local_mesh.plan import (
@@ -23,6 +25,7 @@ from penstock.local_mesh.plan import (
     MeshOptions,
     MeshPlan,
     ProcessSpec,
+    admin_socket,
     check_model,
     plan_mesh,
     secrets_folder,
@@ -45,6 +48,8 @@ from penstock.v1.inference_pb2_grpc import InferenceStub
 START_TIMEOUT_S = 120.0  # s; enough for a cold disk and a model of some gigabytes
 PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
 PORT_ATTEMPTS = 50
+LONGEST_NAME = "scheduler-4"  # of a process
+SHORT_TEMPORARY_FOLDER = "/tmp"  # noqa: S108  # TMPDIR may be as long as the folder of the mesh
 
 # Envoy first, so that no new request enters; auth last, so that it receives every settlement.
 DRAIN_ORDER = (("envoy",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
@@ -185,7 +190,23 @@ def _process_state(child: ChildProcess) -> ProcessState:
         address=spec.address,
         http=spec.http,
         is_mutual=spec.is_mutual,
+        admin=spec.admin_target,
     )
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier mesh; a running one would use these ports
+    folder.mkdir(mode=0o700)
+
+
+@contextmanager
+def socket_folder(folder: Path) -> Iterator[Path]:
+    """Yield the folder of the Admin sockets: `folder`, or a private one for the block if its path is too long."""
+    if is_path_short(admin_socket(folder, LONGEST_NAME)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-", dir=SHORT_TEMPORARY_FOLDER) as short:
+        yield Path(short)
 
 
 def free_base_port() -> int:
@@ -256,12 +277,24 @@ async def local_mesh(
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
     folder = state_folder() / f"mesh-{options.base_port}"
-    api_key = _api_key()
-    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
+    with socket_folder(folder) as sockets:
+        async with _mesh_in(options, folder, sockets, on_status, transform_plan) as mesh:
+            yield mesh
+
+
+@asynccontextmanager
+async def _mesh_in(
+    options: MeshOptions,
+    folder: Path,
+    sockets: Path,
+    on_status: ProcessStatusFn,
+    transform_plan: TransformPlan | None,
+) -> AsyncIterator[LocalMesh]:
+    api_key, cores = _api_key(), os.cpu_count() or 1
+    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=cores, sockets=sockets)
     check_model(options.model)
     _check_ports(plan)
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier mesh; a running one would use these ports
-    folder.mkdir(mode=0o700)
+    _make_empty(folder)
     if not options.insecure:
         make_certificates(plan, folder)
     plan = await transform_plan(plan) if transform_plan else plan

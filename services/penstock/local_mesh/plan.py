@@ -59,6 +59,12 @@ class ProcessSpec:
     admin: str = ""  # host:port of Envoy's admin interface; empty: not an Envoy
     proxy_doors: tuple[str, ...] = ()  # host:port for proxies: gRPC and HTTP
     is_mutual: bool = False  # whether `address` requires a certificate
+    admin_target: str = ""  # unix:path of its Admin service; empty: on `address`, as in a previous release
+
+    @property
+    def admin_address(self) -> str:
+        """Address of its Admin service."""
+        return self.admin_target or self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +105,20 @@ def check_model(model: str) -> None:
 
 
 def plan_mesh(
-    options: MeshOptions, folder: Path, api_key: str, *, envoy: str | None = None, cores: int = 1
+    options: MeshOptions,
+    folder: Path,
+    api_key: str,
+    *,
+    envoy: str | None = None,
+    cores: int = 1,
+    sockets: Path | None = None,
 ) -> MeshPlan:
     """Plan a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None to run without.
 
-    The workers divide `cores` among them, because engines that each use all cores wait for one another.
+    The workers divide `cores` among them, because engines that each use all cores wait for one another. `sockets` is
+    the folder of the processes' Admin sockets, None for `folder`.
     """
-    planner = _Planner(options, folder, api_key, cores)
+    planner = _Planner(options, folder, api_key, cores, sockets or folder)
     processes = tuple(planner.processes(envoy if options.envoy else None))
     edge = next(each for each in processes if each.tier == "edge")
     proxy = next((each.address for each in processes if each.tier == "envoy"), "")
@@ -113,12 +126,13 @@ def plan_mesh(
 
 
 class _Planner:
-    def __init__(self, options: MeshOptions, folder: Path, api_key: str, cores: int) -> None:
+    def __init__(self, options: MeshOptions, folder: Path, api_key: str, cores: int, sockets: Path) -> None:
         self.options = options
         self.folder = folder
         self.api_key = api_key
         self.cores = cores
         self.has_envoy = False
+        self.sockets = sockets
 
     def address(self, port: int, replica: int = 0) -> str:
         return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_PORT_STEP}"
@@ -191,23 +205,24 @@ class _Planner:
         return tier if is_single else f"{tier}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
-        listen = self.address(port, replica)
-        own = {"LISTEN": listen, "OTLP_ENDPOINT": self.options.otlp, **settings}
+        listen, name = self.address(port, replica), self.name(tier, replica)
+        admin = f"unix:{admin_socket(self.sockets, name)}"
+        own = {"LISTEN": listen, "ADMIN_LISTEN": admin, "OTLP_ENDPOINT": self.options.otlp, **settings}
         environment = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in own.items() if value}
         for setting in self.options.settings:
-            name, _, value = setting.partition("=")
-            if name.startswith(f"PENSTOCK_{tier.upper()}_"):
-                environment[name] = value
-        argv, name = (sys.executable, "-m", f"penstock.{tier}"), self.name(tier, replica)
+            variable, _, value = setting.partition("=")
+            if variable.startswith(f"PENSTOCK_{tier.upper()}_"):
+                environment[variable] = value
         return ProcessSpec(
             name=name,
             tier=tier,
-            argv=argv,
+            argv=(sys.executable, "-m", f"penstock.{tier}"),
             environment={**self.tls_settings(name), **environment},
             address=listen,
             http=http,
             proxy_doors=self.proxy_doors(replica) if tier == "edge" else (),
             is_mutual=not self.options.insecure and tier != "edge",  # an edge's own address is for clients
+            admin_target=environment.get(f"PENSTOCK_{tier.upper()}_ADMIN_LISTEN", ""),
         )
 
     def tls_settings(self, name: str) -> dict[str, str]:
@@ -216,3 +231,8 @@ class _Planner:
         files = {"CERTIFICATE": paths.certificate, "KEY": paths.key, "CA": paths.authorities}
         chosen = {f"PENSTOCK_TLS_{each}": "" if self.options.insecure else str(path) for each, path in files.items()}
         return {**chosen, "PENSTOCK_TRUST_DOMAIN": TRUST_DOMAIN, "PENSTOCK_INSECURE": str(self.options.insecure)}
+
+
+def admin_socket(folder: Path, name: str) -> Path:
+    """Return the path of a process's Admin socket."""
+    return folder / f"{name}.admin"

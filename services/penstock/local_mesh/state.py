@@ -20,6 +20,11 @@ class ProcessState:
     address: str
     http: str
     is_mutual: bool = False  # whether `address` requires a certificate, such as that of the mesh's operator
+    admin: str = ""  # address of its Admin service; empty: `address`, as in a previous release
+
+    @property
+    def admin_address(self) -> str:
+        return self.admin or self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ import asyncio
 from penstock.chassis import lifecycle
 from penstock.chassis.clocks import StallFreeClock, WallMonotonicClock
 from penstock.chassis.lifecycle import background, stop_requested
+from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
@@ -42,9 +43,8 @@ async def run(config: QueueConfig) -> None:
     async with serving(
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],
-        admin=AdminService(
-            "queue", config.instance_id, service.figures, lambda: tables(book), token=config.admin_token
-        ),
+        admin=AdminService("queue", config.instance_id, service.figures, lambda: tables(book)),
+        operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
         advertise=config.advertise,
         is_ready=False,

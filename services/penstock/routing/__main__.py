@@ -1,6 +1,7 @@
 """The control plane process: `python -m penstock.routing`."""
 
 from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
@@ -25,7 +26,8 @@ async def run_routing(config: RoutingConfig) -> None:
         serving(
             config.listen,
             [(add_discovery_to_server, AggregatedDiscovery(reconciler.cache))],
-            admin=AdminService("routing", config.instance_id, reconciler.figures, token=config.admin_token),
+            admin=AdminService("routing", config.instance_id, reconciler.figures),
+            operators=OperatorListeners.of(config),
             drain_grace=config.drain_grace,
             advertise=config.advertise,
             security=open_security(config),

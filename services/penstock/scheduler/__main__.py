@@ -5,6 +5,7 @@ from uuid import uuid4
 from penstock.chassis import lifecycle
 from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.lifecycle import background, stop_requested
+from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
@@ -30,9 +31,8 @@ async def run(config: SchedulerConfig) -> None:
     async with serving(
         config.listen,
         [(add_SchedulerServiceServicer_to_server, service)],
-        admin=AdminService(
-            "scheduler", config.instance_id, service.figures, lambda: tables(dispatcher.fleet), token=config.admin_token
-        ),
+        admin=AdminService("scheduler", config.instance_id, service.figures, lambda: tables(dispatcher.fleet)),
+        operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
         advertise=config.advertise,
         security=security,

@@ -26,9 +26,11 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
-    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
-    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    """Admin is served by every process of every tier, on its operators' listener alone. On TCP, callers have a certificate of
+    tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
+    callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
+    RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -86,9 +88,11 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
-    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
-    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    """Admin is served by every process of every tier, on its operators' listener alone. On TCP, callers have a certificate of
+    tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
+    callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
+    RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -214,9 +218,11 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
-    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
-    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    """Admin is served by every process of every tier, on its operators' listener alone. On TCP, callers have a certificate of
+    tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
+    callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
+    RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 

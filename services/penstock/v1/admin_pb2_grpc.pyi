@@ -27,9 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
-    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
-    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    """Admin is served by every process of every tier, on its operators' listener alone. On TCP, callers have a certificate of
+    tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
+    callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
+    RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -61,9 +63,11 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
-    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
-    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    """Admin is served by every process of every tier, on its operators' listener alone. On TCP, callers have a certificate of
+    tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
+    callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
+    RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -91,9 +95,11 @@ class AdminAsyncStub(AdminStub):
     """WatchSnapshot sends a snapshot every interval until the caller cancels."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Admin is served by every process of every tier. If PENSTOCK_ADMIN_TOKEN is set, callers authenticate with metadata
-    `authorization: Bearer TOKEN`; otherwise only callers on loopback are served. Other callers receive
-    PERMISSION_DENIED / ADMIN_ONLY. Auth stores keys and tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    """Admin is served by every process of every tier, on its operators' listener alone. On TCP, callers have a certificate of
+    tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
+    callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
+    RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
     buf:lint:ignore SERVICE_SUFFIX
     """
 

@@ -2,6 +2,7 @@
 
 from penstock.chassis import lifecycle
 from penstock.chassis.lifecycle import background, stop_requested
+from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
@@ -20,7 +21,8 @@ async def run(config: WorkerConfig) -> None:
     async with serving(
         config.listen,
         [(add_WorkerServiceServicer_to_server, service)],
-        admin=AdminService("worker", config.instance_id, runtime.figures, token=config.admin_token),
+        admin=AdminService("worker", config.instance_id, runtime.figures),
+        operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
         advertise=config.advertise,
         is_ready=False,  # until the engine is ready

@@ -25,10 +25,9 @@ class AuthAdmin(AdminService):
         figures: Figures,
         *,
         key_retention: float,
-        token: str,
     ) -> None:
         """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state."""
-        super().__init__("auth", instance_id, figures, self._tables, token=token)
+        super().__init__("auth", instance_id, figures, self._tables)
         self._authorizer = authorizer
         self._store = store
         self._clock = clock

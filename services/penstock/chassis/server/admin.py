@@ -1,22 +1,21 @@
-"""The Admin service of every process: snapshots and drain. Auth alone serves keys and tenants."""
+"""The Admin service of every process: snapshots and drain. Auth alone serves keys and tenants.
+
+It is served by the operators' listener (`chassis/operators/`), which admits operators alone.
+"""
 
 import asyncio
-import hmac
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import grpc
 import psutil
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.durations import seconds_of
-from penstock.chassis.errors import InvalidArgument, PermissionDenied, Unimplemented
+from penstock.chassis.errors import InvalidArgument, Unimplemented
 from penstock.chassis.lifecycle import current_stop, request_stop
 from penstock.chassis.server.call_metrics import CallCounter
-from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded
 from penstock.chassis.streams import endpoint
 from penstock.chassis.streams.protocol import release
 from penstock.v1 import admin_pb2 as pb
@@ -29,7 +28,6 @@ Drain = Callable[[float | None], int]  # grace in s (None: the configured one) -
 DEFAULT_WATCH_INTERVAL_S = 1.0
 WATCH_INTERVAL_BOUNDS_S = (0.1, 60.0)
 MAX_GRACE_S = 86_400.0
-OPERATOR_METHOD_PREFIXES = ("/penstock.v1.Admin/", "/grpc.channelz.")
 
 
 def process_figures() -> dict[str, float]:
@@ -51,7 +49,7 @@ def process_figures() -> dict[str, float]:
 
 
 class AdminService(AdminServicer):
-    """Snapshots and drain of one process. `serving` admits operators alone, so that subclasses need no check."""
+    """Snapshots and drain of one process. Its listener admits operators alone, so that subclasses need no check."""
 
     def __init__(
         self,
@@ -60,19 +58,17 @@ class AdminService(AdminServicer):
         figures: Figures = dict,
         tables: Tables | None = None,
         drain: Drain | None = None,
-        *,
-        token: str = "",
     ) -> None:
         self.tier = tier
         self.instance_id = instance_id
-        self.token = token
-        self.calls = CallCounter()  # replaced by the server's own when it starts
+        self.calls = CallCounter()  # replaced by that of the main server when it starts
+        self.access_figures: Figures = dict  # replaced by the operators' listener when it starts
         self._figures = figures
         self._tables = tables
         self._drain = drain or self._drain_process
 
     def snapshot(self) -> pb.Snapshot:
-        figures = {**process_figures(), "calls": self.calls.in_flight, **self._figures()}
+        figures = {**process_figures(), "calls": self.calls.in_flight, **self.access_figures(), **self._figures()}
         found = pb.Snapshot(
             tier=self.tier,
             instance_id=self.instance_id,
@@ -136,38 +132,3 @@ def watch_interval(requested: Duration) -> float:
     if not low <= interval <= high:
         raise InvalidArgument(f"interval must be {low} to {high} s, not {interval} s", field="interval")
     return interval
-
-
-@dataclass(frozen=True)
-class OperatorInterceptor(grpc.aio.ServerInterceptor):
-    """Restricts admin and channelz to operators: callers with the token, or from loopback if no token is set."""
-
-    token: str = ""
-
-    async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(OPERATOR_METHOD_PREFIXES):
-            return handler
-
-        async def guard(context: Context, body: Body) -> Any:
-            if not self.is_operator(context.peer(), dict(context.invocation_metadata() or ())):
-                raise PermissionDenied(self._denial(), reason="ADMIN_ONLY")
-            return await body()
-
-        return guarded(handler, guard)
-
-    def is_operator(self, peer: str, metadata: Mapping[str, str | bytes]) -> bool:
-        if self.token:
-            shown = str(metadata.get("authorization", ""))
-            return hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
-        return is_loopback(peer) and "x-forwarded-for" not in metadata  # not through a proxy on this host
-
-    def _denial(self) -> str:
-        if self.token:
-            return "send metadata `authorization: Bearer TOKEN` with the token of PENSTOCK_ADMIN_TOKEN"
-        return "only callers on loopback are served; set PENSTOCK_ADMIN_TOKEN to serve others"
-
-
-def is_loopback(peer: str) -> bool:
-    """Whether gRPC's name of a peer (ipv4:127.0.0.1:5000, ipv6:[::1]:5000, unix:...) is on this host."""
-    return peer.startswith(("ipv4:127.", "ipv6:[::1]:", "ipv6:%5B::1%5D:", "unix:"))

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 import structlog
@@ -77,18 +78,23 @@ _HANDLER_FACTORIES = {
 }
 
 
+_guarded_methods: WeakSet[Any] = WeakSet()
+
+
 def guarded(handler: Any, guard: Guard) -> Any:
     """Return `handler` with `guard(context, body)` around each call, where `await body()` runs the call.
 
-    `body` raises a request that is a MessageMalformed.
+    `body` raises a request that is a MessageMalformed, the innermost one if guards are nested, so that a caller is
+    authorized before it is told about its message.
     """
     kind, make = _HANDLER_FACTORIES[handler.request_streaming, handler.response_streaming]
     method = getattr(handler, kind)
     is_generator = inspect.isasyncgenfunction(method)
+    is_guarded = method in _guarded_methods
 
     async def call(request: Any, context: Context) -> Any:
         async def body() -> Any:
-            if isinstance(request, MessageMalformed):
+            if isinstance(request, MessageMalformed) and not is_guarded:
                 raise request
             if not is_generator:
                 return await method(request, context)
@@ -98,6 +104,7 @@ def guarded(handler: Any, guard: Guard) -> Any:
 
         return await guard(context, body)
 
+    _guarded_methods.add(call)
     return make(call, handler.request_deserializer, handler.response_serializer)
 
 

@@ -1,29 +1,30 @@
-"""One listening gRPC server, from bound port to drained: health, reflection, channelz, admin and interceptors."""
+"""One listening gRPC server, from bound port to drained: health and interceptors.
+
+Admin, reflection and channelz are on the listener of operators, which lives as long as the server.
+"""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
-from grpc_channelz.v1 import channelz
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha import reflection
 
 from penstock.chassis.channels import MAX_MESSAGE_BYTES
 from penstock.chassis.config import ConfigError
 from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.chassis.observability.deferred import deferred_calls
+from penstock.chassis.operators.listeners import OperatorListeners, serving_admin, serving_health
 from penstock.chassis.security.interceptor import PeerInterceptor
 from penstock.chassis.security.process import LOCAL, ProcessSecurity
-from penstock.chassis.server.admin import AdminService, OperatorInterceptor
+from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.call_metrics import CallCounter
 from penstock.chassis.server.health import Health
 from penstock.chassis.server.interceptors import CallInterceptor
-from penstock.v1.admin_pb2_grpc import add_AdminServicer_to_server
 
 log = structlog.get_logger()
 
@@ -68,6 +69,8 @@ class Server:
     calls: CallCounter
     address: str  # host:port by which other processes reach it
     proxy_address: str = ""  # host:port for proxies; empty: none
+    admin_address: str = ""  # unix:path or host:port of the operators' listener; empty: off
+    health_address: str = ""  # host:port of the probes' listener; empty: off
 
     @property
     def port(self) -> int:
@@ -106,6 +109,7 @@ async def serving(
     registrations: Iterable[Registration],
     *,
     admin: AdminService | None = None,
+    operators: OperatorListeners = OperatorListeners(),  # noqa: B008  # immutable
     drain_grace: float = 30.0,
     advertise: str = "",
     is_ready: bool = True,
@@ -118,33 +122,50 @@ async def serving(
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
     The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
-    `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
-    Raises ConfigError if an address cannot be bound, or would serve plaintext off loopback.
+    `operators` serve `admin` and the probes, until the server has drained. `is_door` makes `listen` a development door,
+    in plaintext on loopback; `proxy_listen` is a second address. Raises ConfigError if an address cannot be bound, or
+    would serve plaintext off loopback.
     """
     calls = CallCounter()
-    operators = OperatorInterceptor(admin.token if admin else "")
-    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
     peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
-    checks = (CallInterceptor(calls), *peers, operators)
-    grpc_server = grpc.aio.server(interceptors=(*checks, *interceptors), options=options)
-    if admin:
-        admin.calls = calls
-        registrations = [*registrations, (add_AdminServicer_to_server, admin)]
-    health = _register(grpc_server, registrations)
-    address = advertised_address(listen, _bind(grpc_server, listen, security, is_door=is_door), advertise)
-    proxies = ""
-    if proxy_listen:
-        proxies = advertised_address(proxy_listen, _bind(grpc_server, proxy_listen, security, is_door=False), "")
-    await grpc_server.start()
-    server = Server(grpc_server, health, calls, address, proxies)
-    server.set_ready(is_ready=is_ready)
-    log.info("listening", address=address, port=server.port)
-    stop = current_stop()
-    try:
-        async with background(server.stop_accepting(stop)):
-            yield server
-    finally:
-        await server.drain(drain_grace if stop.grace is None else stop.grace, stop.forced)
+    grpc_server = _new_server((CallInterceptor(calls), *peers, *interceptors), message_bytes)
+    health, services = _register(grpc_server, registrations)
+    server = Server(grpc_server, health, calls, "")
+    async with _serving_operators(operators.secured_by(security), admin, server, services):
+        server.address = advertised_address(listen, _bind(grpc_server, listen, security, is_door=is_door), advertise)
+        if proxy_listen:
+            port = _bind(grpc_server, proxy_listen, security, is_door=False)
+            server.proxy_address = advertised_address(proxy_listen, port, "")
+        await grpc_server.start()
+        server.set_ready(is_ready=is_ready)
+        log.info("listening", address=server.address, port=server.port)
+        stop = current_stop()
+        try:
+            async with background(server.stop_accepting(stop)):
+                yield server
+        finally:
+            await server.drain(drain_grace if stop.grace is None else stop.grace, stop.forced)
+
+
+@asynccontextmanager
+async def _serving_operators(
+    operators: OperatorListeners, admin: AdminService | None, server: Server, services: Sequence[str]
+) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        if admin:
+            admin.calls = server.calls
+            if operators.admin_listen:
+                opened = serving_admin(operators, admin, services, _new_server)
+                server.admin_address = await stack.enter_async_context(opened)
+        if operators.health_listen:
+            opened = serving_health(operators.health_listen, server.health, _new_server)
+            server.health_address = await stack.enter_async_context(opened)
+        yield
+
+
+def _new_server(interceptors: Sequence[grpc.aio.ServerInterceptor], message_bytes: int) -> grpc.aio.Server:
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
+    return grpc.aio.server(interceptors=interceptors, options=options)
 
 
 def advertised_address(listen: str, port: int, advertise: str) -> str:
@@ -175,16 +196,14 @@ class _ServiceNames:
         self._grpc_server.add_registered_method_handlers(service_name, methods)
 
 
-def _register(grpc_server: grpc.aio.Server, registrations: Iterable[Registration]) -> Health:
+def _register(grpc_server: grpc.aio.Server, registrations: Iterable[Registration]) -> tuple[Health, list[str]]:
+    """Add all services; return health and the names of the services."""
     registrar = _ServiceNames(grpc_server)
     for add, servicer in registrations:
         add(servicer, registrar)
     health = Health(registrar.names)
     add_HealthServicer_to_server(health, registrar)
-    channelz.add_channelz_servicer(grpc_server)
-    names = [*registrar.names, "grpc.channelz.v1.Channelz", reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, grpc_server)
-    return health
+    return health, registrar.names
 
 
 async def _wait_any(seconds: float, *waits: Any) -> None:

@@ -24,7 +24,7 @@ def keys() -> None:
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--name", default="", help="display name")
 @click.option("--ttl", type=FiniteFloat(1, CENTURY_S), metavar="SECONDS", help="lifetime; without it: unlimited")
-@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
+@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
 @json_option
 def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool) -> None:
     """Create a key and show it once."""
@@ -35,7 +35,7 @@ def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: 
 
 @keys.command("list")
 @click.option("--tenant", default="", help="only keys of this tenant")
-@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
+@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
 @json_option
 def list_keys(tenant: str, target: str, as_json: bool) -> None:
     """List keys without their secrets."""
@@ -46,7 +46,7 @@ def list_keys(tenant: str, target: str, as_json: bool) -> None:
 
 @keys.command("revoke")
 @click.argument("key_id")
-@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
+@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
 @json_option
 def revoke_key(key_id: str, target: str, as_json: bool) -> None:
     """Revoke a key at once."""
@@ -67,7 +67,7 @@ def tenants() -> None:
 @click.option("--requests-per-minute", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
 @click.option("--tokens-per-minute", type=click.IntRange(0, MAX_UINT32**2), default=0, help="0: no limit")
 @click.option("--concurrent-requests", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
-@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
+@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
 @json_option
 def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None:
     """Create a tenant or replace its limits."""
@@ -81,7 +81,7 @@ def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None
 
 @tenants.command("delete")
 @click.argument("tenant_id")
-@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
+@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
 @json_option
 def delete_tenant(target: str, as_json: bool, tenant_id: str) -> None:
     """Delete a tenant without active requests, and its keys."""
@@ -91,7 +91,7 @@ def delete_tenant(target: str, as_json: bool, tenant_id: str) -> None:
 
 
 @tenants.command("list")
-@click.option("--target", default="", metavar="HOST:PORT", help="address of an auth process")
+@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
 @json_option
 def list_tenants(target: str, as_json: bool) -> None:
     """List tenants with their limits and use."""
@@ -103,7 +103,7 @@ def list_tenants(target: str, as_json: bool) -> None:
 @click.command()
 @click.argument("process")
 @click.option("--grace", type=FiniteFloat(0, DAY_S), metavar="SECONDS", help="maximum time for running requests")
-@click.option("--target", default="", metavar="HOST:PORT", help="its address, if it is not of the local mesh")
+@click.option("--target", default="", metavar="ADDRESS", help="its admin_listen, if it is not of the local mesh")
 def drain(process: str, grace: float | None, target: str) -> None:
     """Drain PROCESS (worker-2, or a tier): it finishes its requests and exits."""
     from penstock.cli import admin
@@ -113,7 +113,7 @@ def drain(process: str, grace: float | None, target: str) -> None:
 
 @click.command()
 @click.argument("process")
-@click.option("--target", default="", metavar="HOST:PORT", help="its address, if it is not of the local mesh")
+@click.option("--target", default="", metavar="ADDRESS", help="its admin_listen, if it is not of the local mesh")
 @json_option
 def snapshot(process: str, target: str, as_json: bool) -> None:
     """Show the current figures of PROCESS (worker-2, or a tier)."""
@@ -127,8 +127,8 @@ def snapshot(process: str, target: str, as_json: bool) -> None:
     "--target",
     "targets",
     multiple=True,
-    metavar="HOST:PORT",
-    help="a process, or dns:///NAME:PORT; repeatable",
+    metavar="ADDRESS",
+    help="admin_listen of a process: unix:PATH, HOST:PORT or dns:///NAME:PORT; repeatable",
 )
 @click.option("--interval", type=FiniteFloat(0.1, 60), default=1.0, show_default=True, help="s between two polls")
 @click.option("--once", is_flag=True, help="print one frame after one interval and exit")

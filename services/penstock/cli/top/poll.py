@@ -10,8 +10,8 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from penstock.chassis.channels import resolve
-from penstock.chassis.errors import PenstockError, error_from_rpc
-from penstock.cli.admin import AdminTarget
+from penstock.chassis.errors import PenstockError
+from penstock.cli.admin import AdminTarget, admin_error
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -61,7 +61,7 @@ async def _poll_process(address: str, name: str, stub: Any) -> ProcessSample:
     try:
         response = await stub.GetSnapshot(GetSnapshotRequest(), metadata=metadata, timeout=TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
-        return ProcessSample(name=name, address=address, error=error_from_rpc(error))
+        return ProcessSample(name=name, address=address, error=admin_error(error, address))
     return ProcessSample(name=name, address=address, snapshot=response.snapshot)
 
 

@@ -79,6 +79,7 @@ class FakeServer:
         self._network = network
         self._interceptors = interceptors
         self._handlers: dict[str, Any] = {}
+        self.admin: Any = None  # the Admin service of its process, which no listener serves
         self._address = ""
         self._connection_sides: list[ServerSide] = []
         self._is_idle = asyncio.Event()
@@ -120,8 +121,7 @@ class FakeServer:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of the process, as in its admin snapshot."""
-        admin = self._handlers["penstock.v1.Admin/GetSnapshot"].unary_unary.__self__
-        return dict(admin._figures())  # noqa: SLF001  # the public method adds figures of the host
+        return dict(self.admin._figures())  # noqa: SLF001  # the public method adds figures of the host
 
     def accept(self, connection: Connection) -> "ServerSide":
         side = ServerSide(self, connection)

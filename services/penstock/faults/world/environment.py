@@ -8,8 +8,8 @@ import pkgutil
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -72,6 +72,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         # The service binds its clock as a default argument, at import.
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=world.monotonic_time),
         patch("penstock.auth.__main__.opened_store", disk.open_store),
+        patch("penstock.chassis.server.server._serving_operators", _without_operators),
         # The original tracer takes its ids from the shared `random` module.
         patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),
         # The original meter keeps its callbacks, and with them whole worlds.
@@ -84,6 +85,13 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         for change in changes:
             stack.enter_context(change)
         yield
+
+
+@asynccontextmanager
+async def _without_operators(_: Any, admin: Any, server: Any, __: Any) -> AsyncIterator[None]:
+    """Open no listener for operators; checks read the figures of `admin` in this process."""
+    server.grpc_server.admin = admin
+    yield
 
 
 def _keyword_defaults(service: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ async def _sample_figures(testbed: Testbed) -> dict[str, float]:
     gc.collect()  # a closed channel keeps its connection until the garbage collector finds its reference cycle
     sample: dict[str, float] = {}
     for child in testbed.mesh.processes.children:
-        figures = await testbed.figures_of(child.spec.address)
+        figures = await testbed.figures_of(child.spec.admin_address)
         sample |= {f"{child.spec.name} {name}": figures[name] for name in PROCESS_FIGURES}
     held, granted = await testbed.sum_figure("scheduler", "credits"), await testbed.sum_figure("queue", "credits")
     sample["credits that queues and schedulers count differently"] = abs(held - granted)

@@ -82,7 +82,7 @@ async def _freeze_one(run: FaultRun, victim: ChildProcess) -> FreezeResult:
     """Stop a process and its children for `FREEZE_S`."""
     process, load = psutil.Process(victim.process.pid), run.load
     pids = [process.pid, *(child.pid for child in process.children(recursive=True))]
-    instance_id = await run.testbed.instance_id(victim.spec.address)
+    instance_id = await run.testbed.instance_id(victim.spec.admin_address)
     tokens_before, ended_before = load.tokens_received, load.ended_requests
     with run.injecting(victim.spec.name, "SIGSTOP") as fault:
         for pid in pids:

@@ -67,7 +67,7 @@ async def partition(options: PartitionOptions, mesh: MeshOptions, console: Conso
             results = await _cut_all(run, relays, options)
             await asyncio.sleep(PAUSE_BETWEEN_S)  # until the last processes that were cut off have reconnected
         residue = await testbed.residue()
-        instances = {each.name: await testbed.instance_id(each.address) for each in testbed.mesh.plan.processes}
+        instances = {each.name: await testbed.instance_id(each.admin_address) for each in testbed.mesh.plan.processes}
     card = run.card("partition", run.check_all())
     card.lines += _charge_lines([*baseline, *load.transcripts], results, run.folder)
     for link in options.links:

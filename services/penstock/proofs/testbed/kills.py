@@ -48,7 +48,7 @@ async def wait_settled(testbed: Testbed) -> None:
     """
     async with asyncio.timeout(REST_TIMEOUT_S):
         for edge in testbed.mesh.plan.processes_of("edge"):
-            while not _is_settled(await testbed.figures_of(edge.address)):  # noqa: ASYNC110  # another process settles
+            while not _is_settled(await testbed.figures_of(edge.admin_address)):  # noqa: ASYNC110  # another process settles
                 await asyncio.sleep(POLL_INTERVAL_S)
 
 

@@ -1,8 +1,13 @@
 """A mesh of processes of two releases, as in a rolling update of Penstock itself."""
 
+import functools
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.chassis.config import ConfigError
 from penstock.local_mesh.mesh import TransformPlan
 from penstock.local_mesh.plan import MeshPlan, ProcessSpec
 
@@ -10,8 +15,36 @@ REPLICATED_TIERS = ("edge", "queue", "scheduler", "worker", "routing")
 
 
 def run_release(source: Path, spec: ProcessSpec) -> ProcessSpec:
-    """Return `spec` with the code below `source`, the folder that has the package `penstock`."""
-    return replace(spec, environment={**spec.environment, "PYTHONPATH": str(source)})
+    """Return `spec` with the code below `source`, the folder that has the package `penstock`.
+
+    Settings of the tier that the other release does not have are left out. One without an operators' listener serves
+    Admin on its main port. Raises ConfigError if the release does not start.
+    """
+    prefix, known = f"PENSTOCK_{spec.tier.upper()}_", settings_of_release(source, spec.tier)
+    environment = {
+        name: value for name, value in spec.environment.items() if not name.startswith(prefix) or name in known
+    }
+    return replace(
+        spec,
+        environment={**environment, "PYTHONPATH": str(source)},
+        admin_target=spec.admin_target if f"{prefix}ADMIN_LISTEN" in known else "",
+    )
+
+
+@functools.cache
+def settings_of_release(source: Path, tier: str) -> frozenset[str]:
+    """Return the variables that `tier` reads in the release at `source`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    done = subprocess.run(  # noqa: S603  # our own program
+        [sys.executable, "-m", f"penstock.{tier}", "--print-config"],
+        env={**environment, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ConfigError(f"the release at {source} does not run {tier}:\n{done.stderr[-2000:]}")
+    return frozenset(line.partition("=")[0] for line in done.stdout.splitlines())
 
 
 def mix_releases(source: Path, *, with_auth: bool) -> TransformPlan:

@@ -46,13 +46,14 @@ class Testbed:
         return GrpcDriver([self.client], time.time)
 
     async def figures_of(self, address: str) -> dict[str, float]:
+        """Return the figures of the process whose Admin service is at `address`."""
         return dict((await self._snapshot(address)).figures)
 
     async def instance_id(self, address: str) -> str:
         return (await self._snapshot(address)).instance_id
 
     async def sum_figure(self, tier: str, name: str) -> float:
-        return sum([(await self.figures_of(each.address))[name] for each in self.mesh.plan.processes_of(tier)])
+        return sum([(await self.figures_of(each.admin_address))[name] for each in self.mesh.plan.processes_of(tier)])
 
     async def residue(self) -> dict[str, float]:
         """Wait up to 60 s for the mesh to be at rest; return the figures that are not zero."""
@@ -70,8 +71,9 @@ class Testbed:
         residue: dict[str, float] = {}
         for child in self.mesh.processes.children:
             spec = child.spec
-            figures = await (_envoy_figures(spec.admin) if spec.tier == "envoy" else self.figures_of(spec.address))
-            names = (ENVOY_REQUESTS,) if spec.tier == "envoy" else FIGURES_ZERO_AT_REST.get(spec.tier, ())
+            is_envoy = spec.tier == "envoy"
+            figures = await (_envoy_figures(spec.admin) if is_envoy else self.figures_of(spec.admin_address))
+            names = (ENVOY_REQUESTS,) if is_envoy else FIGURES_ZERO_AT_REST.get(spec.tier, ())
             residue |= {f"{spec.name} {name}": figures[name] for name in names if figures[name]}
         return residue
 
