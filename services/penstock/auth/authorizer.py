@@ -5,11 +5,13 @@ from typing import NamedTuple
 
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
 from penstock.auth.identity.tenant import DEFAULT_TENANT
-from penstock.auth.quota.reservation import Reservation, ReservationRequest
+from penstock.auth.quota.grant import Grant, GrantInvalid, GrantIssuer
+from penstock.auth.quota.grant_uses import GrantUses
+from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import TenantQuota
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound
-from penstock.mesh.v1.admission_pb2 import Credential, Identity, Reserve
+from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission, Identity, Reserve, Settle
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
 MAX_GRANT = 2**32 - 1  # tokens; `admitted.fallback_tokens` is a uint32
@@ -26,9 +28,12 @@ class Authorizer:
 
     keys: KeyRing
     reservations: ReservationTable
+    grants: GrantIssuer
+    grant_uses: GrantUses
     mesh_secret: bytes = field(repr=False)
     fallback_share: float = 0.0  # share of a tenant's remaining tokens that all edges together may admit without auth
     fallback_tokens: int = 0  # tokens per edge for a tenant without a token limit
+    accept_ungranted_fallback: bool = False  # whether edges of the release before grants may name any key
     _salts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def identify(
@@ -46,19 +51,24 @@ class Authorizer:
         """Return the identity, the reservation, and whether it is new. A repeated request returns the existing one.
 
         Raises Unauthenticated, PermissionDenied, InvalidArgument or QuotaExceeded. A fallback admission is reserved
-        even if the key has expired or a limit is reached, because the edge has admitted it under a grant.
+        even if the key has expired or a limit is reached, because the edge has admitted it under a grant. Without a
+        grant of auth for this edge and key, and beyond the tokens of the grant, it raises GrantInvalid.
         """
         if not frame.request_id:
             raise InvalidArgument("a reservation needs a request id", field="reserve.request_id")
-        is_fallback = frame.HasField("fallback_admission")
-        key = (
-            self.keys.by_id(frame.fallback_admission.key_id)
-            if is_fallback
-            else self._authenticate(frame.credential, now)
-        )
+        is_fallback, grant = frame.HasField("fallback_admission"), None
+        if is_fallback:
+            grant = self._grant_of(frame.fallback_admission, edge_id, now)
+            key = self.keys.by_id(frame.fallback_admission.key_id)
+        else:
+            key = self._authenticate(frame.credential, now)
         identity = self._identity(key, frame.priority)
         if existing := self.reservations.find(key.tenant_id, frame.request_id):
+            if grant:
+                self.grant_uses.reduce(grant, existing.reservation_id, _counted_tokens(frame))
             return identity, existing, False
+        if grant:
+            self.grant_uses.record(grant, frame.request_id, reservation_id, _counted_tokens(frame))
         request = ReservationRequest(
             request_id=frame.request_id,
             tenant_id=key.tenant_id,
@@ -72,6 +82,22 @@ class Authorizer:
             fingerprint=frame.answer_fingerprint,
         )
         return identity, self.reservations.reserve(request, reservation_id, now, is_deferred=is_fallback), True
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Remove a reservation that could not be persisted."""
+        self.reservations.cancel(reservation)
+        self.grant_uses.cancel(reservation.reservation_id)
+
+    def settle(self, frame: Settle, now: float) -> Charge | None:
+        """Settle a reservation. Return its charge; None if it was settled already or its tenant was deleted.
+
+        A fallback admission is charged at most for the tokens that its grant has left.
+        """
+        prompt, output = frame.prompt_tokens, frame.output_tokens
+        if self.grant_uses.find(frame.reservation_id):
+            allowed = self.grant_uses.settle(frame.reservation_id, prompt + output)
+            prompt, output = min(prompt, allowed), min(output, allowed - min(prompt, allowed))
+        return self.reservations.settle(frame.reservation_id, prompt, output, frame.outcome, now)
 
     def caller(self, frame: Reserve) -> Key | None:
         """Return the key of a rejected request, usable or not; None if its secret was not presented."""
@@ -111,6 +137,15 @@ class Authorizer:
         granted = self.fallback_tokens if left is None else int(left * self.fallback_share / max(1, edges))
         return min(granted, MAX_GRANT)
 
+    def _grant_of(self, admission: FallbackAdmission, edge_id: str, now: float) -> Grant | None:
+        """Return the grant of a fallback admission; None if none is required. Raises GrantInvalid."""
+        if admission.grant:
+            return self.grants.verify(admission.grant, edge_id, admission.key_id, admission.age_nanos / 1e9, now)
+        if self.accept_ungranted_fallback:
+            return None
+        text = f"edge {edge_id!r} sent no grant for key {admission.key_id!r}; upgrade the edge, or see"
+        raise GrantInvalid(f"{text} PENSTOCK_AUTH_ACCEPT_UNGRANTED_FALLBACK")
+
     def _authenticate(self, credential: Credential, now: float) -> Key:
         return self.keys.identify(credential.bearer, loopback=credential.loopback, now=now)
 
@@ -129,3 +164,9 @@ class Authorizer:
         if tenant_id not in self._salts:
             self._salts[tenant_id] = cache_salt(self.mesh_secret, tenant_id)
         return self._salts[tenant_id]
+
+
+def _counted_tokens(frame: Reserve) -> int:
+    """Return the tokens of a fallback admission that count against its grant."""
+    reserved, admission = frame.prompt_tokens + frame.max_output_tokens, frame.fallback_admission
+    return min(reserved, admission.used_tokens) if admission.HasField("used_tokens") else reserved

@@ -71,6 +71,16 @@ class AuthConfig(ServiceConfig):
         "The same for a tenant without a limit on tokens, at each edge.",
         unit="tokens",
     )
+    fallback_grant_ttl: float = setting(
+        1_800.0,
+        "Time after an admission for which its edge may admit requests of the same key while auth is unreachable.",
+        unit="s",
+    )
+    accept_ungranted_fallback: bool = setting(
+        False,
+        "Whether auth records requests that edges admitted without a grant. Set it only while edges of a release"
+        " without grants run: any peer that can connect as an edge may then spend the tokens of any key.",
+    )
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
@@ -84,6 +94,8 @@ class AuthConfig(ServiceConfig):
             raise ValueError("disk_watermark must be a share, above 0 and at most 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
-        for name in ("reservation_ttl", "edge_grace", "ledger_retention"):
+        for name in ("reservation_ttl", "edge_grace", "ledger_retention", "fallback_grant_ttl"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 s")
+        if self.fallback_grant_ttl > 86_400:
+            raise ValueError("fallback_grant_ttl must be at most 86400 s, a day")

@@ -185,8 +185,9 @@ class AuthClient:
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
                 # A reconnected peer receives frames of all active requests, of as many deferred reservations and of as
-                # many orphaned ones at once; a stalled peer is owed at most two frames for each.
-                capacity=6 * self._requests.max_active_requests,
+                # many orphaned ones at once; a stalled peer is owed at most two frames for each, and one more for each
+                # deferred reservation.
+                capacity=7 * self._requests.max_active_requests,
             )
             try:
                 await link.run()
@@ -211,10 +212,10 @@ class AuthClient:
         if not address:
             self.fallback.on_disconnected(on_purpose=on_purpose)
             return
+        self._settlements.resend_all()  # first, as they free tokens of the grants that deferred reservations use
         self.fallback.on_connected()
         if address in self._without_store:
             self.fallback.on_store_state(is_unavailable=True)
-        self._settlements.resend_all()
         for request_id, (frame, _) in self._pending_identifies.items():
             self.fallback.on_request_sent(request_id)
             self._settlements.flush_and_send(frame)

@@ -28,11 +28,12 @@ def reserve(context: RequestContext) -> AdmitRequest:
     )
 
 
-def reserve_admitted(context: RequestContext, key_id: str) -> AdmitRequest:
+def reserve_admitted(context: RequestContext, key_id: str, grant: bytes) -> AdmitRequest:
     """Return the deferred reservation of a request that the edge admitted under auth fallback."""
     frame = reserve(context)
     frame.reserve.ClearField("credential")
     frame.reserve.fallback_admission.key_id = key_id
+    frame.reserve.fallback_admission.grant = grant
     return frame
 
 
