@@ -93,7 +93,7 @@ class AuthEdge:
             frame = await self.call.read()
             assert frame is not grpc.aio.EOF
             kind = frame.WhichOneof("frame")
-            if kind != "heartbeat":
+            if kind not in ("heartbeat", "identity_keys"):
                 return getattr(frame, kind)
 
     async def reserve(self, request_id="request-1", prompt=10, output=20, model="m", **more):

@@ -2,6 +2,8 @@
 
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
+from penstock.auth.ext_authz.authorization import AuthorizationService, add_authorization_to_server
+from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.roll_up import Retention
@@ -23,13 +25,15 @@ async def run_auth(config: AuthConfig) -> None:
         authorizer = recover(config, state, clock())
         edges = edges_to_expect(config, authorizer, clock())
         hello = hello_of("auth", config.instance_id)
-        service = AdmissionService(authorizer, edges, store, hello, clock)
+        identity_keys = IdentityKeyRing(clock())
+        service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys)
+        authorization = AuthorizationService(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops)
         admin = AuthAdmin(
             config.instance_id,
             authorizer,
             store,
             clock,
-            lambda: service.figures,
+            lambda: service.figures | authorization.figures,
             key_retention=config.ledger_retention,
             token=config.admin_token,
         )
@@ -37,7 +41,10 @@ async def run_auth(config: AuthConfig) -> None:
             background(service.sweep(), store.watch()),
             serving(
                 config.listen,
-                [(add_AdmissionServiceServicer_to_server, service)],
+                [
+                    (add_AdmissionServiceServicer_to_server, service),
+                    (add_authorization_to_server, authorization),
+                ],
                 admin=admin,
                 drain_grace=config.drain_grace,
                 advertise=config.advertise,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.auth.identity.authenticator import Authenticator
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
 from penstock.auth.identity.tenant import DEFAULT_TENANT
 from penstock.auth.quota.grant import Grant, GrantInvalid, GrantIssuer
@@ -27,6 +28,7 @@ class Authorizer:
     """Keys and reservations of all tenants."""
 
     keys: KeyRing
+    authenticator: Authenticator
     reservations: ReservationTable
     grants: GrantIssuer
     grant_uses: GrantUses
@@ -41,9 +43,11 @@ class Authorizer:
         credential: Credential,
         now: float,
         requested: "Priority.ValueType" = PRIORITY_UNSPECIFIED,
+        *,
+        edge_id: str = "",  # empty: a proxy asks
     ) -> Identity:
-        """Return the identity of a caller. Raises Unauthenticated or PermissionDenied."""
-        return self._identity(self._authenticate(credential, now), requested)
+        """Return the identity of a caller. Raises the errors of `Authenticator.authenticate`."""
+        return self._identity(self.authenticator.authenticate(credential, now, edge_id=edge_id), requested)
 
     def reserve(
         self, frame: Reserve, edge_id: str, reservation_id: str, now: float
@@ -58,10 +62,9 @@ class Authorizer:
             raise InvalidArgument("a reservation needs a request id", field="reserve.request_id")
         is_fallback, grant = frame.HasField("fallback_admission"), None
         if is_fallback:
-            grant = self._grant_of(frame.fallback_admission, edge_id, now)
-            key = self.keys.by_id(frame.fallback_admission.key_id)
+            key, grant = self._vouched_key(frame.fallback_admission, edge_id, now)
         else:
-            key = self._authenticate(frame.credential, now)
+            key = self.authenticator.authenticate(frame.credential, now, edge_id=edge_id)
         identity = self._identity(key, frame.priority)
         if existing := self.reservations.find(key.tenant_id, frame.request_id):
             if grant:
@@ -137,17 +140,21 @@ class Authorizer:
         granted = self.fallback_tokens if left is None else int(left * self.fallback_share / max(1, edges))
         return min(granted, MAX_GRANT)
 
-    def _grant_of(self, admission: FallbackAdmission, edge_id: str, now: float) -> Grant | None:
-        """Return the grant of a fallback admission; None if none is required. Raises GrantInvalid."""
-        if admission.grant:
-            return self.grants.verify(admission.grant, edge_id, admission.key_id, admission.age_nanos / 1e9, now)
-        if self.accept_ungranted_fallback:
-            return None
-        text = f"edge {edge_id!r} sent no grant for key {admission.key_id!r}; upgrade the edge, or see"
-        raise GrantInvalid(f"{text} PENSTOCK_AUTH_ACCEPT_UNGRANTED_FALLBACK")
+    def _vouched_key(self, admission: FallbackAdmission, edge_id: str, now: float) -> tuple[Key, Grant | None]:
+        """Return the key of a fallback admission, and its grant. Raises GrantInvalid or Unauthenticated / KEY_UNKNOWN.
 
-    def _authenticate(self, credential: Credential, now: float) -> Key:
-        return self.keys.identify(credential.bearer, loopback=credential.loopback, now=now)
+        A false grant says nothing of the key. A key that an edge may name without a grant is a guess if it is unknown.
+        """
+        if admission.grant:
+            grant = self.grants.verify(admission.grant, edge_id, admission.key_id, admission.age_nanos / 1e9, now)
+            return self.keys.by_id(admission.key_id), grant
+        if not self.accept_ungranted_fallback:
+            text = f"edge {edge_id!r} sent no grant for key {admission.key_id!r}; upgrade the edge, or see"
+            raise GrantInvalid(f"{text} PENSTOCK_AUTH_ACCEPT_UNGRANTED_FALLBACK")
+        self.authenticator.check_limit("", edge_id, now)
+        if admission.key_id not in self.keys:
+            self.authenticator.record_failure("", edge_id, now)
+        return self.keys.by_id(admission.key_id), None
 
     def _identity(self, key: Key, requested: "Priority.ValueType") -> Identity:
         quota = self.reservations.quota(key.tenant_id)

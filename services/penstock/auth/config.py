@@ -81,6 +81,17 @@ class AuthConfig(ServiceConfig):
         "Whether auth records requests that edges admitted without a grant. Set it only while edges of a release"
         " without grants run: any peer that can connect as an edge may then spend the tokens of any key.",
     )
+    failures_per_source: int = setting(
+        60,
+        "Failing credentials that one source may present at once and per minute; then it receives TOO_MANY_FAILURES. A"
+        " source is an IPv4 address or 64 bits of an IPv6 address.",
+    )
+    failures_per_edge: int = setting(
+        600, "The same for all callers of one edge together; failures of a source over its own limit do not count."
+    )
+    trusted_hops: int = setting(
+        0, "Proxies in front of Envoy that append their client to x-forwarded-for, such as a load balancer."
+    )
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
@@ -94,6 +105,11 @@ class AuthConfig(ServiceConfig):
             raise ValueError("disk_watermark must be a share, above 0 and at most 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
+        for name in ("failures_per_source", "failures_per_edge"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 0 <= self.trusted_hops <= 16:
+            raise ValueError("trusted_hops must be 0 to 16")
         for name in ("reservation_ttl", "edge_grace", "ledger_retention", "fallback_grant_ttl"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 s")

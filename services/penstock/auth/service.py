@@ -11,6 +11,7 @@ import structlog
 from penstock.auth import frames
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.identity.keys import Key
 from penstock.auth.quota.grant import GrantInvalid
 from penstock.auth.quota.reservation import Charge, Reservation
@@ -25,6 +26,7 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
+IDENTITY_KEYS_INTERVAL_S = 60.0  # s between frames, so that edges follow the clock of auth
 SWEEP_INTERVAL_S = 0.5  # s; an expired reservation is detected within this time
 
 EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
@@ -46,8 +48,12 @@ class AdmissionService(AdmissionServiceServicer):
         store: Store,
         hello: Hello,
         clock: Callable[[], float],
+        *,
+        identity_keys: IdentityKeyRing | None = None,  # None: no proxy asks this process
     ) -> None:
         self._authorizer = authorizer
+        self._identity_keys = identity_keys
+        self._identity_keys_due = 0.0  # s
         self._edge_sessions = edge_sessions
         self._store = store
         self._hello = hello
@@ -68,6 +74,8 @@ class AdmissionService(AdmissionServiceServicer):
             "keys": len(self._authorizer.keys),
             "edges": len(self._edge_sessions),
             "invalid_grants": self._invalid_grants,
+            "failed_authentications": self._authorizer.authenticator.failures,
+            "limited_authentications": self._authorizer.authenticator.limited,
             **self._store.figures,
         }
 
@@ -80,6 +88,7 @@ class AdmissionService(AdmissionServiceServicer):
             self._peers.add(peer)
             if not self._store.is_available:
                 peer.send(frames.store_state(is_unavailable=True))
+            self._send_identity_keys(peer)
             try:
                 async for frame in peer:
                     self._on_frame(peer, edge_id, frame)
@@ -98,6 +107,7 @@ class AdmissionService(AdmissionServiceServicer):
             for edge_id in self._edge_sessions.pop_expired(now):
                 self._expire_edge(edge_id, now)
             self._authorizer.grant_uses.forget(now)
+            self._rotate_identity_keys(now)
 
     async def drain(self) -> None:
         """Send `end` to every edge after all pending changes are persisted."""
@@ -110,6 +120,16 @@ class AdmissionService(AdmissionServiceServicer):
         for peer in self._peers:
             peer.send(frames.store_state(is_unavailable=not is_available))
 
+    def _rotate_identity_keys(self, now: float) -> None:
+        if self._identity_keys and (self._identity_keys.rotate(now) or now >= self._identity_keys_due):
+            self._identity_keys_due = now + IDENTITY_KEYS_INTERVAL_S
+            for peer in self._peers:
+                self._send_identity_keys(peer)
+
+    def _send_identity_keys(self, peer: EdgePeer) -> None:
+        if self._identity_keys and peer.hello.tier == "edge":
+            peer.send(AdmitResponse(identity_keys=self._identity_keys.frame(self._clock())))
+
     def _on_frame(self, peer: EdgePeer, edge_id: str, frame: AdmitRequest) -> None:
         match frame.WhichOneof("frame"):
             case "reserve":
@@ -117,11 +137,11 @@ class AdmissionService(AdmissionServiceServicer):
             case "settle":
                 self._settle(peer, frame.settle)
             case "identify":
-                self._identify(peer, frame.identify)
+                self._identify(peer, edge_id, frame.identify)
 
-    def _identify(self, peer: EdgePeer, frame: Identify) -> None:
+    def _identify(self, peer: EdgePeer, edge_id: str, frame: Identify) -> None:
         try:
-            identity = self._authorizer.identify(frame.credential, self._clock())
+            identity = self._authorizer.identify(frame.credential, self._clock(), edge_id=edge_id)
         except PenstockError as error:
             peer.send(frames.rejected(frame.request_id, error))
         else:

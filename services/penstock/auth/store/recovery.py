@@ -3,6 +3,7 @@
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.identity.authenticator import Authenticator, FailureLimits
 from penstock.auth.identity.keys import Key, KeyRing, key_id_of
 from penstock.auth.identity.tenant import DEFAULT_TENANT
 from penstock.auth.quota.grant import GrantIssuer
@@ -31,6 +32,7 @@ def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
     uses.restore(state.grant_uses)
     return Authorizer(
         keys,
+        Authenticator(keys, FailureLimits(config.failures_per_source, config.failures_per_edge)),
         reservations,
         GrantIssuer(pepper, config.fallback_grant_ttl),
         uses,

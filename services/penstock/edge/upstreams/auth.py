@@ -14,6 +14,7 @@ from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.request.identity_headers import IdentityHeaders
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.settlements import Settlements
 from penstock.mesh.v1.admission_pb2 import (
@@ -67,6 +68,7 @@ class AuthClient:
             send=self._settlements.flush_and_send,
             on_unreachable=self._decide_waiting,
         )
+        self.identity_headers = IdentityHeaders()
         self._peers = PeerSet(addresses, self._open)
 
     @property
@@ -146,6 +148,13 @@ class AuthClient:
             del self._pending_identifies[request_id]
         self.fallback.cache_identified(credential, identity)
         return identity
+
+    def accept_identity_header(self, header: str, credential: Credential) -> bool:
+        """Return whether auth has identified the caller for our proxy. It is then known as after `identify`."""
+        identity = self.identity_headers.verify(header, credential, self._runner.now()) if header else None
+        if identity and not self.fallback.find_known(credential):
+            self.fallback.cache_identified(credential, identity)
+        return identity is not None
 
     async def authenticate(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Auth is asked only for a caller that it has not admitted recently."""
@@ -241,6 +250,8 @@ class AuthClient:
                 self.fallback.on_response(frame.identified.request_id)
                 if response := self._pending_identify(frame.identified.request_id):
                     response.set_result(frame.identified.identity)
+            case "identity_keys":
+                self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
             case "store_state":
                 self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
             case "end":

@@ -15,7 +15,7 @@ def run_release(source: Path, spec: ProcessSpec) -> ProcessSpec:
 
 
 def accept_former_edges(spec: ProcessSpec) -> ProcessSpec:
-    """Return `spec`; an auth process records what edges of the release before grants admitted while it was unreachable."""
+    """Return `spec`; an auth process records what edges without grants admitted while it was unreachable."""
     if spec.tier != "auth":
         return spec
     return replace(spec, environment={**spec.environment, "PENSTOCK_AUTH_ACCEPT_UNGRANTED_FALLBACK": "true"})
