@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from penstock.auth.admin.service import AuthAdmin
+from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
+from penstock.auth.ext_authz.authorization import SERVICE, AuthorizationService, add_authorization_to_server
+from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.service import AdmissionService
 from penstock.auth.store import sql
 from penstock.auth.store.recovery import edges_to_expect, recover
@@ -17,8 +20,9 @@ from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.server.server import serving
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, Reserve, Settle
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, IdentityKeys, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.authorization_pb2 import CheckRequest, CheckResponse
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.stream_pb2 import Hello
@@ -45,6 +49,8 @@ class AuthProcess:
     clock: FakeClock
     admin: AdminStub
     stub: AdmissionServiceStub
+    check: grpc.aio.UnaryUnaryMultiCallable
+    authorizer: Authorizer
 
     @property
     def figures(self) -> dict[str, float]:
@@ -59,9 +65,10 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
     async with opened_store(config.store, retention=retention, clock=clock) as (store, state):
         authorizer = recover(config, state, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
-        served = AdmissionService(
-            authorizer, edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf), store, hello, clock
-        )
+        edges = edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf)
+        identity_keys = IdentityKeyRing(clock())
+        served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys)
+        authorization = AuthorizationService(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops)
         admin = AuthAdmin(
             *("auth-1", authorizer, store, clock, lambda: served.figures),
             key_retention=config.ledger_retention,
@@ -69,10 +76,16 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         )
         sweeping = asyncio.create_task(served.sweep())
         async with (
-            serving(config.listen, [(add_AdmissionServiceServicer_to_server, served)], admin=admin) as server,
+            serving(
+                config.listen,
+                [(add_AdmissionServiceServicer_to_server, served), (add_authorization_to_server, authorization)],
+                admin=admin,
+            ) as server,
             channel(server.address) as to_auth,
         ):
-            yield AuthProcess(served, server.address, clock, AdminStub(to_auth), AdmissionServiceStub(to_auth))
+            check = to_auth.unary_unary(f"/{SERVICE}/Check", CheckRequest.SerializeToString, CheckResponse.FromString)
+            stubs = AdminStub(to_auth), AdmissionServiceStub(to_auth), check
+            yield AuthProcess(served, server.address, clock, *stubs, authorizer)
             await served.drain()
         sweeping.cancel()
 
@@ -83,6 +96,7 @@ class AuthEdge:
 
     call: object
     instance_id: str = "edge-1"
+    identity_keys: IdentityKeys | None = None  # the latest frame
     credential: Credential = field(default_factory=lambda: Credential(bearer=DEV_KEY, loopback=True))
 
     async def send(self, **frame):
@@ -93,7 +107,9 @@ class AuthEdge:
             frame = await self.call.read()
             assert frame is not grpc.aio.EOF
             kind = frame.WhichOneof("frame")
-            if kind not in ("heartbeat", "identity_keys"):
+            if kind == "identity_keys":
+                self.identity_keys = frame.identity_keys
+            elif kind != "heartbeat":
                 return getattr(frame, kind)
 
     async def reserve(self, request_id="request-1", prompt=10, output=20, model="m", **more):

@@ -5,13 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import structlog
 
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.ext_authz import responses
 from penstock.auth.ext_authz.caller import caller_of, is_grpc
 from penstock.auth.identity.identity_keys import IdentityKeyRing
-from penstock.chassis.errors import PenstockError
-from penstock.mesh.v1.authorization_pb2 import CheckRequest, CheckResponse
+from penstock.chassis.errors import Internal, PenstockError
+from penstock.chassis.server.interceptors import unguarded
+from penstock.mesh.v1.authorization_pb2 import CheckRequest
+
+log = structlog.get_logger()
 
 SERVICE = "envoy.service.auth.v3.Authorization"
 MAX_ANSWERS = 1_024  # serialized answers that are kept; all callers of one kind receive the same one
@@ -40,8 +44,17 @@ class AuthorizationService:
     def figures(self) -> dict[str, float]:
         return {"proxy_checks_passed": self.passed, "proxy_checks_denied": self.denied}
 
-    async def Check(self, request: CheckRequest, context: Any) -> bytes:
-        credential = caller_of(request, context.peer(), trusted_hops=self._trusted_hops)
+    @unguarded
+    async def Check(self, message: bytes, context: Any) -> bytes:
+        """Answer a CheckRequest with a CheckResponse, both serialized. It neither waits nor raises."""
+        try:
+            return self._check(CheckRequest.FromString(message), context.peer())
+        except Exception:  # a request that is not understood does not pass
+            log.exception("proxy_check_failed", bytes=len(message))
+            return self._denied(Internal("internal error"), is_grpc=False)
+
+    def _check(self, request: CheckRequest, proxy: str) -> bytes:
+        credential = caller_of(request, proxy, trusted_hops=self._trusted_hops)
         now = self._clock()
         try:
             identity = self._authorizer.identify(credential, now)
@@ -53,9 +66,7 @@ class AuthorizationService:
         return responses.passed(identity, header).SerializeToString()
 
     def _denied(self, error: PenstockError, *, is_grpc: bool) -> bytes:
-        """Return the answer of an error. One without a time to retry is the same for all callers, and is kept."""
-        if error.retry_after is not None:
-            return responses.denied(error, is_grpc=is_grpc).SerializeToString()
+        """Return the answer of an error, which is the same for all callers."""
         kind = error.reason, error.message, is_grpc
         answer = self._answers.get(kind)
         if answer is None:
@@ -66,10 +77,6 @@ class AuthorizationService:
 
 
 def add_authorization_to_server(service: AuthorizationService, server: Any) -> None:
-    """Register the service under Envoy's name. The answers are serialized already."""
-    check = grpc.unary_unary_rpc_method_handler(service.Check, CheckRequest.FromString, _identical)
+    """Register the service under Envoy's name."""
+    check: Any = grpc.unary_unary_rpc_method_handler(service.Check)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Check": check}),))
-
-
-def _identical(answer: bytes | CheckResponse) -> bytes:
-    return answer if isinstance(answer, bytes) else answer.SerializeToString()

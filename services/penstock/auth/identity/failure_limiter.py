@@ -1,10 +1,13 @@
 """Failure limiter: how many failing credentials a source or an edge may present. No clock; `now` is an argument."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.chassis.errors import Overloaded
+
+ROUNDING_S = 1e-3  # s; error of a sum of floats near the time of day
 
 
 class TooManyFailures(Overloaded):
@@ -12,9 +15,10 @@ class TooManyFailures(Overloaded):
 
     default_reason = "TOO_MANY_FAILURES"
 
-    def __init__(self, retry_after: float) -> None:
-        text = f"too many calls of this source failed to authenticate; retry in {retry_after:.1f} s"
-        super().__init__(text, retry_after=retry_after)
+    def __init__(self, wait: float) -> None:
+        seconds = math.ceil(wait)  # whole, so that few answers differ
+        text = f"too many calls of this source failed to authenticate; retry in {seconds} s"
+        super().__init__(text, retry_after=float(seconds))
 
 
 class FailureLimit(NamedTuple):
@@ -40,7 +44,8 @@ class FailureLimiter:
     def retry_after(self, limits: Iterable[FailureLimit], now: float) -> float:
         """Return the s until each bucket has a failure left; 0 if all have."""
         waits = (self._full_at[each.name] - now - 60.0 + 60.0 / each.per_minute for each in limits if self._has(each))
-        return max(0.0, *waits, 0.0)
+        longest = max(waits, default=0.0)
+        return longest if longest > ROUNDING_S else 0.0
 
     def record(self, limits: Iterable[FailureLimit], now: float) -> None:
         """Count a failure."""
