@@ -1,5 +1,7 @@
 """One auth process: `python -m penstock.auth`."""
 
+from contextlib import AsyncExitStack
+
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
 from penstock.auth.ext_authz.authorization import AuthorizationService, add_authorization_to_server
@@ -21,19 +23,27 @@ async def run_auth(config: AuthConfig) -> None:
     stored = opened_store(
         config.store, fsync=config.fsync, retention=retention, clock=clock, disk_watermark=config.disk_watermark
     )
-    async with stored as (store, state):
+    async with stored as (store, state), AsyncExitStack() as stack:
         authorizer = recover(config, state, clock())
+        tokens = None
+        if config.issuers:
+            from penstock.auth.oidc.refresh import accepting_tokens  # noqa: PLC0415  # PyJWT, which not each image has
+
+            tokens = await stack.enter_async_context(accepting_tokens(config, authorizer.authenticator, clock))
+        wait = tokens.wait if tokens else None
         edges = edges_to_expect(config, authorizer, clock())
         hello = hello_of("auth", config.instance_id)
-        identity_keys = IdentityKeyRing(clock())
-        service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys)
-        authorization = AuthorizationService(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops)
+        proxied = IdentityKeyRing(clock())
+        service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait)
+        authorization = AuthorizationService(
+            authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait
+        )
         admin = AuthAdmin(
             config.instance_id,
             authorizer,
             store,
             clock,
-            lambda: service.figures | authorization.figures,
+            lambda: service.figures | authorization.figures | (tokens.figures if tokens else {}),
             key_retention=config.ledger_retention,
             token=config.admin_token,
         )
@@ -41,10 +51,7 @@ async def run_auth(config: AuthConfig) -> None:
             background(service.sweep(), store.watch()),
             serving(
                 config.listen,
-                [
-                    (add_AdmissionServiceServicer_to_server, service),
-                    (add_authorization_to_server, authorization),
-                ],
+                [(add_AdmissionServiceServicer_to_server, service), (add_authorization_to_server, authorization)],
                 admin=admin,
                 drain_grace=config.drain_grace,
                 advertise=config.advertise,

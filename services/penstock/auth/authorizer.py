@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 from penstock.auth.identity.authenticator import Authenticator
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
+from penstock.auth.identity.subject import key_of_subject
 from penstock.auth.identity.tenant import DEFAULT_TENANT
 from penstock.auth.quota.grant import Grant, GrantInvalid, GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import TenantQuota
-from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound
+from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission, Identity, Reserve, Settle
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
@@ -66,6 +67,9 @@ class Authorizer:
         else:
             key = self.authenticator.authenticate(frame.credential, now, edge_id=edge_id)
         identity = self._identity(key, frame.priority)
+        if key.models is not None and frame.model not in key.models:
+            text = f"the token of {key.key_id} does not allow the model {frame.model!r}"
+            raise PermissionDenied(text, reason="MODEL_FORBIDDEN")
         if existing := self.reservations.find(key.tenant_id, frame.request_id):
             if grant:
                 self.grant_uses.reduce(grant, existing.reservation_id, _counted_tokens(frame))
@@ -147,7 +151,7 @@ class Authorizer:
         """
         if admission.grant:
             grant = self.grants.verify(admission.grant, edge_id, admission.key_id, admission.age_nanos / 1e9, now)
-            return self.keys.by_id(admission.key_id), grant
+            return key_of_subject(admission.key_id) or self.keys.by_id(admission.key_id), grant
         if not self.accept_ungranted_fallback:
             text = f"edge {edge_id!r} sent no grant for key {admission.key_id!r}; upgrade the edge, or see"
             raise GrantInvalid(f"{text} PENSTOCK_AUTH_ACCEPT_UNGRANTED_FALLBACK")
@@ -158,10 +162,12 @@ class Authorizer:
 
     def _identity(self, key: Key, requested: "Priority.ValueType") -> Identity:
         quota = self.reservations.quota(key.tenant_id)
-        assert quota, "a key belongs to an existing tenant, and is removed with it"
+        if quota is None:  # of a token; a key belongs to an existing tenant, and is removed with it
+            text = f"there is no tenant {key.tenant_id!r}; an operator creates it with `penstock tenants put`"
+            raise PermissionDenied(text, reason="TENANT_UNKNOWN")
         return Identity(
             tenant_id=key.tenant_id,
-            priority=quota.tenant.effective_priority(requested),
+            priority=max(key.priority, quota.tenant.effective_priority(requested)),
             weight=quota.tenant.weight,
             cache_salt=self._cache_salt(key.tenant_id),
             key_id=key.key_id,

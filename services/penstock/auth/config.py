@@ -92,6 +92,22 @@ class AuthConfig(ServiceConfig):
     trusted_hops: int = setting(
         0, "Proxies in front of Envoy that append their client to x-forwarded-for, such as a load balancer."
     )
+    issuers: str = setting(
+        "",
+        "JSON file with the issuers whose JWTs are accepted beside API keys; see docs/operations.md. Empty: none.",
+        unit="path",
+    )
+    token_leeway: float = setting(30.0, "Time by which the clocks of issuers may differ from that of auth.", unit="s")
+    jwks_refresh_interval: float = setting(300.0, "Time between two loads of an issuer's keys.", unit="s")
+    jwks_request_interval: float = setting(
+        10.0, "Shortest time between two loads of an issuer's keys because a token names an unknown one.", unit="s"
+    )
+    jwks_max_age: float = setting(
+        3_600.0,
+        "Time after the latest successful load of an issuer's keys from which its tokens are refused. A key that the"
+        " issuer withdraws is refused after JWKS_REFRESH_INTERVAL, and after this time if its keys cannot be loaded.",
+        unit="s",
+    )
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
@@ -105,6 +121,12 @@ class AuthConfig(ServiceConfig):
             raise ValueError("disk_watermark must be a share, above 0 and at most 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
+        if not 0 <= self.token_leeway <= 300:
+            raise ValueError("token_leeway must be 0 to 300 s")
+        if not 0 < self.jwks_refresh_interval <= self.jwks_max_age:
+            raise ValueError("jwks_refresh_interval must be above 0 s and at most jwks_max_age")
+        if self.jwks_request_interval <= 0:
+            raise ValueError("jwks_request_interval must be more than 0 s")
         for name in ("failures_per_source", "failures_per_edge"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

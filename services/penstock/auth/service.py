@@ -11,6 +11,7 @@ import structlog
 from penstock.auth import frames
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.identity.authenticator import SigningKeyPending
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.identity.keys import Key
 from penstock.auth.quota.grant import GrantInvalid
@@ -30,6 +31,8 @@ IDENTITY_KEYS_INTERVAL_S = 60.0  # s between frames, so that edges follow the cl
 SWEEP_INTERVAL_S = 0.5  # s; an expired reservation is detected within this time
 
 EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
+# Calls its argument once keys of an issuer that are being loaded are there. Returns False if too many frames wait.
+WaitForKeys: TypeAlias = Callable[[Callable[[], None]], bool]
 
 
 class StoreUnavailable(Unavailable):
@@ -50,10 +53,12 @@ class AdmissionService(AdmissionServiceServicer):
         clock: Callable[[], float],
         *,
         identity_keys: IdentityKeyRing | None = None,  # None: no proxy asks this process
+        wait_for_keys: WaitForKeys | None = None,  # None: no tokens are accepted
     ) -> None:
         self._authorizer = authorizer
         self._identity_keys = identity_keys
         self._identity_keys_due = 0.0  # s
+        self._wait_for_keys = wait_for_keys
         self._edge_sessions = edge_sessions
         self._store = store
         self._hello = hello
@@ -143,7 +148,8 @@ class AdmissionService(AdmissionServiceServicer):
         try:
             identity = self._authorizer.identify(frame.credential, self._clock(), edge_id=edge_id)
         except PenstockError as error:
-            peer.send(frames.rejected(frame.request_id, error))
+            if not self._is_repeated(error, partial(self._identify, peer, edge_id, frame)):
+                peer.send(frames.rejected(frame.request_id, error))
         else:
             peer.send(frames.identified(frame.request_id, identity))
 
@@ -152,6 +158,9 @@ class AdmissionService(AdmissionServiceServicer):
         try:
             identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, _reservation_id(now), now)
         except PenstockError as error:
+            if self._is_repeated(error, partial(self._reserve, peer, edge_id, frame)):
+                span.end(reason=error.reason)
+                return
             self._count_rejection(edge_id, frame, error)
             self._reject(peer, frame.request_id, error, span, self._authorizer.caller(frame))
             return
@@ -167,6 +176,10 @@ class AdmissionService(AdmissionServiceServicer):
         )
         grant_use = self._authorizer.grant_uses.find(reservation.reservation_id)
         self._store.write(Reserved(reservation, balance, grant_use) if is_new else Barrier(), answer)
+
+    def _is_repeated(self, error: PenstockError, repeat: Callable[[], None]) -> bool:
+        """Return whether the frame is handled again once the keys that its token needs are loaded."""
+        return isinstance(error, SigningKeyPending) and self._wait_for_keys is not None and self._wait_for_keys(repeat)
 
     def _count_rejection(self, edge_id: str, frame: Reserve, error: PenstockError) -> None:
         if isinstance(error, GrantInvalid):

@@ -7,13 +7,19 @@ from typing import Protocol
 from penstock.auth.identity.credential_cache import CredentialCache, credential_digest
 from penstock.auth.identity.failure_limiter import FailureLimit, FailureLimiter, TooManyFailures
 from penstock.auth.identity.keys import Key, KeyRing
-from penstock.chassis.errors import PenstockError, PermissionDenied, Unauthenticated
+from penstock.chassis.errors import PenstockError, PermissionDenied, Unauthenticated, Unavailable
 from penstock.mesh.v1.admission_pb2 import Credential
 
 MAX_CACHED = 20_000  # credentials of each kind
 REJECTION_TTL_S = 5.0  # s; longer would delay a key that is restored or a token that becomes valid
 ACCEPTED_TTL_S = 600.0  # s for which a caller is not affected by the failures of its source
 MAX_LIMITED_NAMES = 50_000  # sources and edges
+
+
+class SigningKeyPending(Unavailable):
+    """A token names a key that its issuer may have added recently. The keys are being loaded."""
+
+    default_reason = "ISSUER_KEYS_PENDING"
 
 
 class TokenVerifier(Protocol):
