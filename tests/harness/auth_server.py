@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -12,6 +12,7 @@ from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.ext_authz.authorization import SERVICE, AuthorizationService, add_authorization_to_server
 from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
 from penstock.auth.service import AdmissionService
 from penstock.auth.store import sql
 from penstock.auth.store.recovery import edges_to_expect, recover
@@ -51,6 +52,7 @@ class AuthProcess:
     stub: AdmissionServiceStub
     check: grpc.aio.UnaryUnaryMultiCallable
     authorizer: Authorizer
+    tokens: KeyRefresh | None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -62,13 +64,18 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
     retention = Retention(config.ledger_retention, config.ledger_max_rows)
-    async with opened_store(config.store, retention=retention, clock=clock) as (store, state):
+    opened = opened_store(config.store, retention=retention, clock=clock)
+    async with opened as (store, state), AsyncExitStack() as stack:
         authorizer = recover(config, state, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
         edges = edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf)
         identity_keys = IdentityKeyRing(clock())
-        served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys)
-        authorization = AuthorizationService(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops)
+        tokens = None
+        if config.issuers:
+            tokens = await stack.enter_async_context(accepting_tokens(config, authorizer.authenticator, clock))
+        wait = {"wait_for_keys": tokens.wait if tokens else None}
+        served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys, **wait)
+        authorization = AuthorizationService(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops, **wait)
         admin = AuthAdmin(
             *("auth-1", authorizer, store, clock, lambda: served.figures),
             key_retention=config.ledger_retention,
@@ -85,7 +92,7 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         ):
             check = to_auth.unary_unary(f"/{SERVICE}/Check", CheckRequest.SerializeToString, CheckResponse.FromString)
             stubs = AdminStub(to_auth), AdmissionServiceStub(to_auth), check
-            yield AuthProcess(served, server.address, clock, *stubs, authorizer)
+            yield AuthProcess(served, server.address, clock, *stubs, authorizer, tokens)
             await served.drain()
         sweeping.cancel()
 

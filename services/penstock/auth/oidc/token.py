@@ -137,10 +137,9 @@ def _models(claims: Mapping[str, Any], issuer: Issuer) -> frozenset[str] | None:
 
 def _time(claims: Mapping[str, Any], name: str) -> float:
     value = claims.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= MAX_TIME:  # false for NaN
-        raise TokenInvalid(f"the token's claim {name} is no time")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TIME:  # false for NaN
+        return float(value)
+    raise TokenInvalid(f"the token's claim {name} is no time")
 
 
 def _json(part: str) -> dict[str, Any]:
