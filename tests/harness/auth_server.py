@@ -2,14 +2,18 @@
 
 import asyncio
 import math
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import grpc
 
 from operators import operators_at_socket
 from penstock.auth.admin.service import AuthAdmin
+from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
+from penstock.auth.ext_authz.authorization import SERVICE, AuthorizationService, add_authorization_to_server
+from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
 from penstock.auth.service import AdmissionService
 from penstock.auth.store import sql
 from penstock.auth.store.recovery import edges_to_expect, recover
@@ -18,8 +22,9 @@ from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.server.server import serving
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, Reserve, Settle
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, IdentityKeys, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.authorization_pb2 import CheckRequest, CheckResponse
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.stream_pb2 import Hello
@@ -46,6 +51,9 @@ class AuthProcess:
     clock: FakeClock
     admin: AdminStub
     stub: AdmissionServiceStub
+    check: grpc.aio.UnaryUnaryMultiCallable
+    authorizer: Authorizer
+    tokens: KeyRefresh | None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -57,25 +65,35 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
     retention = Retention(config.ledger_retention, config.ledger_max_rows)
-    async with opened_store(config.store, retention=retention, clock=clock) as (store, state):
+    opened = opened_store(config.store, retention=retention, clock=clock)
+    async with opened as (store, state), AsyncExitStack() as stack:
         authorizer = recover(config, state, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
-        served = AdmissionService(
-            authorizer, edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf), store, hello, clock
-        )
+        edges = edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf)
+        identity_keys = IdentityKeyRing(clock())
+        tokens = None
+        if config.issuers:
+            tokens = await stack.enter_async_context(accepting_tokens(config, authorizer.authenticator, clock))
+        wait = {"wait_for_keys": tokens.wait if tokens else None}
+        served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys, **wait)
+        authorization = AuthorizationService(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops, **wait)
         admin = AuthAdmin(
             *("auth-1", authorizer, store, clock, lambda: served.figures),
             key_retention=config.ledger_retention,
         )
         sweeping = asyncio.create_task(served.sweep())
-        registration = add_AdmissionServiceServicer_to_server, served
+        registrations = [(add_AdmissionServiceServicer_to_server, served), (add_authorization_to_server, authorization)]
         with operators_at_socket(audit_log=config.audit_log_path) as operators:
             async with (
-                serving(config.listen, [registration], admin=admin, operators=operators) as server,
+                serving(config.listen, registrations, admin=admin, operators=operators) as server,
                 channel(server.address) as to_auth,
                 channel(server.admin_address) as to_admin,
             ):
-                yield AuthProcess(served, server.address, clock, AdminStub(to_admin), AdmissionServiceStub(to_auth))
+                check = to_auth.unary_unary(
+                    f"/{SERVICE}/Check", CheckRequest.SerializeToString, CheckResponse.FromString
+                )
+                stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth), check
+                yield AuthProcess(served, server.address, clock, *stubs, authorizer, tokens)
                 await served.drain()
         sweeping.cancel()
 
@@ -86,6 +104,7 @@ class AuthEdge:
 
     call: object
     instance_id: str = "edge-1"
+    identity_keys: IdentityKeys | None = None  # the latest frame
     credential: Credential = field(default_factory=lambda: Credential(bearer=DEV_KEY, loopback=True))
 
     async def send(self, **frame):
@@ -96,7 +115,9 @@ class AuthEdge:
             frame = await self.call.read()
             assert frame is not grpc.aio.EOF
             kind = frame.WhichOneof("frame")
-            if kind != "heartbeat":
+            if kind == "identity_keys":
+                self.identity_keys = frame.identity_keys
+            elif kind != "heartbeat":
                 return getattr(frame, kind)
 
     async def reserve(self, request_id="request-1", prompt=10, output=20, model="m", **more):

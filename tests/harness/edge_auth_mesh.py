@@ -12,6 +12,7 @@ import grpc
 from edge_mesh import FakeQueue, FakeWorker, hello, served
 from operators import admin_socket
 from penstock.auth.config import AuthConfig
+from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.sqlite import opened_store
@@ -32,8 +33,8 @@ START_UNIX_S = 1_800_000_000.0
 class PausableAdmission(AdmissionService):
     """Sends no response while `is_paused`, like a stalled process. `resume` handles the frames received since then."""
 
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
         self.is_paused = False
         self.is_closed = False  # rejects new streams
         self.disconnected_edges = set()  # edges whose frames no longer reach auth
@@ -72,6 +73,7 @@ class RestartableAuth:
     port: int = 0
     service: PausableAdmission | None = None
     authorizer: object = None
+    identity_keys: IdentityKeyRing | None = None
     _running: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -85,7 +87,9 @@ class RestartableAuth:
         if without_key:
             self.authorizer.keys.remove(without_key)
         edges = edges_to_expect(config, self.authorizer, self.now)
-        self.service = PausableAdmission(self.authorizer, edges, store, hello("auth", "auth-1"), lambda: self.now)
+        self.identity_keys = IdentityKeyRing(self.now)
+        given = self.authorizer, edges, store, hello("auth", "auth-1"), lambda: self.now
+        self.service = PausableAdmission(*given, identity_keys=self.identity_keys)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_AdmissionServiceServicer_to_server(self.service, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")

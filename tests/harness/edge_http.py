@@ -96,7 +96,7 @@ class FakeGateway:
             await self.authenticate(credential)
             raise
 
-    async def list_models(self, credential):
+    async def list_models(self, credential, identity_header=""):
         if self.rejection:
             raise self.rejection
         self.credentials.append(credential)

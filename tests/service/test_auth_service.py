@@ -2,6 +2,7 @@
 
 import asyncio
 
+import grpc
 import pytest
 
 from auth_server import (
@@ -85,14 +86,20 @@ async def test_a_tenant_over_its_limit_is_rejected_with_limit_and_retry_time():
         assert (await stream.reserve("request-2", 10, 20, credential=credential)).reservation_id
 
 
+def admission_of(admitted, **more):
+    """The fields of a reservation that an edge admitted under the grant of an earlier one."""
+    grant, key_id = admitted.fallback_grant, admitted.identity.key_id
+    return {"credential": None, "fallback_admission": FallbackAdmission(**{"key_id": key_id, "grant": grant} | more)}
+
+
 async def test_a_fallback_admission_is_reserved_regardless_of_limits_and_key():
-    async with auth_process() as found, edge(found) as stream:
-        credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
+    async with auth_process(fallback_share=1.0) as found, edge(found) as stream:
+        credential = await tenant_with_key(found, tokens_per_minute=130, concurrent_requests=2)
         held = await stream.reserve("request-1", 10, 50, credential=credential)
+        assert (held.fallback_tokens, held.fallback_grant_time_left_nanos) == (70, 1_800 * 10**9)
         await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=held.identity.key_id))
-        admission = FallbackAdmission(key_id=held.identity.key_id)
-        recorded = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=admission)
-        again = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=admission)
+        recorded = await stream.reserve("request-2", 10, 60, **admission_of(held))
+        again = await stream.reserve("request-2", 10, 60, **admission_of(held))
         assert recorded.reservation_id == again.reservation_id
         await stream.settle(recorded.reservation_id, 10, 50, "length")
         used = await tenant_use(found, "acme")
@@ -102,16 +109,56 @@ async def test_a_fallback_admission_is_reserved_regardless_of_limits_and_key():
 async def test_a_fallback_admission_of_a_reserved_request_is_one_reservation():
     async with auth_process() as found, edge(found) as stream:
         first = await stream.reserve()
-        by_fallback = await stream.reserve(
-            credential=None, fallback_admission=FallbackAdmission(key_id=first.identity.key_id)
-        )
+        by_fallback = await stream.reserve(**admission_of(first))
         assert by_fallback.reservation_id == first.reservation_id
 
 
-async def test_a_fallback_admission_of_an_unknown_key_is_rejected():
+async def test_a_key_is_named_only_by_the_edge_that_auth_granted_it_and_with_the_grant():
+    async with auth_process() as found, edge(found) as stream, edge(found, "edge-2") as other:
+        credential = await tenant_with_key(found)
+        admitted = await stream.reserve()
+        victim = await stream.reserve("request-2", credential=credential)
+        forged = [
+            *({"grant": b""}, {"grant": b"\1" * 45}, {"grant": victim.fallback_grant[:-1]}),
+            *({"key_id": victim.identity.key_id}, {"key_id": "unknown"}),
+        ]
+        for each in forged:
+            rejected = await stream.reserve("request-3", **admission_of(admitted, **each))
+            assert rejection_of(rejected).reason == "GRANT_INVALID"
+        rejected = await other.reserve("request-3", **admission_of(victim))
+        assert rejection_of(rejected).reason == "GRANT_INVALID"
+        assert found.figures["invalid_grants"] == 6
+        assert (await stream.reserve("request-3", **admission_of(victim))).reservation_id
+
+
+async def test_no_edge_spends_more_than_its_grant_also_after_a_restart_of_auth(tmp_path):
+    settings = {"fallback_tokens": 100}
+    async with auth_process(tmp_path / "auth.sqlite", **settings) as found, edge(found) as stream:
+        admitted = await stream.reserve("request-1")
+        assert (await stream.reserve("request-2", 10, 50, **admission_of(admitted))).reservation_id
+        rejected = await stream.reserve("request-3", 1, 40, **admission_of(admitted))
+        assert rejection_of(rejected).reason == "GRANT_INVALID"
+    async with auth_process(tmp_path / "auth.sqlite", **settings) as found, edge(found) as stream:
+        rejected = await stream.reserve("request-3", 1, 40, **admission_of(admitted))
+        assert rejection_of(rejected).reason == "GRANT_INVALID"
+        assert (await stream.reserve("request-3", 1, 39, **admission_of(admitted))).reservation_id
+        ended = await stream.reserve("request-2", 10, 50, **admission_of(admitted, used_tokens=20))
+        assert (await stream.reserve("request-4", 20, 20, **admission_of(admitted))).reservation_id
+        await stream.settle(ended.reservation_id, 10, 50)  # more than it reported before
+        used = await tenant_use(found)
+        assert (used.prompt_tokens, used.output_tokens) == (10, 10)
+
+
+async def test_edges_without_grants_are_served_only_if_a_setting_allows_it():
+    admission = {"credential": None, "fallback_admission": FallbackAdmission(key_id="dev")}
     async with auth_process() as found, edge(found) as stream:
-        rejected = await stream.reserve(credential=None, fallback_admission=FallbackAdmission(key_id="unknown"))
-        assert rejection_of(rejected).reason == "KEY_UNKNOWN"
+        error = rejection_of(await stream.reserve(**admission))
+        assert (error.code, error.reason) == (grpc.StatusCode.PERMISSION_DENIED, "GRANT_INVALID")
+        assert "PENSTOCK_AUTH_ACCEPT_UNGRANTED_FALLBACK" in error.message
+    async with auth_process(accept_ungranted_fallback=True) as found, edge(found) as stream:
+        assert (await stream.reserve(**admission)).reservation_id
+        unknown = await stream.reserve("request-2", **admission | {"fallback_admission": FallbackAdmission(key_id="x")})
+        assert rejection_of(unknown).reason == "KEY_UNKNOWN"
 
 
 async def test_a_fallback_grant_is_a_share_of_the_remaining_tokens():

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.edge.auth_fallback.identity_cache import IdentityCache
+from penstock.edge.auth_fallback.identity_cache import IdentityCache, KeyGrant
 from penstock.edge.auth_fallback.pending import DeferredReservation, DeferredReservations, PendingReservations
 from penstock.edge.lifecycle.effects import Settle
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
@@ -103,9 +103,9 @@ def test_identified_callers_are_bounded():
 def test_a_rejected_caller_is_removed_and_a_tenant_at_its_limits_loses_its_grant():
     cache = callers()
     cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)
-    cache.grant("acme", 100)
+    granted(cache, 100)
     cache.revoke_grant(CREDENTIAL)
-    assert not cache.acquire("acme", 1)
+    assert not cache.acquire("acme", "k", 1, 10.0)
     cache.invalidate(CREDENTIAL)
     assert cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 10.0) is None
 
@@ -119,16 +119,52 @@ def test_the_least_recently_admitted_identity_is_evicted_first():
     ]
 
 
+def granted(cache, tokens, tenant="acme", key="k", **more):
+    """Grants tokens to a tenant and to one of its keys, as the answer of auth to an admission does."""
+    cache.grant(tenant, tokens)
+    cache.grant_key(key, grant := KeyGrant(tokens, **more))
+    return grant
+
+
 def test_a_grant_is_taken_in_full_or_not_at_all():
     cache = callers()
-    cache.grant("acme", 100)
-    assert cache.acquire("acme", 60)
-    assert not cache.acquire("acme", 41)
-    assert cache.acquire("acme", 40)
-    cache.release("acme", 5)
-    assert cache.acquire("acme", 5)
-    assert not cache.acquire("acme", 0)
-    assert not cache.acquire("unknown", 0)
+    grant = granted(cache, 100)
+    assert cache.acquire("acme", "k", 60, 10.0) is grant
+    assert not cache.acquire("acme", "k", 41, 10.0)
+    assert cache.acquire("acme", "k", 40, 10.0)
+    cache.release("acme", grant, 5)
+    assert cache.acquire("acme", "k", 5, 10.0)
+    assert not cache.acquire("acme", "k", 0, 10.0)
+    assert not cache.acquire("unknown", "k", 0, 10.0)
+
+
+def test_a_key_uses_its_own_grant_within_that_of_its_tenant():
+    cache = callers()
+    granted(cache, 50, key="first")
+    granted(cache, 80, key="second")
+    assert not cache.acquire("acme", "first", 51, 10.0)
+    assert cache.acquire("acme", "second", 40, 10.0)
+    assert not cache.acquire("acme", "first", 41, 10.0)
+    assert cache.acquire("acme", "first", 40, 10.0)
+    assert not cache.acquire("acme", "unknown", 1, 10.0)
+
+
+def test_an_expired_grant_admits_nothing():
+    cache = callers()
+    granted(cache, 50, proof=b"g", expires_at=20.0)
+    assert cache.acquire("acme", "k", 1, 20.0).proof == b"g"
+    assert not cache.acquire("acme", "k", 1, 20.1)
+
+
+def test_a_deferred_frame_has_the_age_of_its_admission_and_the_tokens_of_an_ended_request():
+    deferred = DeferredReservations(max_entries=4)
+    frame = AdmitRequest(reserve=Reserve(request_id="t1"))
+    deferred.add("t1", DeferredReservation("acme", 30, KeyGrant(70), 10.0, frame))
+    [sent] = deferred.frames({"t1", "other"}, 12.5)
+    assert sent.reserve.fallback_admission.age_nanos == 2_500_000_000
+    assert not sent.reserve.fallback_admission.HasField("used_tokens")
+    entry, unused = deferred.settle("t1", Settle(4, 6, "stop"))
+    assert (unused, entry.frame_at(13.0).reserve.fallback_admission.used_tokens) == (20, 10)
 
 
 class Outage(RuleBasedStateMachine):
@@ -150,16 +186,17 @@ class Outage(RuleBasedStateMachine):
     def grant(self, tenant, tokens):
         """Grants tokens as an auth does that has recorded everything except the deferred reservations."""
         self.callers.grant(tenant, tokens - self.deferred.tokens_of(tenant))
+        self.callers.grant_key(f"key of {tenant}", KeyGrant(tokens))
         self.granted[tenant] = max(tokens, self._open(tenant))
 
     @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
     def admit(self, tenant, tokens):
-        if self.deferred.is_full or not self.callers.acquire(tenant, tokens):
+        if self.deferred.is_full or not (grant := self.callers.acquire(tenant, f"key of {tenant}", tokens, 10.0)):
             return
         self.number += 1
         ticket = f"t{self.number}"
         frame = AdmitRequest(reserve=Reserve(request_id=ticket))
-        self.deferred.add(ticket, DeferredReservation(tenant, tokens, frame))
+        self.deferred.add(ticket, DeferredReservation(tenant, tokens, grant, 10.0, frame))
         self.running[ticket] = tenant, tokens
 
     @rule(number=st.integers(1, 30), share=st.floats(0, 1))
@@ -168,7 +205,8 @@ class Outage(RuleBasedStateMachine):
         if not tenant or f"t{number}" not in self.deferred:
             return
         spent = Settle(0, int(tokens * share), "stop")
-        self.callers.release(*self.deferred.settle(f"t{number}", spent))
+        entry, unused = self.deferred.settle(f"t{number}", spent)
+        self.callers.release(tenant, entry.grant, unused)
         self.ended[f"t{number}"] = tenant, spent
 
     @rule(number=st.integers(1, 30))
@@ -196,8 +234,8 @@ class Outage(RuleBasedStateMachine):
     @invariant()
     def every_admission_is_deferred_or_recorded(self):
         assert len(self.deferred) <= 4
-        assert set(self.deferred.frames) | set(self.recorded) == {f"t{number + 1}" for number in range(self.number)}
-        assert not set(self.deferred.frames) & set(self.recorded)
+        assert self.deferred.ticket_ids | set(self.recorded) == {f"t{number + 1}" for number in range(self.number)}
+        assert not self.deferred.ticket_ids & set(self.recorded)
 
 
 Outage.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

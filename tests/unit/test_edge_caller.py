@@ -2,8 +2,9 @@
 
 import pytest
 
-from penstock.edge.request import caller
-from penstock.edge.request.caller import credential_of, is_loopback
+from penstock.chassis import addresses
+from penstock.chassis.addresses import is_loopback, source_of
+from penstock.edge.request.caller import credential_of
 
 LOOPBACK_PEER = "ipv4:127.0.0.1:5000"
 REMOTE_PEER = "ipv4:203.0.113.9:5000"
@@ -84,11 +85,41 @@ def test_binary_metadata_is_passed_over():
 
 
 def test_a_hop_with_an_address_of_this_host_counts_as_loopback(monkeypatch):
-    monkeypatch.setattr(caller, "own_addresses", lambda: frozenset({"192.0.2.7"}))
+    monkeypatch.setattr(addresses, "own_addresses", lambda: frozenset({"192.0.2.7"}))
     assert credential_of([("x-forwarded-for", "192.0.2.7")], LOOPBACK_PEER).loopback
     assert not credential_of([("x-forwarded-for", "192.0.2.7")], REMOTE_PEER).loopback
     assert not credential_of([("x-forwarded-for", "192.0.2.8")], LOOPBACK_PEER).loopback
 
 
 def test_the_addresses_of_this_host_are_those_of_its_interfaces():
-    assert "127.0.0.1" in caller.own_addresses()
+    assert "127.0.0.1" in addresses.own_addresses()
+
+
+@pytest.mark.parametrize(
+    ("peer", "source"),
+    [
+        (REMOTE_PEER, "203.0.113.9"),
+        ("203.0.113.9", "203.0.113.9"),
+        ("ipv6:[2001:db8:1:2:3:4:5:6]:5000", "2001:db8:1:2::"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("unix:/tmp/s", ""),
+        ("unknown", ""),
+    ],
+)
+def test_failures_are_counted_by_address_or_by_network_of_ipv6(peer, source):
+    assert source_of(peer) == source
+
+
+@pytest.mark.parametrize(
+    ("peer", "via_proxy", "source"),
+    [
+        (REMOTE_PEER, False, "203.0.113.9"),  # its own false hops are ignored
+        (REMOTE_PEER, True, "192.0.2.1"),
+        (LOOPBACK_PEER, False, "192.0.2.1"),
+    ],
+)
+def test_the_source_is_the_entry_of_a_proxy_that_is_trusted(peer, via_proxy, source):
+    headers = [("x-forwarded-for", "198.51.100.1, 192.0.2.1")]
+    assert credential_of(headers, peer, via_proxy=via_proxy).source == source
+    assert credential_of([], peer, via_proxy=via_proxy).source == peer.removeprefix("ipv4:").removesuffix(":5000")

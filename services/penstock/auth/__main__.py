@@ -1,7 +1,11 @@
 """One auth process: `python -m penstock.auth`."""
 
+from contextlib import AsyncExitStack
+
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
+from penstock.auth.ext_authz.authorization import AuthorizationService, add_authorization_to_server
+from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.roll_up import Retention
@@ -21,24 +25,34 @@ async def run_auth(config: AuthConfig) -> None:
     stored = opened_store(
         config.store, fsync=config.fsync, retention=retention, clock=clock, disk_watermark=config.disk_watermark
     )
-    async with stored as (store, state):
+    async with stored as (store, state), AsyncExitStack() as stack:
         authorizer = recover(config, state, clock())
+        tokens = None
+        if config.issuers:
+            from penstock.auth.oidc.refresh import accepting_tokens  # noqa: PLC0415  # PyJWT, which not each image has
+
+            tokens = await stack.enter_async_context(accepting_tokens(config, authorizer.authenticator, clock))
+        wait = tokens.wait if tokens else None
         edges = edges_to_expect(config, authorizer, clock())
         hello = hello_of("auth", config.instance_id)
-        service = AdmissionService(authorizer, edges, store, hello, clock)
+        proxied = IdentityKeyRing(clock())
+        service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait)
+        authorization = AuthorizationService(
+            authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait
+        )
         admin = AuthAdmin(
             config.instance_id,
             authorizer,
             store,
             clock,
-            lambda: service.figures,
+            lambda: service.figures | authorization.figures | (tokens.figures if tokens else {}),
             key_retention=config.ledger_retention,
         )
         async with (
             background(service.sweep(), store.watch()),
             serving(
                 config.listen,
-                [(add_AdmissionServiceServicer_to_server, service)],
+                [(add_AdmissionServiceServicer_to_server, service), (add_authorization_to_server, authorization)],
                 admin=admin,
                 operators=OperatorListeners.of(config),
                 drain_grace=config.drain_grace,

@@ -71,6 +71,43 @@ class AuthConfig(ServiceConfig):
         "The same for a tenant without a limit on tokens, at each edge.",
         unit="tokens",
     )
+    fallback_grant_ttl: float = setting(
+        1_800.0,
+        "Time after an admission for which its edge may admit requests of the same key while auth is unreachable.",
+        unit="s",
+    )
+    accept_ungranted_fallback: bool = setting(
+        False,
+        "Whether auth records requests that edges admitted without a grant. Set it only while edges of a release"
+        " without grants run: any peer that can connect as an edge may then spend the tokens of any key.",
+    )
+    failures_per_source: int = setting(
+        60,
+        "Failing credentials that one source may present at once and per minute; then it receives TOO_MANY_FAILURES. A"
+        " source is an IPv4 address or 64 bits of an IPv6 address.",
+    )
+    failures_per_edge: int = setting(
+        600, "The same for all callers of one edge together; failures of a source over its own limit do not count."
+    )
+    trusted_hops: int = setting(
+        0, "Proxies in front of Envoy that append their client to x-forwarded-for, such as a load balancer."
+    )
+    issuers: str = setting(
+        "",
+        "JSON file with the issuers whose JWTs are accepted beside API keys; see docs/operations.md. Empty: none.",
+        unit="path",
+    )
+    token_leeway: float = setting(30.0, "Time by which the clocks of issuers may differ from that of auth.", unit="s")
+    jwks_refresh_interval: float = setting(300.0, "Time between two loads of an issuer's keys.", unit="s")
+    jwks_request_interval: float = setting(
+        10.0, "Shortest time between two loads of an issuer's keys because a token names an unknown one.", unit="s"
+    )
+    jwks_max_age: float = setting(
+        3_600.0,
+        "Time after the latest successful load of an issuer's keys from which its tokens are refused. A key that the"
+        " issuer withdraws is refused after JWKS_REFRESH_INTERVAL, and after this time if its keys cannot be loaded.",
+        unit="s",
+    )
 
     @property
     def audit_log_path(self) -> str:
@@ -89,6 +126,19 @@ class AuthConfig(ServiceConfig):
             raise ValueError("disk_watermark must be a share, above 0 and at most 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
-        for name in ("reservation_ttl", "edge_grace", "ledger_retention"):
+        if not 0 <= self.token_leeway <= 300:
+            raise ValueError("token_leeway must be 0 to 300 s")
+        if not 0 < self.jwks_refresh_interval <= self.jwks_max_age:
+            raise ValueError("jwks_refresh_interval must be above 0 s and at most jwks_max_age")
+        if self.jwks_request_interval <= 0:
+            raise ValueError("jwks_request_interval must be more than 0 s")
+        for name in ("failures_per_source", "failures_per_edge"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 0 <= self.trusted_hops <= 16:
+            raise ValueError("trusted_hops must be 0 to 16")
+        for name in ("reservation_ttl", "edge_grace", "ledger_retention", "fallback_grant_ttl"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 s")
+        if self.fallback_grant_ttl > 86_400:
+            raise ValueError("fallback_grant_ttl must be at most 86400 s, a day")

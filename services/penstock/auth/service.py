@@ -11,10 +11,14 @@ import structlog
 from penstock.auth import frames
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.identity.authenticator import SigningKeyPending
+from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.identity.keys import Key
+from penstock.auth.quota.grant import GrantInvalid
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.store.store import Barrier, Charged, Reserved, Store
 from penstock.auth.telemetry import ReserveSpan
+from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.chassis.streams.link import Peer, accept_stream
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Identity, Reserve, Settle
@@ -23,9 +27,12 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
+IDENTITY_KEYS_INTERVAL_S = 60.0  # s between frames, so that edges follow the clock of auth
 SWEEP_INTERVAL_S = 0.5  # s; an expired reservation is detected within this time
 
 EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
+# Calls its argument once keys of an issuer that are being loaded are there. Returns False if too many frames wait.
+WaitForKeys: TypeAlias = Callable[[Callable[[], None]], bool]
 
 
 class StoreUnavailable(Unavailable):
@@ -44,13 +51,21 @@ class AdmissionService(AdmissionServiceServicer):
         store: Store,
         hello: Hello,
         clock: Callable[[], float],
+        *,
+        identity_keys: IdentityKeyRing | None = None,  # None: no proxy asks this process
+        wait_for_keys: WaitForKeys | None = None,  # None: no tokens are accepted
     ) -> None:
         self._authorizer = authorizer
+        self._identity_keys = identity_keys
+        self._identity_keys_due = 0.0  # s
+        self._wait_for_keys = wait_for_keys
         self._edge_sessions = edge_sessions
         self._store = store
         self._hello = hello
         self._clock = clock
+        self._grant_time_left_nanos = nanos_left(authorizer.grants.ttl, 0.0)
         self._peers: set[EdgePeer] = set()
+        self._invalid_grants = 0
         store.notify_availability(self._on_store_availability)
 
     @property
@@ -63,6 +78,9 @@ class AdmissionService(AdmissionServiceServicer):
             "tenants": len(reservations),
             "keys": len(self._authorizer.keys),
             "edges": len(self._edge_sessions),
+            "invalid_grants": self._invalid_grants,
+            "failed_authentications": self._authorizer.authenticator.failures,
+            "limited_authentications": self._authorizer.authenticator.limited,
             **self._store.figures,
         }
 
@@ -75,6 +93,7 @@ class AdmissionService(AdmissionServiceServicer):
             self._peers.add(peer)
             if not self._store.is_available:
                 peer.send(frames.store_state(is_unavailable=True))
+            self._send_identity_keys(peer)
             try:
                 async for frame in peer:
                     self._on_frame(peer, edge_id, frame)
@@ -92,6 +111,8 @@ class AdmissionService(AdmissionServiceServicer):
                 self._persist(charge)
             for edge_id in self._edge_sessions.pop_expired(now):
                 self._expire_edge(edge_id, now)
+            self._authorizer.grant_uses.forget(now)
+            self._rotate_identity_keys(now)
 
     async def drain(self) -> None:
         """Send `end` to every edge after all pending changes are persisted."""
@@ -104,6 +125,16 @@ class AdmissionService(AdmissionServiceServicer):
         for peer in self._peers:
             peer.send(frames.store_state(is_unavailable=not is_available))
 
+    def _rotate_identity_keys(self, now: float) -> None:
+        if self._identity_keys and (self._identity_keys.rotate(now) or now >= self._identity_keys_due):
+            self._identity_keys_due = now + IDENTITY_KEYS_INTERVAL_S
+            for peer in self._peers:
+                self._send_identity_keys(peer)
+
+    def _send_identity_keys(self, peer: EdgePeer) -> None:
+        if self._identity_keys and peer.hello.tier == "edge":
+            peer.send(AdmitResponse(identity_keys=self._identity_keys.frame(self._clock())))
+
     def _on_frame(self, peer: EdgePeer, edge_id: str, frame: AdmitRequest) -> None:
         match frame.WhichOneof("frame"):
             case "reserve":
@@ -111,13 +142,14 @@ class AdmissionService(AdmissionServiceServicer):
             case "settle":
                 self._settle(peer, frame.settle)
             case "identify":
-                self._identify(peer, frame.identify)
+                self._identify(peer, edge_id, frame.identify)
 
-    def _identify(self, peer: EdgePeer, frame: Identify) -> None:
+    def _identify(self, peer: EdgePeer, edge_id: str, frame: Identify) -> None:
         try:
-            identity = self._authorizer.identify(frame.credential, self._clock())
+            identity = self._authorizer.identify(frame.credential, self._clock(), edge_id=edge_id)
         except PenstockError as error:
-            peer.send(frames.rejected(frame.request_id, error))
+            if not self._is_repeated(error, partial(self._identify, peer, edge_id, frame)):
+                peer.send(frames.rejected(frame.request_id, error))
         else:
             peer.send(frames.identified(frame.request_id, identity))
 
@@ -126,6 +158,10 @@ class AdmissionService(AdmissionServiceServicer):
         try:
             identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, _reservation_id(now), now)
         except PenstockError as error:
+            if self._is_repeated(error, partial(self._reserve, peer, edge_id, frame)):
+                span.end(reason=error.reason)
+                return
+            self._count_rejection(edge_id, frame, error)
             self._reject(peer, frame.request_id, error, span, self._authorizer.caller(frame))
             return
         balance = self._authorizer.reservations.quota_of(reservation).balance
@@ -138,7 +174,18 @@ class AdmissionService(AdmissionServiceServicer):
             is_new=is_new,
             span=span,
         )
-        self._store.write(Reserved(reservation, balance) if is_new else Barrier(), answer)
+        grant_use = self._authorizer.grant_uses.find(reservation.reservation_id)
+        self._store.write(Reserved(reservation, balance, grant_use) if is_new else Barrier(), answer)
+
+    def _is_repeated(self, error: PenstockError, repeat: Callable[[], None]) -> bool:
+        """Return whether the frame is handled again once the keys that its token needs are loaded."""
+        return isinstance(error, SigningKeyPending) and self._wait_for_keys is not None and self._wait_for_keys(repeat)
+
+    def _count_rejection(self, edge_id: str, frame: Reserve, error: PenstockError) -> None:
+        if isinstance(error, GrantInvalid):
+            self._invalid_grants += 1
+            names = {"edge": edge_id, "key_id": frame.fallback_admission.key_id, "request_id": frame.request_id}
+            log.warning("grant_invalid", **names, because=error.message)
 
     def _on_reservation_persisted(
         self,
@@ -152,7 +199,7 @@ class AdmissionService(AdmissionServiceServicer):
         span: ReserveSpan,
     ) -> None:
         if error and is_new:
-            self._authorizer.reservations.cancel(reservation)
+            self._authorizer.cancel(reservation)
         elif error and self._authorizer.reservations.is_live(reservation):
             span.end(reason=StoreUnavailable.default_reason)
             return  # a repeated request, whose reservation is in the store; the edge repeats it again
@@ -163,8 +210,14 @@ class AdmissionService(AdmissionServiceServicer):
         if is_new and frame.HasField("fallback_admission"):
             log.info("deferred_reservation_recorded", **_names(reservation), edge=reservation.request.edge_id)
         span.end(tenant_id=identity.tenant_id)
-        granted = self._authorizer.fallback_grant(identity.tenant_id, len(self._edge_sessions), self._clock())
-        peer.send(frames.admitted(frame.request_id, reservation, identity, granted))
+        now = self._clock()
+        granted = self._authorizer.fallback_grant(identity.tenant_id, len(self._edge_sessions), now)
+        answer = frames.admitted(frame.request_id, reservation, identity, granted)
+        if granted:
+            edge_id = peer.hello.instance_id
+            answer.admitted.fallback_grant = self._authorizer.grants.issue(edge_id, identity.key_id, granted, now)
+            answer.admitted.fallback_grant_time_left_nanos = self._grant_time_left_nanos
+        peer.send(answer)
 
     def _reject(
         self,
@@ -182,9 +235,7 @@ class AdmissionService(AdmissionServiceServicer):
         peer.send(frames.rejected(request_id, error, caller))
 
     def _settle(self, peer: EdgePeer, frame: Settle) -> None:
-        charge = self._authorizer.reservations.settle(
-            frame.reservation_id, frame.prompt_tokens, frame.output_tokens, frame.outcome, self._clock()
-        )
+        charge = self._authorizer.settle(frame, self._clock())
         if charge and (
             frame.prompt_tokens > charge.reservation.request.prompt_tokens or frame.output_tokens > charge.made_tokens
         ):
@@ -207,7 +258,8 @@ class AdmissionService(AdmissionServiceServicer):
 
     def _persist(self, charge: Charge, on_persisted: Callable[[Exception | None], None] = lambda _: None) -> None:
         balance = self._authorizer.reservations.quota_of(charge.reservation).balance
-        self._store.write(Charged(charge, balance), on_persisted)
+        grant_use = self._authorizer.grant_uses.find(charge.reservation.reservation_id)
+        self._store.write(Charged(charge, balance, grant_use), on_persisted)
 
 
 def _reservation_id(now: float) -> str:

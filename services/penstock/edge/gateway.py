@@ -173,12 +173,18 @@ class Gateway:
             token_ids=ids if include_token_ids else (),
         )
 
-    async def list_models(self, credential: Credential) -> list[Model]:
-        await self.identify(credential)
+    async def list_models(self, credential: Credential, identity_header: str = "") -> list[Model]:
+        await self.identify(credential, identity_header)
         return self._catalog.list()
 
-    async def identify(self, credential: Credential) -> Identity:
-        return await self._runner.auth.identify(credential, self._config.identify_timeout)
+    def accept_identity_header(self, header: str, credential: Credential) -> bool:
+        """Return whether a header of our own proxy identifies the caller, who is then known. Another one is ignored."""
+        return self._runner.auth.accept_identity_header(header, credential)
+
+    async def identify(self, credential: Credential, identity_header: str = "") -> None:
+        """Identify a caller for whom nothing is reserved. Raises auth's rejection, or AUTH_LOST."""
+        if not self.accept_identity_header(identity_header, credential):
+            await self._runner.auth.identify(credential, self._config.identify_timeout)
 
     async def authenticate(self, credential: Credential) -> Identity:
         """Return the identity of a caller, from the cache if auth has admitted it recently. Raises auth's rejection."""

@@ -263,6 +263,8 @@ class RequestRunner:
             + sum(bool(context.request.reservation_id) for context in self.requests),
             "auth_links_up": self.auth.links_up,
             **self.auth.fallback.figures,
+            "identity_headers_accepted": self.auth.identity_headers.accepted,
+            "identity_headers_rejected": self.auth.identity_headers.rejected,
             "queue_links_up": self.queue.links_up,
             "worker_links_up": self.workers.links_up,
             "rejected_by_edge": self.admission.rejected(EDGE_TIER),

@@ -8,6 +8,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
+from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
 SECRET_BYTES = 20  # 160 bits
 KEY_ID_BYTES = 5
@@ -18,7 +19,7 @@ UNKNOWN_KEY_DIGEST = bytes(32)  # compared for an unknown key, so that the check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key without its secret."""
+    """A key without its secret, or the caller of a verified token."""
 
     key_id: str
     tenant_id: str
@@ -28,6 +29,8 @@ class Key:
     expires_at: float | None = None  # s; None: never
     revoked_at: float | None = None  # s; None: not revoked
     loopback_only: bool = False
+    priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED  # highest class; unspecified: that of the tenant
+    models: frozenset[str] | None = None  # models that the key may use; None: all
 
     @property
     def ended_at(self) -> float:

@@ -100,6 +100,10 @@ class ReservationTable:
     def is_live(self, reservation: Reservation) -> bool:
         return reservation.reservation_id in self._live
 
+    def is_lost(self, reservation_id: str) -> bool:
+        """Return whether a reservation was settled as lost and its edge can still settle it."""
+        return reservation_id in self._lost
+
     def reserve(
         self, request: ReservationRequest, reservation_id: str, now: float, *, is_deferred: bool = False
     ) -> Reservation:

@@ -3,8 +3,11 @@
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.identity.authenticator import Authenticator, FailureLimits
 from penstock.auth.identity.keys import Key, KeyRing, key_id_of
 from penstock.auth.identity.tenant import DEFAULT_TENANT
+from penstock.auth.quota.grant import GrantIssuer
+from penstock.auth.quota.grant_uses import GrantUses
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.auth.store.store import StoredState
@@ -25,7 +28,19 @@ def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
         keys.put(key)
     if config.dev_key:
         keys.put(development_key(config.dev_key, keys, now))
-    return Authorizer(keys, reservations, mesh_secret, config.fallback_share, config.fallback_tokens)
+    uses = GrantUses(reservations.is_lost)
+    uses.restore(state.grant_uses)
+    return Authorizer(
+        keys,
+        Authenticator(keys, FailureLimits(config.failures_per_source, config.failures_per_edge)),
+        reservations,
+        GrantIssuer(pepper, config.fallback_grant_ttl),
+        uses,
+        mesh_secret,
+        config.fallback_share,
+        config.fallback_tokens,
+        accept_ungranted_fallback=config.accept_ungranted_fallback,
+    )
 
 
 def development_key(bearer: str, keys: KeyRing, now: float) -> Key:

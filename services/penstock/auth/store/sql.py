@@ -10,6 +10,7 @@ from typing import Any
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
+from penstock.auth.quota.grant_uses import GrantUse
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.tenant_quota import Balance
@@ -90,6 +91,13 @@ MIGRATIONS = (
     """
     ALTER TABLE tenants ADD COLUMN deleted_at REAL;
     """,
+    """
+    CREATE TABLE grant_uses (
+        grant_id BLOB NOT NULL, request_id TEXT NOT NULL, reservation_id TEXT NOT NULL, tokens INTEGER NOT NULL,
+        token_limit INTEGER NOT NULL, forget_at REAL NOT NULL, PRIMARY KEY (grant_id, request_id)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX grant_uses_by_time ON grant_uses (forget_at);
+    """,
 )
 
 
@@ -113,6 +121,8 @@ _PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({_TENANT_COLUMNS}) VALUES (?, ?,
 _DELETE_TENANT = "UPDATE tenants SET deleted_at = ? WHERE tenant_id = ?"  # rows of the ledger refer to it
 _SELECT_TENANTS = f"SELECT {_TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL"  # noqa: S608  # a constant
 _PUT_KEY = "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)"
+_PUT_GRANT_USE = "INSERT OR REPLACE INTO grant_uses VALUES (?, ?, ?, ?, ?, ?)"
+_FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < ?"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
@@ -150,15 +160,23 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_DELETE_TENANT, (deleted_at, tenant_id))
             connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
-        case Reserved(reservation, balance):
+        case Reserved(reservation, balance, grant_use):
             connection.execute(_INSERT_RESERVATION, _reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
-        case Charged(charge, balance):
+            _put_grant_use(connection, grant_use, reservation.reserved_at)
+        case Charged(charge, balance, grant_use):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
             _put_charge(connection, charge)
             connection.execute(_PUT_BALANCE, balance)
+            _put_grant_use(connection, grant_use, charge.settled_at)
         case Barrier():
             pass
+
+
+def _put_grant_use(connection: sqlite3.Connection, use: GrantUse | None, now: float) -> None:
+    if use:
+        connection.execute(_FORGET_GRANT_USES, (now,))
+        connection.execute(_PUT_GRANT_USE, use)
 
 
 def _put_charge(connection: sqlite3.Connection, charge: Charge) -> None:
@@ -186,6 +204,7 @@ def read(connection: sqlite3.Connection) -> StoredState:
         keys=[_key(row) for row in connection.execute("SELECT * FROM keys")],
         reservations=[_reservation(row) for row in connection.execute("SELECT * FROM reservations")],
         lost=lost[::-1],
+        grant_uses=[GrantUse(*row) for row in connection.execute("SELECT * FROM grant_uses ORDER BY forget_at")],
         charged=latest[::-1],
     )
 

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
+from penstock.auth.quota.grant_uses import GrantUse
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.tenant_quota import Balance
 
@@ -39,6 +40,7 @@ class Reserved(NamedTuple):
 
     reservation: Reservation
     balance: Balance  # of the tenant after the change
+    grant_use: GrantUse | None = None  # of a fallback admission
 
 
 class Charged(NamedTuple):
@@ -46,6 +48,7 @@ class Charged(NamedTuple):
 
     charge: Charge
     balance: Balance  # of the tenant after the change
+    grant_use: GrantUse | None = None  # of a fallback admission
 
 
 class Barrier(NamedTuple):
@@ -66,6 +69,7 @@ class StoredState(NamedTuple):
     keys: list[Key]
     reservations: list[Reservation]
     lost: list[Reservation]  # lost reservations whose edges may still settle them, oldest first
+    grant_uses: list[GrantUse]
     charged: list[Charge]  # recent charges without lost ones, oldest first: their answers may be continued
 
 

@@ -1,6 +1,7 @@
 """Auth fallback: while auth is unreachable, cached identities are admitted and other callers are rejected at once."""
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable
 from contextvars import Context
@@ -18,7 +19,7 @@ from penstock.chassis.errors import (
 )
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter
-from penstock.edge.auth_fallback.identity_cache import IdentityCache
+from penstock.edge.auth_fallback.identity_cache import IdentityCache, KeyGrant
 from penstock.edge.auth_fallback.outage import OutageDetector
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, DeferredReservation, DeferredReservations
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
@@ -30,6 +31,7 @@ log = structlog.get_logger()
 
 RETRY_AFTER_S = 1.0  # auth starts within one or two seconds
 MAX_COUNTED_STEP_S = 0.25  # longest step of the clock; more than that is a stall of the edge
+MAX_GRANT_REJECTIONS = 3  # of a deferred reservation, after which auth is assumed never to record it
 
 _decisions = meter().create_counter(
     semconv.PENSTOCK_AUTH_FALLBACK_DECISIONS,
@@ -45,7 +47,7 @@ class AuthFallback:
         self,
         limits: AuthFallbackLimits,
         runner: EffectRunner,
-        deferred_frame: Callable[[RequestContext, str], AdmitRequest],  # of a request and its key id
+        deferred_frame: Callable[[RequestContext, str, bytes], AdmitRequest],  # of a request, its key id and its grant
         *,
         send: Callable[[AdmitRequest], object],
         on_unreachable: Callable[[], None],
@@ -102,7 +104,7 @@ class AuthFallback:
         """Send all deferred reservations first, so that the next token grants account for them."""
         self._outage.on_connected(self._running_time())
         self._is_reported = False
-        self.resend(set(self._deferred.frames))
+        self.resend(self._deferred.ticket_ids)
 
     def on_disconnected(self, *, on_purpose: bool = False) -> None:
         self._outage.on_disconnected(self._running_time(), on_purpose=on_purpose)
@@ -117,7 +119,7 @@ class AuthFallback:
             self._check()
         else:
             self._is_reported = False
-            self.resend(set(self._deferred.frames))
+            self.resend(self._deferred.ticket_ids)
 
     def on_request_sent(self, request_id: str) -> None:
         self._outage.on_request_sent(request_id, self._running_time())
@@ -130,23 +132,24 @@ class AuthFallback:
 
     def resend(self, ticket_ids: set[str]) -> None:
         """Send the reservations of these tickets again that are still deferred."""
-        for ticket_id, frame in self._deferred.frames.items():
-            if ticket_id in ticket_ids:
-                self._send(frame)
+        for frame in self._deferred.frames(ticket_ids, self._runner.now()):
+            self._send(frame)
 
     @property
     def deferred_ticket_ids(self) -> set[str]:
-        return set(self._deferred.frames)
+        return self._deferred.ticket_ids
 
     # Responses of auth.
 
     def cache_identity(self, admitted: Admitted, context: RequestContext | None) -> None:
         """Cache the admitted identity, and the tokens that auth grants to its tenant for an outage."""
+        now = self._runner.now()
         if context:
-            self._identities.record_admitted(
-                context.credential, admitted.identity, context.spec.priority, self._runner.now()
-            )
+            self._identities.record_admitted(context.credential, admitted.identity, context.spec.priority, now)
         tenant_id = admitted.identity.tenant_id
+        expires_at = now + admitted.fallback_grant_time_left_nanos / 1e9 if admitted.fallback_grant else math.inf
+        grant = KeyGrant(admitted.fallback_tokens, admitted.fallback_grant, expires_at)
+        self._identities.grant_key(admitted.identity.key_id, grant)
         self._identities.grant(tenant_id, admitted.fallback_tokens - self._deferred.tokens_of(tenant_id))
 
     def cache_identified(self, credential: Credential, identity: Identity) -> None:
@@ -167,21 +170,30 @@ class AuthFallback:
         return self._deferred.pop(ticket_id)
 
     def on_rejected(self, rejected: Rejected) -> bool:
-        """Return whether the rejected reservation was deferred. It is sent again, unless its key is unknown to auth."""
-        if rejected.request_id not in self._deferred:
+        """Return whether the rejected reservation was deferred. It is sent again, unless auth will never record it."""
+        ticket_id, error = rejected.request_id, error_from_failure(rejected.failure)
+        if ticket_id not in self._deferred:
             return False
-        error = error_from_failure(rejected.failure)
-        if error.reason == "KEY_UNKNOWN":
-            entry = self._deferred.pop(rejected.request_id)
+        is_final = error.reason == "KEY_UNKNOWN"
+        if error.reason == "GRANT_INVALID":  # settlements on their way may free tokens of the grant
+            is_final = self._deferred.count_rejection(ticket_id) >= MAX_GRANT_REJECTIONS
+        if is_final:
+            entry = self._deferred.pop(ticket_id)
             caller = entry.caller if entry else {}
-            log.error("deferred_reservation_rejected", ticket_id=rejected.request_id, **caller, because=error.message)
+            log.error("deferred_reservation_rejected", ticket_id=ticket_id, **caller, because=error.message)
         return True
 
     def settle_deferred(self, ticket_id: str, settlement: Settle) -> None:
-        """Settle a request that ended before auth recorded its reservation, or after auth rejected it for good."""
+        """Settle a request that ended before auth recorded its reservation, or after auth rejected it for good.
+
+        Auth is told at once that the request used fewer tokens of its grant, before another request may use the others.
+        """
         if ticket_id not in self._deferred:
             return
-        self._identities.release(*self._deferred.settle(ticket_id, settlement))
+        entry, unused = self._deferred.settle(ticket_id, settlement)
+        self._identities.release(entry.tenant_id, entry.grant, unused)
+        if not self.is_store_unavailable:
+            self._send(entry.frame_at(self._runner.now()))
 
     def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         return self._identities.find(credential, priority, self._runner.now())
@@ -218,12 +230,18 @@ class AuthFallback:
         identity = self.identify(context.credential, context.spec.priority)
         request = context.request
         tokens = request.prompt_tokens + max(0, request.output.tokens_left)
-        if self._deferred.is_full or not self._identities.acquire(identity.tenant_id, tokens):
+        now = self._runner.now()
+        grant = (
+            None
+            if self._deferred.is_full
+            else self._identities.acquire(identity.tenant_id, identity.key_id, tokens, now)
+        )
+        if grant is None:
             raise self._rejection(
                 "exhausted", "auth is unreachable and the tokens that it granted to this tenant are used up"
             )
-        frame = self._deferred_frame(context, identity.key_id)
-        self._deferred.add(request.ticket_id, DeferredReservation(identity.tenant_id, tokens, frame))
+        frame = self._deferred_frame(context, identity.key_id, grant.proof)
+        self._deferred.add(request.ticket_id, DeferredReservation(identity.tenant_id, tokens, grant, now, frame))
         if not self.is_store_unavailable:
             self._send(frame)
         self.admitted += 1

@@ -1,6 +1,8 @@
-"""Identities that auth admitted recently, and the token grant of each tenant while auth is unreachable."""
+"""Identities that auth admitted recently, and the token grants of tenants and keys while auth is unreachable."""
 
+import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -13,6 +15,15 @@ class CachedIdentity(NamedTuple):
     admitted_at: float  # when auth last admitted it, or last identified it
 
 
+@dataclass(slots=True, eq=False)
+class KeyGrant:
+    """The latest grant of one key. Its tokens are those of the tenant at the time; requests take them from both."""
+
+    tokens_left: int
+    proof: bytes = b""  # for auth; empty if auth is of a release without grants
+    expires_at: float = math.inf  # s
+
+
 class IdentityCache:
     """Keeps digests of credentials, never the credentials. The least recently admitted identities are evicted first."""
 
@@ -23,6 +34,7 @@ class IdentityCache:
         self._identities: OrderedDict[bytes, CachedIdentity] = OrderedDict()
         self._identified: OrderedDict[bytes, CachedIdentity] = OrderedDict()  # callers that auth has not admitted yet
         self._granted_tokens: OrderedDict[str, int] = OrderedDict()  # tokens, by tenant
+        self._key_grants: OrderedDict[str, KeyGrant] = OrderedDict()  # by key id
 
     def __len__(self) -> int:
         return len(self._identities)
@@ -74,6 +86,13 @@ class IdentityCache:
         if len(self._granted_tokens) > self._max_entries:
             self._granted_tokens.popitem(last=False)
 
+    def grant_key(self, key_id: str, grant: KeyGrant) -> None:
+        """Replace the grant of a key."""
+        self._key_grants[key_id] = grant
+        self._key_grants.move_to_end(key_id)
+        if len(self._key_grants) > self._max_entries:
+            self._key_grants.popitem(last=False)
+
     def revoke_grant(self, credential: Credential) -> None:
         """Set the grant of the caller's tenant to 0, because the tenant is at its limits."""
         if caller := self._identities.get(self._digest(credential)):
@@ -89,15 +108,18 @@ class IdentityCache:
         identity.priority = max(identity.priority, priority)
         return identity
 
-    def acquire(self, tenant_id: str, tokens: int) -> bool:
-        """Take tokens from the tenant's grant. Returns false, and takes none, if the grant is too small."""
-        left = self._granted_tokens.get(tenant_id, 0) - tokens
-        if left < 0 or self._granted_tokens.get(tenant_id, 0) <= 0:
-            return False
-        self._granted_tokens[tenant_id] = left
-        return True
+    def acquire(self, tenant_id: str, key_id: str, tokens: int, now: float) -> KeyGrant | None:
+        """Take tokens from the grants of tenant and key. Return the key's grant; None if one does not suffice."""
+        grant, left = self._key_grants.get(key_id), self._granted_tokens.get(tenant_id, 0)
+        if grant is None or now > grant.expires_at or min(left, grant.tokens_left) < max(1, tokens):
+            return None
+        self._granted_tokens[tenant_id] = left - tokens
+        grant.tokens_left -= tokens
+        return grant
 
-    def release(self, tenant_id: str, tokens: int) -> None:
+    def release(self, tenant_id: str, grant: KeyGrant, tokens: int) -> None:
+        """Give back tokens that a request did not use."""
+        grant.tokens_left += tokens
         if tenant_id in self._granted_tokens:
             self._granted_tokens[tenant_id] += tokens
 

@@ -4,6 +4,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.chassis.durations import nanos_since
+from penstock.edge.auth_fallback.identity_cache import KeyGrant
 from penstock.edge.lifecycle.effects import Settle
 from penstock.mesh.v1.admission_pb2 import AdmitRequest
 
@@ -47,9 +49,17 @@ class PendingReservations:
 @dataclass(slots=True, eq=False)
 class DeferredReservation:
     tenant_id: str
-    tokens: int  # taken from the tenant's grant
+    tokens: int  # taken from the grants of tenant and key
+    grant: KeyGrant
+    admitted_at: float  # s
     frame: AdmitRequest = field(repr=False)  # sent again until auth answers
     settlement: Settle | None = None  # None while the request is active
+    rejections: int = 0  # of its grant
+
+    def frame_at(self, now: float) -> AdmitRequest:
+        """Return the frame to send now."""
+        self.frame.reserve.fallback_admission.age_nanos = nanos_since(self.admitted_at, now)
+        return self.frame
 
     @property
     def caller(self) -> dict[str, str]:
@@ -76,8 +86,12 @@ class DeferredReservations:
         return len(self._entries) >= self._max_entries
 
     @property
-    def frames(self) -> dict[str, AdmitRequest]:
-        return {ticket_id: entry.frame for ticket_id, entry in self._entries.items()}
+    def ticket_ids(self) -> set[str]:
+        return set(self._entries)
+
+    def frames(self, ticket_ids: set[str], now: float) -> list[AdmitRequest]:
+        """Return the frames of these tickets to send now, in order of their admission."""
+        return [entry.frame_at(now) for ticket_id, entry in self._entries.items() if ticket_id in ticket_ids]
 
     def tokens_of(self, tenant_id: str) -> int:
         """Return the tokens that the tenant holds or has used and that auth has not recorded."""
@@ -87,14 +101,22 @@ class DeferredReservations:
         self._entries[ticket_id] = entry
         self._tokens[entry.tenant_id] += entry.tokens
 
-    def settle(self, ticket_id: str, settlement: Settle) -> tuple[str, int]:
-        """Record the settlement of a request. Returns its tenant and the number of unused tokens."""
+    def settle(self, ticket_id: str, settlement: Settle) -> tuple[DeferredReservation, int]:
+        """Record the settlement of a request. Returns its entry and the number of unused tokens."""
         entry = self._entries[ticket_id]
-        unused = entry.tokens - settlement.prompt_tokens - settlement.output_tokens
+        used = settlement.prompt_tokens + settlement.output_tokens
+        unused = entry.tokens - used
         entry.settlement = settlement
         entry.tokens -= unused
+        entry.frame.reserve.fallback_admission.used_tokens = used
         self._tokens[entry.tenant_id] -= unused
-        return entry.tenant_id, unused
+        return entry, unused
+
+    def count_rejection(self, ticket_id: str) -> int:
+        """Count a rejection of the grant of a reservation. Returns the number so far."""
+        entry = self._entries[ticket_id]
+        entry.rejections += 1
+        return entry.rejections
 
     def pop(self, ticket_id: str) -> DeferredReservation | None:
         """Remove and return the reservation of a ticket. None if it is not deferred."""

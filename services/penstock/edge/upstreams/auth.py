@@ -15,6 +15,7 @@ from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.request.identity_headers import IdentityHeaders
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.settlements import Settlements
 from penstock.mesh.v1.admission_pb2 import (
@@ -71,6 +72,7 @@ class AuthClient:
             send=self._settlements.flush_and_send,
             on_unreachable=self._decide_waiting,
         )
+        self.identity_headers = IdentityHeaders()
         self._peers = PeerSet(addresses, self._open)
 
     @property
@@ -151,6 +153,13 @@ class AuthClient:
         self.fallback.cache_identified(credential, identity)
         return identity
 
+    def accept_identity_header(self, header: str, credential: Credential) -> bool:
+        """Return whether auth has identified the caller for our proxy. It is then known as after `identify`."""
+        identity = self.identity_headers.verify(header, credential, self._runner.now()) if header else None
+        if identity and not self.fallback.find_known(credential):
+            self.fallback.cache_identified(credential, identity)
+        return identity is not None
+
     async def authenticate(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Auth is asked only for a caller that it has not admitted recently."""
         known = None if self.is_unreachable else self.fallback.find_known(credential)
@@ -189,8 +198,9 @@ class AuthClient:
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
                 # A reconnected peer receives frames of all active requests, of as many deferred reservations and of as
-                # many orphaned ones at once; a stalled peer is owed at most two frames for each.
-                capacity=6 * self._requests.max_active_requests,
+                # many orphaned ones at once; a stalled peer is owed at most two frames for each, and one more for each
+                # deferred reservation.
+                capacity=7 * self._requests.max_active_requests,
                 check_hello=self._dialer.hello_check("auth"),
             )
             try:
@@ -216,10 +226,10 @@ class AuthClient:
         if not address:
             self.fallback.on_disconnected(on_purpose=on_purpose)
             return
+        self._settlements.resend_all()  # first, as they free tokens of the grants that deferred reservations use
         self.fallback.on_connected()
         if address in self._without_store:
             self.fallback.on_store_state(is_unavailable=True)
-        self._settlements.resend_all()
         for request_id, (frame, _) in self._pending_identifies.items():
             self.fallback.on_request_sent(request_id)
             self._settlements.flush_and_send(frame)
@@ -245,6 +255,8 @@ class AuthClient:
                 self.fallback.on_response(frame.identified.request_id)
                 if response := self._pending_identify(frame.identified.request_id):
                     response.set_result(frame.identified.identity)
+            case "identity_keys":
+                self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
             case "store_state":
                 self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
             case "end":

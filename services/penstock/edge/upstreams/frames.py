@@ -9,6 +9,8 @@ from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.mesh.v1.worker_pb2 import Cancel, ExecuteRequest, Start
 
+API_KEY_PREFIX = "pk_"
+
 
 def reserve(context: RequestContext) -> AdmitRequest:
     request = context.request
@@ -23,16 +25,23 @@ def reserve(context: RequestContext) -> AdmitRequest:
             traceparent=context.telemetry.traceparent,
             answer_id=context.spec.answer_id,
             emitted_tokens=len(request.plan.resumed_ids),
-            answer_fingerprint=answer_fingerprint(context.credential.bearer, context.spec.input, request.plan),
+            answer_fingerprint=answer_fingerprint(_lasting_name(context), context.spec.input, request.plan),
         )
     )
 
 
-def reserve_admitted(context: RequestContext, key_id: str) -> AdmitRequest:
+def _lasting_name(context: RequestContext) -> str:
+    """Return what names the caller over all requests of an answer: its API key, or the subject of its tokens."""
+    bearer, key_id = context.credential.bearer, context.request.identity.key_id
+    return bearer if bearer.startswith(API_KEY_PREFIX) else key_id or bearer
+
+
+def reserve_admitted(context: RequestContext, key_id: str, grant: bytes) -> AdmitRequest:
     """Return the deferred reservation of a request that the edge admitted under auth fallback."""
     frame = reserve(context)
     frame.reserve.ClearField("credential")
     frame.reserve.fallback_admission.key_id = key_id
+    frame.reserve.fallback_admission.grant = grant
     return frame
 
 

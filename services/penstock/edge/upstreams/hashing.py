@@ -48,13 +48,13 @@ ANSWER_FINGERPRINT_BYTES = 16
 POISON_FINGERPRINT_BITS = 64
 
 
-def answer_fingerprint(bearer: str, prompt: Prompt, plan: GenerationPlan) -> bytes:
+def answer_fingerprint(caller: str, prompt: Prompt, plan: GenerationPlan) -> bytes:
     """Return a keyed digest of every input that determines an answer's tokens. The key prevents guesses of prompts.
 
     The digest excludes values that may differ between requests of one answer: length, stop strings and resumed tokens.
     It covers the prompt as it was sent, because another version of the model may tokenize it differently.
     """
-    digest = blake2b(digest_size=ANSWER_FINGERPRINT_BYTES, key=blake2b(bearer.encode()).digest())
+    digest = blake2b(digest_size=ANSWER_FINGERPRINT_BYTES, key=blake2b(caller.encode()).digest())
     settings = plan.model.encode(), bytes([plan.ignore_eos]), plan.sampling.SerializeToString(deterministic=True)
     for part in (*settings, *_parts_of(prompt)):
         digest.update(len(part).to_bytes(4, "little") + part)

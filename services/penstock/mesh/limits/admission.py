@@ -1,11 +1,17 @@
 """Ranges of the stream between edges and auth."""
 
 from penstock.mesh.limits import bounds
-from penstock.mesh.limits.rules import Data, Part, Real, Table, Text, Unchecked
-from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, SALT, TOKENS, TRACEPARENT
+from penstock.mesh.limits.rules import Data, Many, Part, Real, Table, Text, Unchecked, Whole
+from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, REQUEST_NANOS, SALT, TOKENS, TRACEPARENT
+
+GRANT = Data(64)
 
 ADMISSION: Table = {
-    "penstock.mesh.v1.Credential": {"bearer": Text(bounds.BEARER_CHARS), "loopback": FLAG},
+    "penstock.mesh.v1.Credential": {
+        "bearer": Text(bounds.BEARER_CHARS),
+        "loopback": FLAG,
+        "source": Text(bounds.SOURCE_CHARS),
+    },
     "penstock.mesh.v1.Identify": {"request_id": ID, "credential": Part()},
     "penstock.mesh.v1.Reserve": {
         "request_id": ID,
@@ -20,7 +26,12 @@ ADMISSION: Table = {
         "answer_fingerprint": Data(64),
         "fallback_admission": Part(),
     },
-    "penstock.mesh.v1.FallbackAdmission": {"key_id": ID},
+    "penstock.mesh.v1.FallbackAdmission": {
+        "key_id": ID,
+        "grant": GRANT,
+        "age_nanos": REQUEST_NANOS,
+        "used_tokens": Whole(2 * bounds.TOKENS),
+    },
     "penstock.mesh.v1.Settle": {
         "reservation_id": ID,
         "prompt_tokens": TOKENS,
@@ -40,8 +51,19 @@ ADMISSION: Table = {
         "reservation_id": ID,
         "identity": Part(),
         "fallback_tokens": Unchecked("a grant of all tokens that the type holds is a grant"),
+        "fallback_grant": GRANT,
+        "fallback_grant_time_left_nanos": REQUEST_NANOS,
     },
     "penstock.mesh.v1.Rejected": {"request_id": ID, "failure": Part(), "tenant_id": ID, "key_id": ID},
     "penstock.mesh.v1.StoreState": {"is_unavailable": FLAG},
     "penstock.mesh.v1.Settled": {"reservation_id": ID},
+    "penstock.mesh.v1.IdentityKeys": {
+        "keys": Many(bounds.IDENTITY_KEYS, Part()),
+        "clock_nanos": Whole(bounds.CLOCK_NANOS),
+    },
+    "penstock.mesh.v1.IdentityKey": {
+        "number": Unchecked("names the key, and is only compared"),
+        "secret": Data(64),
+        "time_left_nanos": REQUEST_NANOS,
+    },
 }

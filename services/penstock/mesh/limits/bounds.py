@@ -19,6 +19,7 @@ VIRTUAL_TOKENS: Final = 1e24
 WEIGHT: Final = 1e6  # share of a tenant within its class
 SPAN_S: Final = 366 * 86_400  # s, of every duration
 REQUEST_NANOS: Final = 48 * 3600 * 10**9  # ns, time left and age of a request
+CLOCK_NANOS: Final = 1 << 62  # ns, reading of a clock
 STEPS: Final = 1 << 62  # engine steps
 VOCABULARY: Final = 1 << 24  # token ids
 
@@ -29,6 +30,7 @@ DIGEST_CHARS: Final = 128
 ADDRESS_CHARS: Final = 300
 TRACEPARENT_CHARS: Final = 128
 BEARER_CHARS: Final = 4_096
+SOURCE_CHARS: Final = 64  # of an IP address
 REASON_CHARS: Final = 1_024
 ERROR_CHARS: Final = 65_536
 TEMPLATE_CHARS: Final = 1 << 20
@@ -49,6 +51,7 @@ SLOT_RELEASES: Final = 1_024
 BACKLOGS: Final = 1_024  # workers of one report
 VIRTUAL_TIMES: Final = 4 * MODELS  # one for each class
 WINDOWS: Final = 64  # rejection windows beside one rejection
+IDENTITY_KEYS: Final = 8
 FRAMES: Final = 1_024  # of one bundle
 
 

@@ -91,19 +91,25 @@ class Credential(_message.Message):
 
     BEARER_FIELD_NUMBER: _builtins.int
     LOOPBACK_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     bearer: _builtins.str
-    """The bearer token as received, at most 4 KiB. Empty: none was presented."""
+    """The API key or JWT as received, at most 4 KiB. Empty: none was presented."""
     loopback: _builtins.bool
     """Whether the caller reached the edge over loopback and not through a proxy."""
+    source: _builtins.str
+    """Address of the caller without a port, as the edge or its proxy saw it. Auth limits failures per source. Empty: the
+    edge does not know it, or is of a release without this field.
+    """
     def __init__(
         self,
         *,
         bearer: _builtins.str = ...,
         loopback: _builtins.bool = ...,
+        source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "loopback", b"loopback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "loopback", b"loopback", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,7 +189,7 @@ class Reserve(_message.Message):
     @_builtins.property
     def fallback_admission(self) -> Global___FallbackAdmission:
         """Set if the edge admitted the request while auth was unreachable, within the granted tokens. Auth records it
-        regardless of limits and without a credential.
+        regardless of limits and without a credential, if the grant is valid.
         """
 
     def __init__(
@@ -216,18 +222,34 @@ class FallbackAdmission(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_ID_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
+    AGE_NANOS_FIELD_NUMBER: _builtins.int
+    USED_TOKENS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     """Public part of the caller's key, as auth returned it."""
+    grant: _builtins.bytes
+    """The latest `fallback_grant` of this key before the admission. Empty: the edge is of a release without grants."""
+    age_nanos: _builtins.int
+    """Time since the edge admitted the request."""
+    used_tokens: _builtins.int
+    """Prompt and output tokens of a request that has ended; they count against the grant instead of the reserved ones.
+    Unset: the request runs.
+    """
     def __init__(
         self,
         *,
         key_id: _builtins.str = ...,
+        grant: _builtins.bytes = ...,
+        age_nanos: _builtins.int = ...,
+        used_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_used_tokens", b"_used_tokens", "used_tokens", b"used_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_used_tokens", b"_used_tokens", "age_nanos", b"age_nanos", "grant", b"grant", "key_id", b"key_id", "used_tokens", b"used_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__used_tokens: _TypeAlias = _typing.Literal["used_tokens"]  # noqa: Y015
+    _WhichOneofArgType__used_tokens: _TypeAlias = _typing.Literal["_used_tokens", b"_used_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__used_tokens) -> _WhichOneofReturnType__used_tokens | None: ...
 
 Global___FallbackAdmission: _TypeAlias = FallbackAdmission  # noqa: Y015
 
@@ -279,6 +301,7 @@ class AdmitResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     STORE_STATE_FIELD_NUMBER: _builtins.int
+    IDENTITY_KEYS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -313,6 +336,10 @@ class AdmitResponse(_message.Message):
         """Tells whether auth can admit requests."""
 
     @_builtins.property
+    def identity_keys(self) -> Global___IdentityKeys:
+        """Replaces the keys that sign the identity header of a proxy."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -327,13 +354,14 @@ class AdmitResponse(_message.Message):
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
         store_state: Global___StoreState | None = ...,
+        identity_keys: Global___IdentityKeys | None = ...,
         more: _abc.Iterable[Global___AdmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "more", b"more", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "more", b"more", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state", "identity_keys"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -415,6 +443,8 @@ class Admitted(_message.Message):
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     FALLBACK_TOKENS_FIELD_NUMBER: _builtins.int
+    FALLBACK_GRANT_FIELD_NUMBER: _builtins.int
+    FALLBACK_GRANT_TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As requested."""
     reservation_id: _builtins.str
@@ -423,6 +453,12 @@ class Admitted(_message.Message):
     """Tokens, prompt and output, that this edge may admit for the tenant while auth is unreachable. Replaces earlier
     grants. 0: none, for example for a tenant that has used up its limits.
     """
+    fallback_grant: _builtins.bytes
+    """Proof of `fallback_tokens` for this key and this edge, for `fallback_admission.grant`; only auth can read it. Empty
+    if there are none.
+    """
+    fallback_grant_time_left_nanos: _builtins.int
+    """Time for which the edge may admit requests under the grant."""
     @_builtins.property
     def identity(self) -> Global___Identity:
         """The caller's identity."""
@@ -434,10 +470,12 @@ class Admitted(_message.Message):
         reservation_id: _builtins.str = ...,
         identity: Global___Identity | None = ...,
         fallback_tokens: _builtins.int = ...,
+        fallback_grant: _builtins.bytes = ...,
+        fallback_grant_time_left_nanos: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_tokens", b"fallback_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_grant", b"fallback_grant", "fallback_grant_time_left_nanos", b"fallback_grant_time_left_nanos", "fallback_tokens", b"fallback_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -461,8 +499,9 @@ class Rejected(_message.Message):
     """Public part of that key, for logs."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
-        """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED; PERMISSION_DENIED / LOOPBACK_ONLY;
-        RESOURCE_EXHAUSTED / QUOTA_EXCEEDED with the limit and the time to retry; UNAVAILABLE / STORE_UNAVAILABLE.
+        """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED, TOKEN_INVALID, TOKEN_EXPIRED;
+        PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED with the limit
+        and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE / STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
         """
 
     def __init__(
@@ -528,3 +567,65 @@ class Settled(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Settled: _TypeAlias = Settled  # noqa: Y015
+
+@_typing.final
+class IdentityKeys(_message.Message):
+    """IdentityKeys are the keys with which auth signs the header `x-penstock-identity` of callers that it has identified for
+    a proxy. Auth sends them at the beginning of a stream and regularly afterwards; each frame replaces the former one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    CLOCK_NANOS_FIELD_NUMBER: _builtins.int
+    clock_nanos: _builtins.int
+    """Reading of the clock of auth by which headers expire; its zero has no meaning. The edge compares no clock with it, it
+    derives the difference to its own clock.
+    """
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdentityKey]:
+        """Valid keys, the signing one among them."""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[Global___IdentityKey] | None = ...,
+        clock_nanos: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_nanos", b"clock_nanos", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentityKeys: _TypeAlias = IdentityKeys  # noqa: Y015
+
+@_typing.final
+class IdentityKey(_message.Message):
+    """IdentityKey verifies identity headers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Names the key in a header."""
+    secret: _builtins.bytes
+    """Key of HMAC-SHA-256, 32 bytes."""
+    time_left_nanos: _builtins.int
+    """Time after which the edge discards the key."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+        time_left_nanos: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "secret", b"secret", "time_left_nanos", b"time_left_nanos"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentityKey: _TypeAlias = IdentityKey  # noqa: Y015

@@ -47,6 +47,13 @@ def settings_of_release(source: Path, tier: str) -> frozenset[str]:
     return frozenset(line.partition("=")[0] for line in done.stdout.splitlines())
 
 
+def accept_former_edges(spec: ProcessSpec) -> ProcessSpec:
+    """Return `spec`; an auth process records what edges without grants admitted while it was unreachable."""
+    if spec.tier != "auth":
+        return spec
+    return replace(spec, environment={**spec.environment, "PENSTOCK_AUTH_ACCEPT_UNGRANTED_FALLBACK": "true"})
+
+
 def mix_releases(source: Path, *, with_auth: bool) -> TransformPlan:
     """Return a change of a plan: every other process of each tier, from the first, runs the release at `source`.
 
@@ -56,7 +63,9 @@ def mix_releases(source: Path, *, with_auth: bool) -> TransformPlan:
     async def transform(plan: MeshPlan) -> MeshPlan:
         others = {each.name for tier in REPLICATED_TIERS for each in plan.processes_of(tier)[::2]}
         others |= {each.name for each in plan.processes_of("auth") if with_auth}
-        processes = tuple(run_release(source, each) if each.name in others else each for each in plan.processes)
+        processes = tuple(
+            run_release(source, each) if each.name in others else accept_former_edges(each) for each in plan.processes
+        )
         return replace(plan, processes=processes)
 
     return transform

@@ -14,6 +14,7 @@ from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_
 from penstock.chassis.lifecycle import background, current_stop
 from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
 from penstock.edge.api.http.metrics import record_request
+from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.http.responses import write_stream, write_whole
 from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
 from penstock.edge.api.openai.common import ApiRequest, ResponseSerializer
@@ -38,11 +39,18 @@ class OpenAIApp:
     """The ASGI application of one edge."""
 
     def __init__(
-        self, gateway: Gateway, is_ready: Callable[[], bool], *, keepalive_interval: float = KEEPALIVE_INTERVAL_S
+        self,
+        gateway: Gateway,
+        is_ready: Callable[[], bool],
+        *,
+        keepalive_interval: float = KEEPALIVE_INTERVAL_S,
+        is_from_proxy: Callable[[Any], bool] = is_via_proxy,
     ) -> None:
+        """`is_from_proxy`: whether the peer of an ASGI scope is our own proxy by its certificate."""
         self._gateway = gateway
         self._is_ready = is_ready
         self._keepalive_interval = keepalive_interval  # s without output before a keep-alive is sent
+        self._is_from_proxy = is_from_proxy
         self._created = int(time.time())
         self._body_budget = BodyBudget(limits.BODY_BUDGET_BYTES)
         self._exchanges: set[Exchange] = set()
@@ -60,7 +68,13 @@ class OpenAIApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         began = time.perf_counter()
-        exchange = Exchange(scope, receive, send, keepalive_interval=self._keepalive_interval)
+        exchange = Exchange(
+            scope,
+            receive,
+            send,
+            keepalive_interval=self._keepalive_interval,
+            via_proxy=self._is_from_proxy(scope),
+        )
         self._exchanges.add(exchange)
         is_disconnected = False
         try:
@@ -111,6 +125,8 @@ class OpenAIApp:
         exchange: Exchange,
     ) -> None:
         credential, traceparent = exchange.credential, exchange.header("traceparent")
+        if exchange.identity_header:
+            self._gateway.accept_identity_header(exchange.identity_header, credential)
         async with self._gateway.authenticating(credential):
             if not exchange.has_small_body:
                 await self._gateway.authenticate(credential)
@@ -125,11 +141,11 @@ class OpenAIApp:
             await write(exchange, serializer, events)
 
     async def _list_models(self, exchange: Exchange) -> None:
-        models = await self._gateway.list_models(exchange.credential)
+        models = await self._gateway.list_models(exchange.credential, exchange.identity_header)
         await exchange.respond(200, model_list(models, created=self._created))
 
     async def _show_model(self, exchange: Exchange) -> None:
-        models = await self._gateway.list_models(exchange.credential)
+        models = await self._gateway.list_models(exchange.credential, exchange.identity_header)
         await exchange.respond(
             200, model_object(models, exchange.path.removeprefix(MODEL_PREFIX), created=self._created)
         )

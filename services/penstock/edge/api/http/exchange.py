@@ -7,12 +7,11 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge
 from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
 from penstock.edge.request import limits
-from penstock.edge.request.caller import credential_of
+from penstock.edge.request.caller import credential_of, identity_header_of
 from penstock.edge.request.validation import is_request_id
 from penstock.edge.text.executor import SMALL_INPUT_BYTES
 from penstock.mesh.v1.admission_pb2 import Credential
@@ -75,7 +74,7 @@ class ClientDisconnected(Exception):
 class Exchange:
     """Reads a body within its limit, writes a response or a stream, and detects a disconnect of the client."""
 
-    def __init__(self, scope: Any, receive: Any, send: Any, *, keepalive_interval: float) -> None:
+    def __init__(self, scope: Any, receive: Any, send: Any, *, keepalive_interval: float, via_proxy: bool) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -87,6 +86,7 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._via_proxy = via_proxy  # the peer is our own proxy by its certificate
         self._keepalive_interval = keepalive_interval  # s without output before a keep-alive is sent
         self._format_failure: Callable[[PenstockError], bytes] | None = None
         self._is_writing = False
@@ -106,12 +106,13 @@ class Exchange:
     @property
     def credential(self) -> Credential:
         host, port = self._scope.get("client") or ("", 0)
-        return credential_of(self.headers, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return credential_of(self.headers, peer, via_proxy=self._via_proxy)
 
     @property
-    def is_via_proxy(self) -> bool:
-        """Whether the request came through an Envoy that has identified itself by its certificate."""
-        return is_via_proxy(self._scope)
+    def identity_header(self) -> str:
+        """The identity header; empty unless our own proxy sent it."""
+        return identity_header_of(self.headers) if self._via_proxy else ""
 
     @property
     def has_small_body(self) -> bool:

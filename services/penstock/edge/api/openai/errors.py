@@ -63,6 +63,8 @@ class MethodNotAllowed(Unimplemented):
 _STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
     {MethodNotAllowed: 405, BodyStalled: 408, BodyTooLarge: 413, QuotaExceeded: 429}
 )
+# Reasons that are the caller's own limit.
+_STATUS_OF_REASON: Mapping[str, int] = MappingProxyType({"TOO_MANY_FAILURES": 429})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def http_error(error: PenstockError) -> HttpError:
 
 def http_status(error: PenstockError) -> int:
     known = (status for kind, status in _STATUS_OF_KIND.items() if isinstance(error, kind))
-    return next(known, _STATUS.get(error.code, 500))
+    return next(known, _STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500))
 
 
 def error_body(error: PenstockError) -> dict[str, Any]:

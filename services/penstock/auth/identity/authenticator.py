@@ -1,0 +1,98 @@
+"""Authenticator: checks credentials, and limits failures per source and per edge. `now` is an argument."""
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.auth.identity.credential_cache import CredentialCache, credential_digest
+from penstock.auth.identity.failure_limiter import FailureLimit, FailureLimiter, TooManyFailures
+from penstock.auth.identity.keys import Key, KeyRing
+from penstock.chassis.errors import PenstockError, PermissionDenied, Unauthenticated, Unavailable
+from penstock.mesh.v1.admission_pb2 import Credential
+
+MAX_CACHED = 20_000  # credentials of each kind
+REJECTION_TTL_S = 5.0  # s; longer would delay a key that is restored or a token that becomes valid
+ACCEPTED_TTL_S = 600.0  # s for which a caller is not affected by the failures of its source
+MAX_LIMITED_NAMES = 50_000  # sources and edges
+
+
+class SigningKeyPending(Unavailable):
+    """A token names a key that its issuer may have added recently. The keys are being loaded."""
+
+    default_reason = "ISSUER_KEYS_PENDING"
+
+
+class TokenVerifier(Protocol):
+    """Verifies JWTs."""
+
+    def recognizes(self, bearer: str) -> bool:
+        """Whether the credential has the form of a token."""
+
+    def verify(self, bearer: str, now: float) -> Key:
+        """Return the caller as a key. Raises Unauthenticated, PermissionDenied or Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureLimits:
+    """Failing credentials per minute, and at once."""
+
+    per_source: int = 60
+    per_edge: int = 600
+
+
+@dataclass(eq=False)
+class Authenticator:
+    """Checks credentials: API keys, and JWTs if a verifier is given.
+
+    A failing credential costs a lookup until its rejection expires. Beyond a limit, credentials of the source are not
+    looked at, so that a guess is not even answered; callers that were accepted recently are served on, because a source
+    may be the address of many. The failures of a source over its limit do not count for its edge.
+    """
+
+    keys: KeyRing
+    limits: FailureLimits = FailureLimits()
+    tokens: TokenVerifier | None = None
+    failures: int = 0
+    limited: int = 0
+    _limiter: FailureLimiter = field(default_factory=lambda: FailureLimiter(max_names=MAX_LIMITED_NAMES))
+    _rejected: CredentialCache[PenstockError] = field(default_factory=lambda: CredentialCache(max_entries=MAX_CACHED))
+    _accepted: CredentialCache[bool] = field(default_factory=lambda: CredentialCache(max_entries=MAX_CACHED))
+    _pepper: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def authenticate(self, credential: Credential, now: float, *, edge_id: str = "") -> Key:
+        """Return the caller's key. Raises Unauthenticated, PermissionDenied, TooManyFailures or Unavailable."""
+        if not credential.bearer:
+            return self.keys.identify("", loopback=False, now=now)  # raises; it is no guess
+        digest = credential_digest(self._pepper, credential)
+        if not self._accepted.find(digest, now):
+            self.check_limit(credential.source, edge_id, now)
+        if rejection := self._rejected.find(digest, now):
+            self.record_failure(credential.source, edge_id, now)
+            raise rejection.with_traceback(None)
+        try:
+            key = self._check(credential, now)
+        except (Unauthenticated, PermissionDenied) as error:
+            self._rejected.put(digest, error, now + REJECTION_TTL_S)
+            self.record_failure(credential.source, edge_id, now)
+            raise
+        self._accepted.put(digest, True, now + ACCEPTED_TTL_S)
+        return key
+
+    def check_limit(self, source: str, edge_id: str, now: float) -> None:
+        """Raise TooManyFailures if the source or the edge has no failure left."""
+        if wait := self._limiter.retry_after(self._limits_of(source, edge_id), now):
+            self.limited += 1
+            raise TooManyFailures(wait)
+
+    def record_failure(self, source: str, edge_id: str, now: float) -> None:
+        self.failures += 1
+        self._limiter.record(self._limits_of(source, edge_id), now)
+
+    def _check(self, credential: Credential, now: float) -> Key:
+        if self.tokens and self.tokens.recognizes(credential.bearer):
+            return self.tokens.verify(credential.bearer, now)
+        return self.keys.identify(credential.bearer, loopback=credential.loopback, now=now)
+
+    def _limits_of(self, source: str, edge_id: str) -> list[FailureLimit]:
+        found = [FailureLimit(f"source {source}", self.limits.per_source)] if source else []
+        return [*found, FailureLimit(f"edge {edge_id}", self.limits.per_edge)] if edge_id else found
