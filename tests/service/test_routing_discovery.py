@@ -21,7 +21,7 @@ from penstock.routing.resources.types import ResourceType
 from penstock.routing.service import SERVICE, AggregatedDiscovery, add_discovery_to_server
 from penstock.routing.snapshot_cache import SnapshotCache
 
-CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+SECRET, CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 NODE = Node(id="front-1")
 
 

@@ -3,7 +3,7 @@ import pytest
 from penstock.routing.resources.types import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot, SnapshotInconsistent
 
-CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+SECRET, CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 
 
 def resource(kind, name, *refers, body=b""):

@@ -58,9 +58,14 @@ def bootstrap(
 
 def _runtime() -> Json:
     return {
-        # Envoy closes a connection, with its healthy streams, if half of this number of calls ended early, as it takes
-        # them for an attack. Cancelled waits look the same, and one busy client exceeds the default of 500.
-        "overload.premature_reset_total_stream_count": 100_000,
+        # Envoy closes a connection if half of this number of its calls ended within 1 s and before their response
+        # headers, and these are more than half of its calls: a client that only resets calls. The edge sends the
+        # headers once it has admitted a call, so cancelled waits in the queue do not count.
+        "overload.premature_reset_total_stream_count": 500,
+        "overload.premature_reset_min_stream_lifetime_seconds": 1,
+        # The other calls of one read wait for the next turn of the loop, so that one connection does not delay the
+        # others. A call that its client has reset by then costs no work upstream.
+        "http.max_requests_per_io_cycle": 1,
     }
 
 

