@@ -38,7 +38,8 @@ class Backend:
         self.may_continue = asyncio.Event()
         self.client_disconnected = asyncio.Event()  # a client disconnected before its stream ended
         self.silent_calls = asyncio.Semaphore(0)  # one for each silent call
-        self.metadata = {}  # of the last call
+        self.metadata = {}  # of the last unary call
+        self.calls = []  # paths of all calls over gRPC and HTTP, except health checks
 
     @asynccontextmanager
     async def running(self):
@@ -77,6 +78,7 @@ class Backend:
 
     async def _unary(self, request, context):
         self.metadata = dict(context.invocation_metadata())
+        self.calls.append("Unary")
         return self.name.encode()
 
     async def _stream(self, request, context):
@@ -91,6 +93,7 @@ class Backend:
                 self.client_disconnected.set()
 
     async def _silent(self, request, context):
+        await context.send_initial_metadata(())  # as an edge that has admitted a call
         self.silent_calls.release()
         await self.may_continue.wait()
         yield b""
@@ -109,7 +112,9 @@ class Backend:
             writer.close()
 
     async def _answer(self, path, reader, writer):
-        if path != "/stream":
+        if path != "/health":
+            self.calls.append(path)
+        if path != "/v1/stream":
             body = b"ok" if path == "/health" else self.name.encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
             return
@@ -169,6 +174,7 @@ class EnvoyProxy:
     def __init__(self, folder, **settings):
         self.folder = folder
         self.settings = settings  # PENSTOCK_ROUTING_*
+        self.authority = None  # PEM of the authority of the door's certificate; None: plaintext
         self.port, self.admin_port, self.xds_port = free_port(), free_port(), free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.xds_address = f"127.0.0.1:{self.xds_port}"
@@ -209,15 +215,21 @@ class EnvoyProxy:
         """A channel; each number `own` has a separate connection."""
         backoff = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20)]
         options = [("grpc.use_local_subchannel_pool", 1), ("test.own", own), *backoff]
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+        if self.authority:
+            credentials = grpc.ssl_channel_credentials(self.authority)
+            opened = grpc.aio.secure_channel(self.address, credentials, options=options)
+        else:
+            opened = grpc.aio.insecure_channel(self.address, options=options)
+        async with opened as channel:
             yield channel
 
 
 @asynccontextmanager
-async def running_front(folder, *backends, **settings):
+async def running_front(folder, *backends, authority=None, **settings):
     """A proxy with its control plane in front of `backends`, and one channel to it as `calls`."""
     async with AsyncExitStack() as stack:
         front = EnvoyProxy(folder, **settings)
+        front.authority = authority
         front.backends = [await stack.enter_async_context(backend.running()) for backend in backends]
         front.write_edges(*(backend.edge for backend in backends))
         front.plane = await stack.enter_async_context(front.control_plane())

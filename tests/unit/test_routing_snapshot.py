@@ -19,7 +19,7 @@ COMPLETE_SNAPSHOT = (
 
 
 def test_a_complete_snapshot_is_consistent():
-    assert repr(Snapshot.of(COMPLETE_SNAPSHOT)) == "<Snapshot 1 CLUSTER, 1 ENDPOINT, 1 LISTENER, 1 ROUTE>"
+    assert repr(Snapshot.of(COMPLETE_SNAPSHOT)) == "<Snapshot 0 SECRET, 1 CLUSTER, 1 ENDPOINT, 1 LISTENER, 1 ROUTE>"
 
 
 @pytest.mark.parametrize(
