@@ -25,19 +25,26 @@ def header_block(path, *headers, authority="front", scheme="http"):
 
 
 class RawConnection:
-    """One connection whose input is discarded."""
+    """One connection. Of its input, only the ends of streams are kept."""
 
     def __init__(self, reader, writer):
         self.writer = writer
         self.next_stream = 1
-        self.closed = asyncio.create_task(self._discard(reader))
+        self.stream_ended = asyncio.Event()  # the peer has ended or reset a stream, or closed the connection
+        self.closed = asyncio.create_task(self._read(reader))
 
-    async def _discard(self, reader):
+    async def _read(self, reader):
         try:
-            while await reader.read(2**16):
-                pass
-        except ConnectionError:
+            while True:
+                head = await reader.readexactly(9)
+                await reader.readexactly(int.from_bytes(head[:3]))
+                kind, flags = head[3], head[4]
+                if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
+                    self.stream_ended.set()
+        except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        finally:
+            self.stream_ended.set()
 
     async def send(self, frames):
         """Return False if the peer has closed the connection."""
