@@ -196,7 +196,7 @@ async def test_without_any_edge_the_proxy_fails_at_once_in_the_format_of_each_pr
     writer.close()
 
 
-@pytest.mark.parametrize("how", [{}, {"ready_address": "127.0.0.1:9902"}])
+@pytest.mark.parametrize("how", [{}, {"ready_address": "127.0.0.1:9902"}, {"max_heap_bytes": 2**29}])
 def test_envoy_accepts_the_bootstrap(tmp_path, how):
     file = tmp_path / "envoy.json"
     file.write_text(json.dumps(bootstrap("127.0.0.1:7006", "127.0.0.1:9901", "front-1", **how)))

@@ -15,6 +15,7 @@ Json = dict[str, Any]
 
 XDS_CLUSTER = "xds"
 ADMIN_CLUSTER = "admin"
+MAX_CONNECTIONS = 50_000  # of clients; a file descriptor each
 
 
 def bootstrap(
@@ -25,11 +26,13 @@ def bootstrap(
     ready_address: str = "",
     region: str = "",
     zone: str = "",
+    max_heap_bytes: int = 0,
 ) -> Json:
     """Return the bootstrap configuration. Addresses are host:port.
 
     The admin interface can stop the proxy, so it should listen on loopback; `ready_address` serves only the read-only
-    paths that probes and scrapers need. If the node id is empty, `envoy --service-node` sets it.
+    paths that probes and scrapers need. If the node id is empty, `envoy --service-node` sets it. Near
+    `max_heap_bytes` of memory the proxy sheds load; 0: no limit.
     """
     admin = Address.parse(admin_address)
     clusters = [_xds_cluster(Address.parse(xds_address))]
@@ -52,7 +55,7 @@ def bootstrap(
         },
         "static_resources": {"clusters": clusters, "listeners": listeners},
         "layered_runtime": {"layers": [{"name": "penstock", "static_layer": _runtime()}]},
-        "overload_manager": {"resource_monitors": [_connection_limit()]},
+        "overload_manager": _overload(max_heap_bytes),
     }
 
 
@@ -69,12 +72,38 @@ def _runtime() -> Json:
     }
 
 
-def _connection_limit() -> Json:
-    monitor = "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+def _overload(max_heap_bytes: int) -> Json:
+    connections = "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+    limit = {"max_active_downstream_connections": MAX_CONNECTIONS}
+    monitors = [_monitor("global_downstream_max_connections", connections, limit)]
+    if not max_heap_bytes:
+        return {"resource_monitors": monitors}
+    heap = "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig"
+    monitors.append(_monitor("fixed_heap", heap, {"max_heap_size_bytes": max_heap_bytes}))
     return {
-        "name": "envoy.resource_monitors.global_downstream_max_connections",
-        "typed_config": {"@type": f"type.googleapis.com/{monitor}", "max_active_downstream_connections": 50_000},
+        "refresh_interval": "0.25s",
+        "resource_monitors": monitors,
+        "actions": [
+            _heap_action("shrink_heap", {"threshold": {"value": 0.8}}),
+            # From 85 % on, the streams that hold most bytes are reset, more of them up to 95 %.
+            _heap_action(
+                "reset_high_memory_stream", {"scaled": {"scaling_threshold": 0.85, "saturation_threshold": 0.95}}
+            ),
+            _heap_action("stop_accepting_connections", {"threshold": {"value": 0.95}}),
+            _heap_action("stop_accepting_requests", {"threshold": {"value": 0.98}}),
+        ],
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": 17},  # streams that hold 128 KiB or more
     }
+
+
+def _monitor(name: str, kind: str, config: Json) -> Json:
+    typed = {"@type": f"type.googleapis.com/{kind}", **config}
+    return {"name": f"envoy.resource_monitors.{name}", "typed_config": typed}
+
+
+def _heap_action(name: str, trigger: Json) -> Json:
+    triggers = [{"name": "envoy.resource_monitors.fixed_heap", **trigger}]
+    return {"name": f"envoy.overload_actions.{name}", "triggers": triggers}
 
 
 def _xds_cluster(address: Address) -> Json:
@@ -128,8 +157,11 @@ def main() -> None:
     flags.add_argument("--admin", default="127.0.0.1:9901", help="host:port of Envoy's admin interface")
     flags.add_argument("--ready", default="", help="host:port for /ready and /stats/prometheus; none if empty")
     flags.add_argument("--node", default="", help="node id; `envoy --service-node` sets it if empty")
+    flags.add_argument("--max-heap-mib", default=0, type=int, help="memory near which the proxy sheds load; 0: any")
     options = flags.parse_args()
-    json.dump(bootstrap(options.xds, options.admin, options.node, ready_address=options.ready), sys.stdout, indent=2)
+    limits = {"max_heap_bytes": options.max_heap_mib * 2**20}
+    document = bootstrap(options.xds, options.admin, options.node, ready_address=options.ready, **limits)
+    json.dump(document, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 
