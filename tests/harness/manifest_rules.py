@@ -15,7 +15,12 @@ from penstock.chassis.server.health import LIVENESS
 KILL_MARGIN_S = 5  # between the end of a drain and the kill
 ADDRESS = re.compile(r"(?P<dns>dns:///)?(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(?:/\d+)*)")
 LISTENERS = {"listen": "grpc", "http_listen": "http", "metrics_listen": "metrics"}  # setting -> name of its port
-DYNAMIC_CALLS = [("envoy", "edge", 7001), ("envoy", "edge", 7080), ("edge", "worker", 7005)]  # by xDS and by lease
+DYNAMIC_CALLS = [
+    ("envoy", "edge", 7001),
+    ("envoy", "edge", 7080),
+    ("envoy", "auth", 7002),
+    ("edge", "worker", 7005),
+]  # by xDS and by lease
 
 
 def manifest_faults(objects, configs):

@@ -145,7 +145,8 @@ class _Planner:
 
     def routing(self, replica: int) -> ProcessSpec:
         edges = ",".join(f"{self.address(7001, each)}/{self.address(7080, each)}" for each in range(self.options.edges))
-        return self.tier_process("routing", replica, 7006, EDGES=edges, ENVOY_LISTEN=self.address(8080, replica))
+        door, auths = self.address(8080, replica), self.address(7002)
+        return self.tier_process("routing", replica, 7006, EDGES=edges, ENVOY_LISTEN=door, AUTHS=auths)
 
     def envoy(self, program: str, replica: int) -> ProcessSpec:
         name = self.name("envoy", replica)

@@ -6,12 +6,15 @@ from pathlib import Path
 from penstock.local_mesh.mesh import TransformPlan
 from penstock.local_mesh.plan import MeshPlan, ProcessSpec
 
+# Settings of a plan that the previous release does not know; an unknown setting stops a start.
+NEW_SETTINGS = frozenset({"PENSTOCK_ROUTING_AUTHS"})
 REPLICATED_TIERS = ("edge", "queue", "scheduler", "worker", "routing")
 
 
 def run_release(source: Path, spec: ProcessSpec) -> ProcessSpec:
     """Return `spec` with the code below `source`, the folder that has the package `penstock`."""
-    return replace(spec, environment={**spec.environment, "PYTHONPATH": str(source)})
+    known = {name: value for name, value in spec.environment.items() if name not in NEW_SETTINGS}
+    return replace(spec, environment={**known, "PYTHONPATH": str(source)})
 
 
 def mix_releases(source: Path, *, with_auth: bool) -> TransformPlan:
