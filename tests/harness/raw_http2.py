@@ -30,6 +30,7 @@ class RawConnection:
     def __init__(self, reader, writer):
         self.writer = writer
         self.next_stream = 1
+        self.pings = asyncio.Semaphore(0)  # one for each answered ping
         self.stream_ended = asyncio.Event()  # the peer has ended or reset a stream, or closed the connection
         self.closed = asyncio.create_task(self._read(reader))
 
@@ -39,12 +40,15 @@ class RawConnection:
                 head = await reader.readexactly(9)
                 await reader.readexactly(int.from_bytes(head[:3]))
                 kind, flags = head[3], head[4]
+                if kind == PING and flags & ACK:
+                    self.pings.release()
                 if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
                     self.stream_ended.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             self.stream_ended.set()
+            self.pings.release()
 
     async def send(self, frames):
         """Return False if the peer has closed the connection."""
@@ -54,6 +58,22 @@ class RawConnection:
         except ConnectionError:
             return False
         return not self.closed.done()
+
+    async def ping(self):
+        """Return once the peer has read everything sent before. Return False if it has closed the connection."""
+        if not await self.send(frame(PING, 0, 0, bytes(8))):
+            return False
+        await self.pings.acquire()
+        return not self.closed.done()
+
+    async def reset_read_calls(self, count, block):
+        """Open `count` calls, and reset them once the peer has read them. Return False if it closed the connection."""
+        streams = range(self.next_stream, self.next_stream + 2 * count, 2)
+        self.next_stream = streams.stop
+        opened = await self.send(b"".join(frame(HEADERS, END_HEADERS, each, block) for each in streams))
+        if not opened or not await self.ping():
+            return False
+        return await self.send(b"".join(frame(RST_STREAM, 0, each, CANCEL) for each in streams))
 
     def resets(self, count, block):
         """The frames of `count` calls that are reset at once."""

@@ -47,6 +47,15 @@ async def test_six_thousand_reset_calls_end_no_stream_of_another_client(front, h
     assert await endings(front, honest) == [b"a second"] * HONEST_STREAMS
 
 
+async def test_calls_that_are_reset_after_the_proxy_has_read_them_end_no_stream_of_another_client(front, honest):
+    block = header_block(f"{ECHO}Silent")
+    for _ in range(15):
+        async with raw_connection(front.port) as connection:
+            for _ in range(4):  # below the limits of one connection
+                await connection.reset_read_calls(50, block)
+    assert await endings(front, honest) == [b"a second"] * HONEST_STREAMS
+
+
 async def test_a_connection_that_only_resets_calls_is_closed(front):
     async with raw_connection(front.port) as connection:
         await connection.send(connection.resets(500, header_block(f"{ECHO}Silent")))
