@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -15,7 +15,7 @@ from grpc_health.v1.health import aio as health
 from penstock.routing.bootstrap import bootstrap
 
 ENVOY = Path(sys.executable).parent / "envoy"
-ECHO = "/test.Echo/"
+ECHO = "/penstock.v1.Inference/"  # the proxy forwards no other service
 SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     # From 1000 calls that Python has not picked up yet, C-core cancels some at random.
@@ -38,12 +38,15 @@ class Backend:
         self.may_continue = asyncio.Event()
         self.client_disconnected = asyncio.Event()  # a client disconnected before its stream ended
         self.silent_calls = asyncio.Semaphore(0)  # one for each silent call
-        self.metadata = {}  # of the last call
+        self.metadata = {}  # of the last unary call
+        self.calls = []  # paths of all calls over gRPC and HTTP, except health checks
 
     @asynccontextmanager
     async def running(self):
         self.server = grpc.aio.server(options=SERVER_OPTIONS)
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", self._methods()),))
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("penstock.v1.Inference", self._methods()),)
+        )
         ready = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(ready, self.server)
         await ready.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -75,6 +78,7 @@ class Backend:
 
     async def _unary(self, request, context):
         self.metadata = dict(context.invocation_metadata())
+        self.calls.append("Unary")
         return self.name.encode()
 
     async def _stream(self, request, context):
@@ -89,6 +93,7 @@ class Backend:
                 self.client_disconnected.set()
 
     async def _silent(self, request, context):
+        await context.send_initial_metadata(())  # as an edge that has admitted a call
         self.silent_calls.release()
         await self.may_continue.wait()
         yield b""
@@ -107,7 +112,9 @@ class Backend:
             writer.close()
 
     async def _answer(self, path, reader, writer):
-        if path != "/stream":
+        if path != "/health":
+            self.calls.append(path)
+        if path != "/v1/stream":
             body = b"ok" if path == "/health" else self.name.encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
             return
@@ -164,8 +171,10 @@ async def logged_process(*command, env=None):
 class EnvoyProxy:
     """One Envoy and its control plane, with the backends `edges`."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **settings):
         self.folder = folder
+        self.settings = settings  # PENSTOCK_ROUTING_*
+        self.authority = None  # PEM of the authority of the door's certificate; None: plaintext
         self.port, self.admin_port, self.xds_port = free_port(), free_port(), free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.xds_address = f"127.0.0.1:{self.xds_port}"
@@ -185,6 +194,7 @@ class EnvoyProxy:
                 "PENSTOCK_ROUTING_EDGES": f"file://{self.folder}/edges",
                 "PENSTOCK_ROUTING_ENVOY_LISTEN": self.address,
                 "PENSTOCK_ROUTING_DISCOVERY_INTERVAL": "0.05",
+                **{f"PENSTOCK_ROUTING_{name}": str(value) for name, value in self.settings.items()},
             },
         )
 
@@ -205,5 +215,25 @@ class EnvoyProxy:
         """A channel; each number `own` has a separate connection."""
         backoff = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20)]
         options = [("grpc.use_local_subchannel_pool", 1), ("test.own", own), *backoff]
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+        if self.authority:
+            credentials = grpc.ssl_channel_credentials(self.authority)
+            opened = grpc.aio.secure_channel(self.address, credentials, options=options)
+        else:
+            opened = grpc.aio.insecure_channel(self.address, options=options)
+        async with opened as channel:
             yield channel
+
+
+@asynccontextmanager
+async def running_front(folder, *backends, authority=None, **settings):
+    """A proxy with its control plane in front of `backends`, and one channel to it as `calls`."""
+    async with AsyncExitStack() as stack:
+        front = EnvoyProxy(folder, **settings)
+        front.authority = authority
+        front.backends = [await stack.enter_async_context(backend.running()) for backend in backends]
+        front.write_edges(*(backend.edge for backend in backends))
+        front.plane = await stack.enter_async_context(front.control_plane())
+        await front.plane.wait_for_line('"listening"')
+        front.proxy = await stack.enter_async_context(front.envoy())
+        front.calls = await stack.enter_async_context(front.channel())
+        yield front

@@ -23,7 +23,12 @@ LISTENERS = {  # setting -> name of its port
     "health_listen": "health",
 }
 OPERATOR_PODS = "operator"  # a component of no Deployment: operators run such pods themselves
-DYNAMIC_CALLS = [("envoy", "edge", 7001), ("envoy", "edge", 7080), ("edge", "worker", 7005)]  # by xDS and by lease
+DYNAMIC_CALLS = [
+    ("envoy", "edge", 7001),
+    ("envoy", "edge", 7080),
+    ("envoy", "auth", 7002),
+    ("edge", "worker", 7005),
+]  # by xDS and by lease
 
 
 def manifest_faults(objects, configs):

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from envoy_data_plane.envoy.config.core.v3 import Node
 from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
+from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import Secret
 from envoy_data_plane.envoy.service.discovery.v3 import (
     DeltaDiscoveryRequest,
     DeltaDiscoveryResponse,
@@ -15,19 +16,25 @@ from envoy_data_plane.envoy.service.discovery.v3 import (
 )
 from envoy_data_plane.google.rpc import Status
 
+from penstock.routing.door_certificate import CertificatePair
 from penstock.routing.edges.edge_spec import Address, parse_specs
 from penstock.routing.resources.build import ProxyConfig, build_snapshot
 from penstock.routing.resources.types import ResourceType
 from penstock.routing.service import SERVICE, AggregatedDiscovery, add_discovery_to_server
 from penstock.routing.snapshot_cache import SnapshotCache
 
-CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+SECRET, CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 NODE = Node(id="front-1")
 
 
-def snapshot(*hosts):
+def snapshot(*hosts, key=None):
     edges = [spec.template for host in hosts for spec in parse_specs(f"{host}:7001/{host}:7080")]
-    return build_snapshot(ProxyConfig(listen=Address("127.0.0.1", 8080)), edges)
+    certificate = CertificatePair(b"chain", key) if key else None
+    return build_snapshot(ProxyConfig(listen=Address("127.0.0.1", 8080)), edges, certificate)
+
+
+def key_of(packed):
+    return Secret.parse(packed.value).tls_certificate.private_key.inline_bytes
 
 
 @asynccontextmanager
@@ -103,6 +110,28 @@ async def test_a_state_of_the_world_proxy_gets_everything_of_a_type_each_time():
         assert [hosts(packed) for packed in second.resources] == [["10.0.0.2"], ["10.0.0.2"]]
         assert second.version_info != first.version_info
         call.cancel()
+
+
+async def test_a_rotated_secret_is_sent_in_both_variants_and_no_other_type_is():
+    cache = SnapshotCache(snapshot("10.0.0.1", key=b"one"))
+    async with control_plane(cache) as channel:
+        by_name, whole = delta(channel), sotw(channel)
+        await by_name.write(DeltaDiscoveryRequest(node=NODE, type_url=SECRET.value, resource_names_subscribe=["door"]))
+        await whole.write(DiscoveryRequest(node=NODE, type_url=SECRET.value, resource_names=["door"]))
+        changes, state = await by_name.read(), await whole.read()
+        assert [key_of(each.resource) for each in changes.resources] == [b"one"]
+        assert [key_of(each) for each in state.resources] == [b"one"]
+        await by_name.write(DeltaDiscoveryRequest(type_url=SECRET.value, response_nonce=changes.nonce))
+        await by_name.write(DeltaDiscoveryRequest(type_url=LISTENER.value))
+        listeners = await by_name.read()
+        await by_name.write(DeltaDiscoveryRequest(type_url=LISTENER.value, response_nonce=listeners.nonce))
+        await whole.write(DiscoveryRequest(type_url=SECRET.value, resource_names=["door"], response_nonce=state.nonce))
+        assert cache.publish(snapshot("10.0.0.1", key=b"two"))
+        changes, state = await by_name.read(), await whole.read()
+        assert changes.type_url == SECRET.value
+        assert [key_of(each.resource) for each in changes.resources] == [b"two"]
+        assert [key_of(each) for each in state.resources] == [b"two"]
+        by_name.cancel(), whole.cancel()
 
 
 async def test_a_nack_is_logged_with_its_reason_and_does_not_end_the_stream(capsys):

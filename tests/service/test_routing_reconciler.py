@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from door_certificates import CertificateAuthority, CertificateFolder
 from penstock.chassis.lifecycle import background
+from penstock.routing.door_certificate import DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address, InvalidEdge
 from penstock.routing.reconciler import Reconciler
@@ -35,6 +37,19 @@ async def test_a_changed_list_is_published_and_an_unchanged_one_is_not(listed):
     await reconciler.reconcile()
     assert reconciler.cache.snapshot.versions[ResourceType.ENDPOINT] != first.versions[ResourceType.ENDPOINT]
     assert reconciler.figures() == {"edges": 2, "edges_draining": 1, "xds_streams": 0}
+
+
+async def test_a_changed_certificate_is_published_even_if_the_list_of_edges_is_invalid(listed, tmp_path):
+    authority, folder = CertificateAuthority(), CertificateFolder(tmp_path)
+    folder.write(*authority.issue())
+    door = await DoorCertificate.load(folder.certificate, folder.key)
+    reconciler = await Reconciler.start(PROXY, EdgeDiscovery(f"file://{listed}"), door)
+    first = reconciler.cache.snapshot
+    listed.write_text("nonsense")
+    folder.write(*authority.issue())
+    await reconciler.reconcile()
+    second = reconciler.cache.snapshot
+    assert [kind for kind in ResourceType if first.versions[kind] != second.versions[kind]] == [ResourceType.SECRET]
 
 
 async def test_the_same_edges_in_another_order_are_no_change(listed):

@@ -72,8 +72,8 @@ def test_only_pods_of_operators_reach_the_operators_port(rendered):
 
 
 def test_the_front_has_one_port_for_all_protocols(rendered):
-    assert ports(get_object(rendered, "Deployment", "envoy"))["front"] == 8080
-    assert [port["port"] for port in get_object(rendered, "Service", "envoy")["spec"]["ports"]] == [8080]
+    assert ports(get_object(rendered, "Deployment", "envoy"))["front"] == 8443
+    assert [port["port"] for port in get_object(rendered, "Service", "envoy")["spec"]["ports"]] == [443]
 
 
 def test_routing_finds_every_edge_on_both_its_ports(rendered):
@@ -88,8 +88,19 @@ def test_routing_makes_the_proxies_listen_on_the_port_of_their_service(rendered)
     assert listen == f"0.0.0.0:{ports(get_object(rendered, 'Deployment', 'envoy'))['front']}"
 
 
+def test_the_door_has_a_certificate_from_a_secret_and_the_proxies_ask_auth(rendered):
+    routing = get_object(rendered, "Deployment", "routing")
+    settings = environment(routing)
+    (mount,) = (each for each in container(routing)["volumeMounts"] if each["name"] == "door")
+    assert settings["PENSTOCK_ROUTING_DOOR_CERTIFICATE"] == f"{mount['mountPath']}/tls.crt"
+    assert settings["PENSTOCK_ROUTING_DOOR_KEY"] == f"{mount['mountPath']}/tls.key"
+    (volume,) = (each for each in routing["spec"]["template"]["spec"]["volumes"] if each["name"] == "door")
+    assert volume["secret"]["secretName"] == "door-tls"
+    assert settings["PENSTOCK_ROUTING_AUTHS"] == f"dns:///auth:{PORTS['auth']}"
+
+
 def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
-    written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902")
+    written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902", max_heap_bytes=768 * 2**20)
     assert json.loads(get_object(rendered, "ConfigMap", "envoy")["data"]["bootstrap.json"]) == written
     ready = written["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"]
     assert ports(get_object(rendered, "Deployment", "envoy"))["ready"] == ready

@@ -38,9 +38,33 @@ def test_probes_reach_two_paths_and_not_the_admin_interface():
     assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
 
 
-def test_the_guard_against_early_cancels_is_raised():
+def test_a_connection_that_only_resets_calls_is_limited():
     (layer,) = edge_bootstrap()["layered_runtime"]["layers"]
-    assert layer["static_layer"]["overload.premature_reset_total_stream_count"] > 10_000
+    assert layer["static_layer"] == {
+        "overload.premature_reset_total_stream_count": 500,
+        "overload.premature_reset_min_stream_lifetime_seconds": 1,
+        "http.max_requests_per_io_cycle": 1,
+    }
+
+
+def test_without_a_limit_of_memory_there_is_only_the_limit_of_connections():
+    overload = edge_bootstrap()["overload_manager"]
+    assert [each["name"] for each in overload["resource_monitors"]] == [
+        "envoy.resource_monitors.global_downstream_max_connections"
+    ]
+    assert "actions" not in overload
+
+
+def test_near_its_limit_of_memory_a_proxy_resets_the_largest_streams_before_it_refuses_calls():
+    overload = edge_bootstrap(max_heap_bytes=2**29)["overload_manager"]
+    (heap,) = (each for each in overload["resource_monitors"] if each["name"].endswith("fixed_heap"))
+    assert heap["typed_config"]["max_heap_size_bytes"] == 2**29
+    assert [each["name"].rpartition(".")[2] for each in overload["actions"]] == [
+        "shrink_heap",
+        "reset_high_memory_stream",
+        "stop_accepting_connections",
+        "stop_accepting_requests",
+    ]
 
 
 def test_an_invalid_address_is_rejected():

@@ -18,6 +18,13 @@ def test_without_settings_routing_serves_one_edge_on_this_host():
         ("ENVOY_LISTEN", "8080"),
         ("LOOK_EVERY", "0"),
         ("PING_EVERY", "-1"),
+        ("ENVOY_LISTEN", "0.0.0.0:8080"),  # in plaintext
+        ("DOOR_CERTIFICATE", "/tls/tls.crt"),  # without its key
+        ("REDIRECT_LISTEN", "127.0.0.1:8081"),  # without TLS there is nothing to redirect to
+        ("HSTS_MAX_AGE", "-1"),
+        ("AUTHS", "auth"),
+        ("AUTH_CHECK_TIMEOUT", "0"),
+        ("MAX_STREAMS_PER_CONNECTION", "0"),
         ("EGDES", "127.0.0.1:7001/127.0.0.1:7080"),
     ],
 )
@@ -29,3 +36,17 @@ def test_invalid_settings_stop_the_start(name, value):
 def test_a_file_of_edges_is_read_later():
     config = load(RoutingConfig, "routing", {"PENSTOCK_ROUTING_EDGES": "file:///etc/penstock/edges"})
     assert config.edges == "file:///etc/penstock/edges"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"DOOR_PLAINTEXT": "true"}, {"DOOR_CERTIFICATE": "/tls/tls.crt", "DOOR_KEY": "/tls/tls.key"}]
+)
+def test_a_door_off_loopback_has_tls_or_is_plaintext_by_name(settings):
+    given = {f"PENSTOCK_ROUTING_{name}": value for name, value in settings.items()}
+    config = load(RoutingConfig, "routing", {"PENSTOCK_ROUTING_ENVOY_LISTEN": "0.0.0.0:8080", **given})
+    assert config.envoy_listen == "0.0.0.0:8080"
+
+
+def test_auth_processes_are_named_by_address_or_by_dns():
+    config = load(RoutingConfig, "routing", {"PENSTOCK_ROUTING_AUTHS": "127.0.0.1:7002,dns:///auth:7002"})
+    assert [str(each) for each in config.auth_addresses] == ["127.0.0.1:7002", "auth:7002"]

@@ -5,20 +5,31 @@ from envoy_data_plane.envoy.config.cluster.v3 import Cluster
 from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
 from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
+from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import Secret
 
+from penstock.routing.door_certificate import CertificatePair
 from penstock.routing.edges.edge_spec import Address, parse_specs
 from penstock.routing.resources.build import ProxyConfig, build_snapshot
 from penstock.routing.resources.types import ResourceType
 
-CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
-MESSAGES = {CLUSTER: Cluster, ENDPOINT: ClusterLoadAssignment, LISTENER: Listener, ROUTE: RouteConfiguration}
+SECRET, CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+MESSAGES = {
+    SECRET: Secret,
+    CLUSTER: Cluster,
+    ENDPOINT: ClusterLoadAssignment,
+    LISTENER: Listener,
+    ROUTE: RouteConfiguration,
+}
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
-def snapshot(edges="127.0.0.1:7001/127.0.0.1:7080", **front):
-    return build_snapshot(
-        ProxyConfig(listen=Address("127.0.0.1", 8080), **front), [spec.template for spec in parse_specs(edges)]
-    )
+AUTHS = (Address("auth", 7002),)
+PAIR = CertificatePair(b"the chain", b"the key")
+
+
+def snapshot(edges="127.0.0.1:7001/127.0.0.1:7080", certificate=None, **front):
+    proxy = ProxyConfig(listen=Address("127.0.0.1", 8080), **front)
+    return build_snapshot(proxy, [spec.template for spec in parse_specs(edges)], certificate)
 
 
 def read_back(kind, name, **fields):
@@ -32,19 +43,129 @@ def connection_manager(**fields):
 def test_grpc_is_routed_to_one_cluster_and_http_to_the_other():
     (host,) = read_back(ROUTE, "edges")["virtualHosts"]
     assert host["domains"] == ["*"]
-    assert [(route["match"], route["route"]["cluster"]) for route in host["routes"]] == [
-        ({"prefix": "/", "grpc": {}}, "edge_grpc"),
-        ({"prefix": "/"}, "edge_http"),
+    assert [(route["match"], target(route)) for route in host["routes"]] == [
+        ({"prefix": "/penstock.v1.Inference/", "grpc": {}}, "edge_grpc"),
+        ({"prefix": "/", "grpc": {}}, 404),
+        ({"prefix": "/v1/"}, "edge_http"),
+        ({"path": "/health"}, "edge_http"),
+        ({"prefix": "/"}, 404),
     ]
 
 
+def target(route):
+    """The cluster of a route, or the status with which the proxy answers."""
+    return route["route"]["cluster"] if "route" in route else route["directResponse"]["status"]
+
+
+def test_with_auth_a_call_without_a_credential_is_refused_before_the_route_that_would_forward_it():
+    (host,) = read_back(ROUTE, "edges", auths=AUTHS)["virtualHosts"]
+    assert [(route["name"], target(route), "typedPerFilterConfig" in route) for route in host["routes"]] == [
+        ("grpc_key_missing", 401, True),
+        ("grpc", "edge_grpc", False),
+        ("grpc_unknown", 404, True),
+        ("http_key_missing", 401, True),
+        ("http", "edge_http", False),
+        ("health", "edge_http", True),
+        ("http_unknown", 404, True),
+    ]
+
+
+def test_with_auth_each_call_is_checked_by_its_headers_and_passes_if_auth_does_not_answer():
+    check, router = connection_manager(auths=AUTHS)["httpFilters"]
+    assert router["name"] == "envoy.filters.http.router"
+    config = check["typedConfig"]
+    assert config["grpcService"] == {
+        "envoyGrpc": {"clusterName": "auth", "skipEnvoyHeaders": True},
+        "timeout": "0.250s",
+    }
+    assert config["failureModeAllow"] is True
+    assert "withRequestBody" not in config
+    assert [pattern["exact"] for pattern in config["allowedHeaders"]["patterns"]] == [
+        "authorization",
+        "content-type",
+        "x-forwarded-for",
+    ]
+    assert [each["name"] for each in connection_manager()["httpFilters"]] == ["envoy.filters.http.router"]
+
+
+def test_auth_is_dialled_by_name_over_pinged_http2():
+    cluster = read_back(CLUSTER, "auth", auths=AUTHS)
+    assert cluster["type"] == "STRICT_DNS"
+    (group,) = cluster["loadAssignment"]["endpoints"]
+    assert [host(endpoint)[:2] for endpoint in group["lbEndpoints"]] == [("auth", 7002)]
+    assert "http2ProtocolOptions" in cluster["typedExtensionProtocolOptions"][HTTP_OPTIONS]["explicitHttpConfig"]
+
+
+def test_headers_that_only_the_mesh_writes_are_removed_before_any_filter():
+    (extension,) = connection_manager()["earlyHeaderMutationExtensions"]
+    removed = [each["removeOnMatch"]["keyMatcher"] for each in extension["typedConfig"]["mutations"]]
+    assert removed == [{"prefix": "x-penstock-"}, {"prefix": "x-forwarded-client-cert"}, {"prefix": "x-envoy-auth-"}]
+
+
+def test_the_door_speaks_plaintext_without_a_certificate_and_only_tls_with_one():
+    (plaintext,) = read_back(LISTENER, "front")["filterChains"]
+    assert "transportSocket" not in plaintext
+    (chain,) = read_back(LISTENER, "front", certificate=PAIR)["filterChains"]
+    common = chain["transportSocket"]["typedConfig"]["commonTlsContext"]
+    assert common["alpnProtocols"] == ["h2", "http/1.1"]
+    assert common["tlsParams"]["tlsMinimumProtocolVersion"] == "TLSv1_2"
+    (secret,) = common["tlsCertificateSdsSecretConfigs"]
+    assert secret == {"name": "door", "sdsConfig": {"ads": {}, "resourceApiVersion": "V3"}}
+
+
+def test_a_new_certificate_changes_the_secret_and_nothing_else():
+    before, after = snapshot(certificate=PAIR), snapshot(certificate=CertificatePair(b"new chain", b"new key"))
+    assert [kind for kind in ResourceType if before.versions[kind] != after.versions[kind]] == [SECRET]
+
+
+def test_no_private_key_is_printed():
+    assert "new key" not in repr(CertificatePair(b"chain", b"new key"))
+    (secret,) = snapshot(certificate=PAIR).by_type[SECRET].values()
+    assert "the key" not in repr(secret)
+
+
+def test_hsts_is_sent_over_tls_only_if_it_is_asked_for():
+    def added(**front):
+        return read_back(ROUTE, "edges", **front)["virtualHosts"][0].get("responseHeadersToAdd", [])
+
+    assert added(certificate=PAIR) == added(hsts_max_age_s=60) == []
+    (header,) = added(certificate=PAIR, hsts_max_age_s=60)
+    assert header["header"] == {"key": "strict-transport-security", "value": "max-age=60"}
+
+
+def test_a_redirecting_listener_exists_only_beside_tls():
+    redirect = {"redirect_listen": Address("127.0.0.1", 8081)}
+    assert snapshot(**redirect).by_type[LISTENER].keys() == {"front"}
+    assert snapshot(certificate=PAIR, **redirect).by_type[LISTENER].keys() == {"front", "redirect"}
+
+
+def test_a_client_connection_has_limits():
+    manager = connection_manager(max_streams_per_connection=7)
+    assert manager["maxRequestHeadersKb"] == 32
+    assert manager["requestHeadersTimeout"] == "10s"
+    assert manager["streamFlushTimeout"] == "60s"
+    http2 = manager["http2ProtocolOptions"]
+    assert http2["maxConcurrentStreams"] == 7
+    assert http2["maxOutboundControlFrames"] == 1_000
+    assert http2["maxConsecutiveInboundFramesWithEmptyPayload"] == 1
+
+
+def test_connections_to_the_edges_carry_few_calls_and_survive_resets_of_many():
+    for cluster in ("edge_grpc", "auth"):
+        options = read_back(CLUSTER, cluster, auths=AUTHS)["typedExtensionProtocolOptions"][HTTP_OPTIONS]
+        http2 = options["explicitHttpConfig"]["http2ProtocolOptions"]
+        assert http2["maxConcurrentStreams"] == 100
+        assert http2["maxOutboundControlFrames"] == http2["maxOutboundFrames"] == 1_000_000
+
+
 def test_no_timer_of_the_proxy_runs_on_a_stream():
-    for route in read_back(ROUTE, "edges")["virtualHosts"][0]["routes"]:
+    routes = read_back(ROUTE, "edges")["virtualHosts"][0]["routes"]
+    for route in (each for each in routes if "route" in each):
         assert (route["route"]["timeout"], route["route"]["idleTimeout"]) == ("0s", "0s")
         assert not route["route"].keys() & {"maxStreamDuration", "maxGrpcTimeout", "grpcTimeoutOffset"}
     manager = connection_manager()
     assert (manager["streamIdleTimeout"], manager["requestTimeout"]) == ("0s", "0s")
-    assert manager["commonHttpProtocolOptions"] == {"idleTimeout": "3600s"}
+    assert manager["commonHttpProtocolOptions"] == {"idleTimeout": "900s", "maxHeadersCount": 64}
 
 
 def test_retries_end_where_an_edge_has_taken_the_call():
@@ -105,7 +226,7 @@ def test_the_proxy_bounds_retries_and_leaves_load_to_the_edge(cluster):
 
 def test_grpc_edges_are_dialled_over_pinged_http2_and_http_edges_over_http1():
     grpc = read_back(CLUSTER, "edge_grpc")["typedExtensionProtocolOptions"][HTTP_OPTIONS]["explicitHttpConfig"]
-    assert grpc == {"http2ProtocolOptions": {"connectionKeepalive": {"interval": "2s", "timeout": "2s"}}}
+    assert grpc["http2ProtocolOptions"]["connectionKeepalive"] == {"interval": "2s", "timeout": "2s"}
     http = read_back(CLUSTER, "edge_http")["typedExtensionProtocolOptions"][HTTP_OPTIONS]["explicitHttpConfig"]
     assert http == {"httpProtocolOptions": {}}
 
@@ -154,7 +275,17 @@ def test_the_access_log_is_off_until_it_has_a_path_and_never_logs_credentials(pa
 
 
 def test_local_replies_over_http_have_the_format_of_an_api_error():
-    (mapper,) = connection_manager()["localReplyConfig"]["mappers"]
-    assert mapper["filter"]["headerFilter"]["header"]["stringMatch"] == {"prefix": "application/grpc"}
-    assert mapper["filter"]["headerFilter"]["header"]["invertMatch"] is True
-    assert mapper["bodyFormatOverride"]["jsonFormat"]["error"]["message"] == "%LOCAL_REPLY_BODY%"
+    of_auth, *mappers = connection_manager()["localReplyConfig"]["mappers"]
+    for mapper in (of_auth, *mappers):
+        over_http, _ = mapper["filter"]["andFilter"]["filters"]
+        assert over_http["headerFilter"]["header"]["stringMatch"] == {"prefix": "application/grpc"}
+        assert over_http["headerFilter"]["header"]["invertMatch"] is True
+    assert of_auth["bodyFormatOverride"]["textFormatSource"] == {"inlineString": "%LOCAL_REPLY_BODY%"}
+    errors = [mapper["bodyFormatOverride"]["jsonFormat"]["error"] for mapper in mappers]
+    assert {error["message"] for error in errors} == {"%LOCAL_REPLY_BODY%"}
+    assert [error["type"] for error in errors] == [
+        "authentication_error",
+        "invalid_request_error",
+        "invalid_request_error",
+        "server_error",
+    ]

@@ -3,7 +3,7 @@ import pytest
 from penstock.routing.resources.types import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot, SnapshotInconsistent
 
-CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+SECRET, CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 
 
 def resource(kind, name, *refers, body=b""):
@@ -19,7 +19,7 @@ COMPLETE_SNAPSHOT = (
 
 
 def test_a_complete_snapshot_is_consistent():
-    assert repr(Snapshot.of(COMPLETE_SNAPSHOT)) == "<Snapshot 1 CLUSTER, 1 ENDPOINT, 1 LISTENER, 1 ROUTE>"
+    assert repr(Snapshot.of(COMPLETE_SNAPSHOT)) == "<Snapshot 0 SECRET, 1 CLUSTER, 1 ENDPOINT, 1 LISTENER, 1 ROUTE>"
 
 
 @pytest.mark.parametrize(

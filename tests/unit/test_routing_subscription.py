@@ -9,7 +9,7 @@ from penstock.routing.xds.sotw import SotwRequest, SotwSubscription
 from penstock.routing.xds.stream import XdsStream
 from penstock.routing.xds.subscription import RequestKind
 
-CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+SECRET, CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 
 
 def snapshot_of(**bodies):

@@ -190,7 +190,8 @@ class _Planner:
         ports = (7001, 7080) if self.options.insecure else (7008, 7088)
         edges = ["/".join(self.address(port, each) for port in ports) for each in range(self.options.edges)]
         secrets = "" if self.options.insecure else str(secrets_folder(self.folder, self.name("envoy", replica)))
-        envoy = {"ENVOY_LISTEN": self.address(8080, replica), "ENVOY_SECRETS": secrets}
+        door, auths = self.address(8080, replica), self.address(7002)
+        envoy = {"ENVOY_LISTEN": door, "ENVOY_SECRETS": secrets, "AUTHS": auths}
         return self.tier_process("routing", replica, 7006, EDGES=",".join(edges), **envoy)
 
     def envoy(self, program: str, replica: int) -> ProcessSpec:

@@ -1,26 +1,40 @@
 """The control plane process: `python -m penstock.routing`."""
 
+from datetime import timedelta
+from pathlib import Path
+
+import structlog
+
+from penstock.chassis.config import ConfigError
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
-from penstock.routing.config import RoutingConfig
+from penstock.routing.config import RoutingConfig, is_loopback
+from penstock.routing.door_certificate import CertificateInvalid, DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.reconciler import Reconciler
 from penstock.routing.resources.build import ProxyConfig
 from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
 
+log = structlog.get_logger()
+
 
 async def run_routing(config: RoutingConfig) -> None:
     proxy = ProxyConfig(
         listen=Address.parse(config.envoy_listen),
+        redirect_listen=Address.parse(config.redirect_listen) if config.redirect_listen else None,
+        hsts_max_age_s=config.hsts_max_age,
+        auths=config.auth_addresses,
+        auth_check_timeout=timedelta(seconds=config.auth_check_timeout),
+        max_streams_per_connection=config.max_streams_per_connection,
         access_log=config.access_log,
         keepalive_interval=config.keepalive,
         secrets=config.envoy_secrets,
     )
-    reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges))
+    reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges), await door_of(config))
     async with (
         background(reconciler.run(config.discovery_interval)),
         serving(
@@ -35,6 +49,19 @@ async def run_routing(config: RoutingConfig) -> None:
     ):
         await stop_requested()
         reconciler.cache.close()
+
+
+async def door_of(config: RoutingConfig) -> DoorCertificate | None:
+    """Return the certificate of the door, None for a plaintext door. Raises ConfigError if it cannot be used."""
+    if not config.door_certificate:
+        if not is_loopback(config.envoy_listen):
+            log.warning("door_is_plaintext", address=config.envoy_listen)
+        return None
+    try:
+        return await DoorCertificate.load(Path(config.door_certificate), Path(config.door_key))
+    except (CertificateInvalid, OSError) as error:
+        text = f"PENSTOCK_ROUTING_DOOR_CERTIFICATE and PENSTOCK_ROUTING_DOOR_KEY cannot be used: {error}"
+        raise ConfigError(text) from error
 
 
 if __name__ == "__main__":

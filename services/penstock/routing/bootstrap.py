@@ -17,6 +17,7 @@ Json = dict[str, Any]
 
 XDS_CLUSTER = "xds"
 ADMIN_CLUSTER = "admin"
+MAX_CONNECTIONS = 50_000  # of clients; a file descriptor each
 
 
 def bootstrap(
@@ -28,12 +29,14 @@ def bootstrap(
     region: str = "",
     zone: str = "",
     secrets: str = "",
+    max_heap_bytes: int = 0,
 ) -> Json:
     """Return the bootstrap configuration. Addresses are host:port.
 
     The admin interface can stop the proxy, so it should listen on loopback; `ready_address` serves only the read-only
     paths that probes and scrapers need. If the node id is empty, `envoy --service-node` sets it. `secrets` is the
-    folder with the files of `penstock.routing.secrets`; empty: plaintext to the control plane.
+    folder with the files of `penstock.routing.secrets`; empty: plaintext to the control plane. Near `max_heap_bytes` of
+    memory the proxy sheds load; 0: no limit.
     """
     admin = Address.parse(admin_address)
     clusters = [_xds_cluster(Address.parse(xds_address), secrets)]
@@ -56,24 +59,55 @@ def bootstrap(
         },
         "static_resources": {"clusters": clusters, "listeners": listeners},
         "layered_runtime": {"layers": [{"name": "penstock", "static_layer": _runtime()}]},
-        "overload_manager": {"resource_monitors": [_connection_limit()]},
+        "overload_manager": _overload(max_heap_bytes),
     }
 
 
 def _runtime() -> Json:
     return {
-        # Envoy closes a connection, with its healthy streams, if half of this number of calls ended early, as it takes
-        # them for an attack. Cancelled waits look the same, and one busy client exceeds the default of 500.
-        "overload.premature_reset_total_stream_count": 100_000,
+        # Envoy closes a connection if half of this number of its calls ended within 1 s and before their response
+        # headers, and these are more than half of its calls: a client that only resets calls. The edge sends the
+        # headers once it has admitted a call, so cancelled waits in the queue do not count.
+        "overload.premature_reset_total_stream_count": 500,
+        "overload.premature_reset_min_stream_lifetime_seconds": 1,
+        # The other calls of one read wait for the next turn of the loop, so that one connection does not delay the
+        # others. A call that its client has reset by then costs no work upstream.
+        "http.max_requests_per_io_cycle": 1,
     }
 
 
-def _connection_limit() -> Json:
-    monitor = "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+def _overload(max_heap_bytes: int) -> Json:
+    connections = "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+    limit = {"max_active_downstream_connections": MAX_CONNECTIONS}
+    monitors = [_monitor("global_downstream_max_connections", connections, limit)]
+    if not max_heap_bytes:
+        return {"resource_monitors": monitors}
+    heap = "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig"
+    monitors.append(_monitor("fixed_heap", heap, {"max_heap_size_bytes": max_heap_bytes}))
     return {
-        "name": "envoy.resource_monitors.global_downstream_max_connections",
-        "typed_config": {"@type": f"type.googleapis.com/{monitor}", "max_active_downstream_connections": 50_000},
+        "refresh_interval": "0.25s",
+        "resource_monitors": monitors,
+        "actions": [
+            _heap_action("shrink_heap", {"threshold": {"value": 0.8}}),
+            # From 85 % on, the streams that hold most bytes are reset, more of them up to 95 %.
+            _heap_action(
+                "reset_high_memory_stream", {"scaled": {"scaling_threshold": 0.85, "saturation_threshold": 0.95}}
+            ),
+            _heap_action("stop_accepting_connections", {"threshold": {"value": 0.95}}),
+            _heap_action("stop_accepting_requests", {"threshold": {"value": 0.98}}),
+        ],
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": 17},  # streams that hold 128 KiB or more
     }
+
+
+def _monitor(name: str, kind: str, config: Json) -> Json:
+    typed = {"@type": f"type.googleapis.com/{kind}", **config}
+    return {"name": f"envoy.resource_monitors.{name}", "typed_config": typed}
+
+
+def _heap_action(name: str, trigger: Json) -> Json:
+    triggers = [{"name": "envoy.resource_monitors.fixed_heap", **trigger}]
+    return {"name": f"envoy.overload_actions.{name}", "triggers": triggers}
 
 
 def _xds_cluster(address: Address, secrets: str) -> Json:
@@ -149,9 +183,13 @@ def main() -> None:
     flags.add_argument("--ready", default="", help="host:port for /ready and /stats/prometheus; none if empty")
     flags.add_argument("--secrets", default="", help="folder of the proxy's secrets; plaintext if empty")
     flags.add_argument("--node", default="", help="node id; `envoy --service-node` sets it if empty")
+    flags.add_argument("--max-heap-mib", default=0, type=int, help="memory near which the proxy sheds load; 0: any")
     options = flags.parse_args()
-    made = bootstrap(options.xds, options.admin, options.node, ready_address=options.ready, secrets=options.secrets)
-    json.dump(made, sys.stdout, indent=2)
+    limits = {"max_heap_bytes": options.max_heap_mib * 2**20}
+    document = bootstrap(
+        options.xds, options.admin, options.node, ready_address=options.ready, secrets=options.secrets, **limits
+    )
+    json.dump(document, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, setting
 from penstock.routing.edges.discovery import FILE_SCHEME
-from penstock.routing.edges.edge_spec import Address, parse_specs
+from penstock.routing.edges.edge_spec import DNS_SCHEME, Address, parse_specs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,37 @@ class RoutingConfig(ServiceConfig):
     )
     discovery_interval: float = setting(2.0, "Time between two reads of the names and files in `edges`.", unit="s")
     envoy_listen: str = setting(
-        "127.0.0.1:8080", "Address on which the proxies accept gRPC and HTTP.", unit="host:port"
+        "127.0.0.1:8080", "Address of the door: the port on which the proxies accept gRPC and HTTP.", unit="host:port"
+    )
+    door_certificate: str = setting(
+        "",
+        "PEM file with the certificate chain of the door, read again when it changes. Empty: the door is plaintext.",
+        unit="path",
+    )
+    door_key: str = setting("", "PEM file with the private key of `door_certificate`.", unit="path")
+    door_plaintext: bool = setting(
+        False, "Allow a plaintext door off loopback, for example behind a load balancer that terminates TLS."
+    )
+    hsts_max_age: int = setting(
+        0, "`max-age` of the header `strict-transport-security` of responses over TLS. 0: it is not sent.", unit="s"
+    )
+    redirect_listen: str = setting(
+        "",
+        "Address on which the proxies redirect plaintext HTTP to the door. Needs `door_certificate`. Empty: none.",
+        unit="host:port",
+    )
+    auths: tuple[str, ...] = setting(
+        (),
+        "Auth processes that the proxies ask about each call: host:port or dns:///name:port. Empty: none; the edges"
+        " alone identify callers.",
+    )
+    auth_check_timeout: float = setting(
+        0.25,
+        "Time for auth to answer a proxy. After it, a call passes to the edge, which identifies the caller itself.",
+        unit="s",
+    )
+    max_streams_per_connection: int = setting(
+        100, "Concurrent calls of one client connection over HTTP/2. A client with more calls opens more connections."
     )
     access_log: str = setting(
         "", "File to which proxies write one JSON line per call, or /dev/stdout. Empty: none.", unit="path"
@@ -54,10 +85,38 @@ class RoutingConfig(ServiceConfig):
         Address.parse(self.envoy_listen)
         if not self.edges.startswith(FILE_SCHEME):
             parse_specs(self.edges)
-        for name in ("discovery_interval", "keepalive_interval"):
+        for name in ("discovery_interval", "keepalive_interval", "auth_check_timeout", "max_streams_per_connection"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0 s")
+                raise ValueError(f"{name} must be more than 0")
+        for auth in self.auths:
+            Address.parse(auth.removeprefix(DNS_SCHEME))
+        self._check_door()
+
+    def _check_door(self) -> None:
+        if bool(self.door_certificate) != bool(self.door_key):
+            raise ValueError("door_certificate and door_key must be set together")
+        if not (self.door_certificate or self.door_plaintext or is_loopback(self.envoy_listen)):
+            text = "without TLS must be on loopback; set door_certificate and door_key, or door_plaintext to allow it"
+            raise ValueError(f"envoy_listen {text}")
+        if self.redirect_listen:
+            Address.parse(self.redirect_listen)
+            if not self.door_certificate:
+                raise ValueError("redirect_listen needs door_certificate, because it redirects to https")
+        if self.hsts_max_age < 0:
+            raise ValueError("hsts_max_age must not be negative")
 
     @property
     def keepalive(self) -> timedelta:
         return timedelta(seconds=self.keepalive_interval)
+
+    @property
+    def auth_addresses(self) -> tuple[Address, ...]:
+        return tuple(Address.parse(auth.removeprefix(DNS_SCHEME)) for auth in self.auths)
+
+
+def is_loopback(address: str) -> bool:
+    host = Address.parse(address).host
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

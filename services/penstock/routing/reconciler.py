@@ -1,4 +1,4 @@
-"""The reconciler: polls edge discovery and publishes a new snapshot if the edges changed."""
+"""The reconciler: publishes a new snapshot if the edges or the certificate of the door changed."""
 
 import asyncio
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from penstock.routing.door_certificate import CertificatePair, DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Edge, InvalidEdge
 from penstock.routing.resources.build import ProxyConfig, build_snapshot
@@ -16,37 +17,51 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Reconciler:
-    """Holds the edges of the current snapshot. If the list of edges cannot be read, they stay in force."""
+    """Holds the edges and the certificate of the current snapshot. What cannot be read stays in force."""
 
     proxy: ProxyConfig
     discovery: EdgeDiscovery
     cache: SnapshotCache
     edges: frozenset[Edge]
+    door: DoorCertificate | None = None  # None: the door is plaintext
+    certificate: CertificatePair | None = None  # of the current snapshot
 
     @classmethod
-    async def start(cls, proxy: ProxyConfig, discovery: EdgeDiscovery) -> "Reconciler":
+    async def start(
+        cls, proxy: ProxyConfig, discovery: EdgeDiscovery, door: DoorCertificate | None = None
+    ) -> "Reconciler":
         """Poll once and build the first snapshot. Raises InvalidEdge or OSError if the list cannot be read."""
         edges = frozenset(await discovery.poll())
         log.info("edges_found", edges=_names(edges))
-        return cls(proxy, discovery, SnapshotCache(build_snapshot(proxy, edges)), edges)
+        certificate = door.pair if door else None
+        cache = SnapshotCache(build_snapshot(proxy, edges, certificate))
+        return cls(proxy, discovery, cache, edges, door, certificate)
 
     async def run(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            try:
-                await self.reconcile()
-            except (InvalidEdge, OSError) as error:
-                log.error("edges_invalid", error=str(error), kept=len(self.edges))  # noqa: TRY400  # a typo needs no traceback
+            await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Poll once, and publish a new snapshot if the edges changed."""
-        edges = frozenset(await self.discovery.poll())
-        if edges == self.edges:
+        """Poll once, and publish a new snapshot if the edges or the certificate changed."""
+        edges = await self._poll_edges()
+        certificate = await self.door.poll() if self.door else None
+        if (edges, certificate) == (self.edges, self.certificate):
             return
-        snapshot = await asyncio.to_thread(build_snapshot, self.proxy, edges)  # 0.1 s for 1,000 edges
-        log.info("edges_changed", added=_names(edges - self.edges), removed=_names(self.edges - edges))
-        self.edges = edges
+        # 0.1 s for 1,000 edges
+        snapshot = await asyncio.to_thread(build_snapshot, self.proxy, edges, certificate)
+        if edges != self.edges:
+            log.info("edges_changed", added=_names(edges - self.edges), removed=_names(self.edges - edges))
+        self.edges, self.certificate = edges, certificate
         self.cache.publish(snapshot)
+
+    async def _poll_edges(self) -> frozenset[Edge]:
+        """Return the edges, or if the list cannot be read, those of the current snapshot."""
+        try:
+            return frozenset(await self.discovery.poll())
+        except (InvalidEdge, OSError) as error:
+            log.error("edges_invalid", error=str(error), kept=len(self.edges))  # noqa: TRY400  # a typo needs no traceback
+            return self.edges
 
     def figures(self) -> dict[str, float]:
         return {

@@ -9,7 +9,7 @@ from typing import Self
 from penstock.routing.resources.types import Resource, ResourceType
 
 # Proxies request these only if another resource refers to them, so one without a reference is a mistake.
-REFERENCED_TYPES = frozenset({ResourceType.ENDPOINT, ResourceType.ROUTE})
+REFERENCED_TYPES = frozenset({ResourceType.SECRET, ResourceType.ENDPOINT, ResourceType.ROUTE})
 
 
 class SnapshotInconsistent(ValueError):

@@ -16,16 +16,30 @@ HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 CONNECT_TIMEOUT = timedelta(seconds=1)
 HEALTH_CHECK_INTERVAL = timedelta(seconds=1)
 CONNECTION_IDLE_TIMEOUT = timedelta(hours=1)
+STREAMS_PER_UPSTREAM_CONNECTION = 100  # beyond them the proxy opens another connection to the same edge
+MAX_OUTBOUND_FRAMES = 1_000_000  # waiting to be written; a reset is 13 bytes, and an edge that stops reading is pinged
 UNBOUNDED = 2**31 - 1  # Envoy's default would reject the 1,025th stream; the edge, not the proxy, sheds load
 
 
 def grpc_cluster(name: str, *, keepalive_interval: timedelta, secrets: str = "") -> Resource:
     """HTTP/2 to the edges' gRPC port, with pings so that a frozen edge does not hold its streams for ever."""
-    ping = core.KeepaliveSettings(interval=keepalive_interval, timeout=keepalive_interval)
-    http2 = core.Http2ProtocolOptions(connection_keepalive=ping)
-    check = _check(grpc=core.HealthCheckGrpcHealthCheck())
-    protocol = upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2)
-    return _cluster(name, check, protocol, mutual_tls(secrets, "edge", alpn="h2") if secrets else None)
+    transport = mutual_tls(secrets, "edge", alpn="h2") if secrets else None
+    return _cluster(name, grpc_health_check(), http2_upstream(keepalive_interval), transport)
+
+
+def http2_upstream(keepalive_interval: timedelta) -> upstreams.HttpProtocolOptionsExplicitHttpConfig:
+    """HTTP/2 whose connections are shared by the calls of many clients, so that no client may make the proxy close one.
+
+    A client that resets calls makes the proxy write as many resets here. By default the proxy closes the connection,
+    with the streams of all clients on it, if 1,000 of them wait to be written.
+    """
+    http2 = core.Http2ProtocolOptions(
+        max_concurrent_streams=STREAMS_PER_UPSTREAM_CONNECTION,
+        max_outbound_frames=MAX_OUTBOUND_FRAMES,
+        max_outbound_control_frames=MAX_OUTBOUND_FRAMES,
+        connection_keepalive=core.KeepaliveSettings(interval=keepalive_interval, timeout=keepalive_interval),
+    )
+    return upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2)
 
 
 def http_cluster(name: str, *, secrets: str = "") -> Resource:
@@ -36,16 +50,19 @@ def http_cluster(name: str, *, secrets: str = "") -> Resource:
     return _cluster(name, check, protocol, mutual_tls(secrets, "edge", alpn="http/1.1") if secrets else None)
 
 
+def upstream_options(protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig) -> upstreams.HttpProtocolOptions:
+    return upstreams.HttpProtocolOptions(
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=CONNECTION_IDLE_TIMEOUT),
+        explicit_http_config=protocol,
+    )
+
+
 def _cluster(
     name: str,
     check: core.HealthCheck,
     protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig,
     transport: core.TransportSocket | None,
 ) -> Resource:
-    options = upstreams.HttpProtocolOptions(
-        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=CONNECTION_IDLE_TIMEOUT),
-        explicit_http_config=protocol,
-    )
     message = cluster.Cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.EDS,
@@ -54,10 +71,10 @@ def _cluster(
         lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,  # streams differ in length, so round robin would pile them up
         health_checks=[check],
         circuit_breakers=_limits(),
-        outlier_detection=_outliers(),
-        common_lb_config=_balancing(),
+        outlier_detection=local_origin_outliers(),
+        common_lb_config=only_healthy_hosts(),
         ignore_health_on_host_removal=True,  # otherwise a removed edge gets calls while its check passes
-        typed_extension_protocol_options={HTTP_OPTIONS: pack_any(options)},
+        typed_extension_protocol_options={HTTP_OPTIONS: pack_any(upstream_options(protocol))},
         transport_socket=transport,
     )
     return Resource(
@@ -76,6 +93,10 @@ def pack_any(message: Message) -> Any:
     return Any.pack(message)
 
 
+def grpc_health_check() -> core.HealthCheck:
+    return _check(grpc=core.HealthCheckGrpcHealthCheck())
+
+
 def _check(
     *, grpc: core.HealthCheckGrpcHealthCheck | None = None, http: core.HealthCheckHttpHealthCheck | None = None
 ) -> core.HealthCheck:
@@ -92,7 +113,7 @@ def _check(
     )
 
 
-def _balancing() -> cluster.ClusterCommonLbConfig:
+def only_healthy_hosts() -> cluster.ClusterCommonLbConfig:
     return cluster.ClusterCommonLbConfig(
         healthy_panic_threshold=units.Percent(value=0.0),  # without a healthy edge, fail at once
         ignore_new_hosts_until_first_hc=True,  # otherwise new edges count as unhealthy and move calls to other regions
@@ -100,7 +121,7 @@ def _balancing() -> cluster.ClusterCommonLbConfig:
     )
 
 
-def _outliers() -> cluster.OutlierDetection:
+def local_origin_outliers() -> cluster.OutlierDetection:
     """Eject on what the network did, never on what an edge answered: one poisoned call must not cost a healthy edge."""
     return cluster.OutlierDetection(
         split_external_local_origin_errors=True,

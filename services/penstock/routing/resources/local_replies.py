@@ -1,0 +1,106 @@
+"""Replies of the proxy itself, in the format of the API's errors.
+
+A reply over gRPC has the status and details that an edge would send. A reply over HTTP has the JSON body of the API.
+The body of a direct response is its message alone; `local_replies` makes JSON of it.
+"""
+
+import base64
+from collections.abc import Mapping
+
+from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
+from envoy_data_plane.envoy.type.matcher import v3 as matcher
+from envoy_data_plane.google.protobuf import Struct
+
+from penstock.chassis.errors import PUSHBACK_METADATA_KEY, PenstockError, Unauthenticated, Unimplemented
+
+KEY_MISSING = Unauthenticated("send an API key: `authorization: Bearer pk_...`", reason="KEY_MISSING")
+PATH_UNKNOWN = Unimplemented(
+    "nothing is served at this path; the gRPC API is penstock.v1.Inference, the HTTP API is below /v1",
+    reason="PATH_UNKNOWN",
+)
+HTTP_STATUS: Mapping[str, int] = {"KEY_MISSING": 401, "PATH_UNKNOWN": 404}  # Envoy derives the gRPC status from it
+DENIED_BY_AUTH = "UAEX"  # response flag
+REPLY_CODE = "%RESPONSE_CODE_DETAILS%"
+
+
+def grpc_reply(error: PenstockError) -> route.Route:
+    """Return a route, without its match, that ends a gRPC call with `error`."""
+    details = base64.b64encode(error.status().SerializeToString()).decode().rstrip("=")
+    return _reply(error, {"grpc-status-details-bin": details, PUSHBACK_METADATA_KEY: "-1"})
+
+
+def http_reply(error: PenstockError) -> route.Route:
+    """Return a route, without its match, that answers an HTTP request with `error`."""
+    headers = {"x-penstock-reason": error.reason, "x-should-retry": "false"}
+    if HTTP_STATUS[error.reason] == 401:
+        headers["www-authenticate"] = "Bearer"
+    return _reply(error, headers)
+
+
+def _reply(error: PenstockError, headers: Mapping[str, str]) -> route.Route:
+    body = core.DataSource(inline_string=error.message)
+    return route.Route(
+        direct_response=route.DirectResponseAction(status=HTTP_STATUS[error.reason], body=body),
+        response_headers_to_add=[set_header(name, value) for name, value in headers.items()],
+    )
+
+
+def set_header(name: str, value: str) -> core.HeaderValueOption:
+    return core.HeaderValueOption(
+        header=core.HeaderValue(key=name, value=value),
+        append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+
+
+def local_replies() -> hcm.LocalReplyConfig:
+    """Format replies over HTTP as an error of the API. Replies over gRPC, and those that auth wrote, stay unchanged."""
+    return hcm.LocalReplyConfig(
+        mappers=[
+            hcm.ResponseMapper(filter=_all_of(_over_http(), _denied_by_auth()), body_format_override=_auth_body()),
+            _mapper(_status("EQ", 401), kind="authentication_error", code="invalid_api_key"),
+            _mapper(_status("EQ", 404), kind="invalid_request_error", code="path_unknown"),
+            _mapper(_status("LE", 499), kind="invalid_request_error", code=REPLY_CODE),
+            _mapper(_status("GE", 500), kind="server_error", code=REPLY_CODE),
+        ]
+    )
+
+
+def _mapper(status: accesslog.AccessLogFilter, *, kind: str, code: str) -> hcm.ResponseMapper:
+    error = {"message": "%LOCAL_REPLY_BODY%", "type": kind, "code": code, "param": None}
+    return hcm.ResponseMapper(
+        filter=_all_of(_over_http(), status),
+        body_format_override=core.SubstitutionFormatString(json_format=Struct.from_dict({"error": error})),
+    )
+
+
+def _auth_body() -> core.SubstitutionFormatString:
+    body = core.DataSource(inline_string="%LOCAL_REPLY_BODY%")
+    return core.SubstitutionFormatString(text_format_source=body, content_type="application/json")
+
+
+def _over_http() -> accesslog.AccessLogFilter:
+    not_grpc = route.HeaderMatcher(
+        name="content-type",
+        string_match=matcher.StringMatcher(prefix="application/grpc"),
+        invert_match=True,
+        treat_missing_header_as_empty=True,
+    )
+    return accesslog.AccessLogFilter(header_filter=accesslog.HeaderFilter(header=not_grpc))
+
+
+def _denied_by_auth() -> accesslog.AccessLogFilter:
+    return accesslog.AccessLogFilter(response_flag_filter=accesslog.ResponseFlagFilter(flags=[DENIED_BY_AUTH]))
+
+
+def _status(comparison: str, code: int) -> accesslog.AccessLogFilter:
+    # The runtime key is required and never set; the default value is the bound.
+    bound = core.RuntimeUInt32(default_value=code, runtime_key=f"penstock.local_reply.{comparison.lower()}_{code}")
+    compared = accesslog.ComparisonFilter(op=accesslog.ComparisonFilterOp[comparison], value=bound)
+    return accesslog.AccessLogFilter(status_code_filter=accesslog.StatusCodeFilter(comparison=compared))
+
+
+def _all_of(*filters: accesslog.AccessLogFilter) -> accesslog.AccessLogFilter:
+    return accesslog.AccessLogFilter(and_filter=accesslog.AndFilter(filters=list(filters)))
