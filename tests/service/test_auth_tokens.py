@@ -116,7 +116,7 @@ async def test_a_token_of_an_unknown_tenant_or_for_another_model_is_refused(tmp_
     claims = {"models_claim": "models"}
     async with (
         KeyServer(jwk()).running() as keys,
-        accepting(tmp_path, keys.url, issuer=claims) as (found, stream),
+        accepting(tmp_path, keys.url, issuer=claims) as (_, stream),
     ):
         rejected = await stream.identify(bearer(signed(claims_of(tenant="blue"))))
         assert rejection_of(rejected).reason == "TENANT_UNKNOWN"
