@@ -9,6 +9,7 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.local_mesh.mesh import LocalMesh, local_mesh
+from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot, WatchSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -74,7 +75,7 @@ async def read_answer(call) -> StreamedAnswer:
 
 async def snapshot(address: str) -> Snapshot:
     """The snapshot of the process whose Admin service is at `address`."""
-    async with channel(address) as to_process:
+    async with operator_channel(address) as to_process:
         return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
 
 
@@ -91,7 +92,7 @@ async def wait_for_figures(address: str, condition: Callable[[dict[str, float]],
     request = WatchSnapshotRequest()
     request.interval.FromMilliseconds(100)
     figures: dict[str, float] = {}
-    async with channel(address) as to_process:
+    async with operator_channel(address) as to_process:
         watch = AdminStub(to_process).WatchSnapshot(request)
         try:
             async with asyncio.timeout(TIMEOUT_S):

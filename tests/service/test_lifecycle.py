@@ -12,7 +12,8 @@ from textwrap import dedent
 
 import pytest
 
-from penstock.chassis.lifecycle import background, new_instance_id, request_stop, stop_requested
+from penstock.chassis.lifecycle import background, request_stop, stop_requested
+from penstock.chassis.security.process import new_instance_id
 from penstock.local_mesh import pdeathsig_exec
 
 TIER_SCRIPT = """

@@ -17,6 +17,7 @@ from penstock.v1.inference_pb2 import Sampling
 from previous_release import check_out
 
 TIERS = ("auth", "queue", "scheduler", "worker", "edge")
+INSECURE = True  # the previous release has no TLS
 STREAMS = 4
 TOKENS = 200  # long enough to lose a worker amid them
 
@@ -28,7 +29,7 @@ def source(tmp_path_factory):
 
 @pytest.mark.parametrize("old", [("edge",), TIERS[:-1]], ids=["its edge", "its other tiers"])
 async def test_the_previous_release_and_this_one_serve_together(source, tiny_model, old):
-    options = MeshOptions(base_port=0, envoy=False, workers=2, engine="sim", model=tiny_model)
+    options = MeshOptions(base_port=0, envoy=False, workers=2, engine="sim", model=tiny_model, insecure=INSECURE)
     async with (
         local_mesh(options, transform_plan=running_tiers(source, *old)) as mesh,
         stub_client(mesh) as client,
@@ -52,7 +53,7 @@ async def test_the_previous_release_and_this_one_serve_together(source, tiny_mod
 @pytest.mark.parametrize("with_auth", [False, True], ids=["auth of this release", "auth of the previous one"])
 async def test_kills_lose_no_token_between_peers_of_both_releases(source, tiny_model, with_auth):
     options = KillOptions(streams=6, kills=3, every=0.5, tokens=24, other_release=source, other_auth=with_auth)
-    mesh = MeshOptions(engine="sim", model=tiny_model, edges=2, queues=2, schedulers=2, workers=3)
+    mesh = MeshOptions(engine="sim", model=tiny_model, edges=2, queues=2, schedulers=2, workers=3, insecure=INSECURE)
     card = await kill(options, mesh, Console(file=io.StringIO()))
     assert not card.void_reason
     exact = [line for line in card.lines if line.goal in ("0", "100")]

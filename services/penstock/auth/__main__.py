@@ -9,6 +9,7 @@ from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
@@ -42,6 +43,7 @@ async def run_auth(config: AuthConfig) -> None:
                 operators=OperatorListeners.of(config),
                 drain_grace=config.drain_grace,
                 advertise=config.advertise,
+                security=open_security(config),
             ) as server,
         ):
             hello.address = server.address

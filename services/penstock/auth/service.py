@@ -69,7 +69,7 @@ class AdmissionService(AdmissionServiceServicer):
     async def Admit(  # type: ignore[override]  # reads and writes on its context, and yields nothing
         self, request_iterator: AsyncIterator[AdmitRequest], context: Any
     ) -> None:
-        async with accept_stream(context, AdmitResponse, self._hello) as peer:
+        async with accept_stream(context, AdmitResponse, self._hello, tiers=("edge",)) as peer:
             edge_id = peer.hello.instance_id
             self._edge_sessions.on_connected(edge_id)
             self._peers.add(peer)

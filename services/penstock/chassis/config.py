@@ -87,6 +87,27 @@ class ServiceConfig:
         fleet="PENSTOCK_ADMIN_TOKEN",
         secret=True,
     )
+    tls_certificate: Path | None = setting(
+        None,
+        "Certificate of this process with intermediate ones, in PEM. With it, all ports between processes require the "
+        "certificate of the peer. The file is read again when it changes.",
+        unit="path",
+        fleet="PENSTOCK_TLS_CERTIFICATE",
+    )
+    tls_key: Path | None = setting(None, "Key of `tls_certificate`, in PEM.", unit="path", fleet="PENSTOCK_TLS_KEY")
+    tls_ca: Path | None = setting(
+        None, "Authorities that sign the certificates of peers, in PEM.", unit="path", fleet="PENSTOCK_TLS_CA"
+    )
+    trust_domain: str = setting(
+        "penstock.local",
+        "Trust domain of the mesh: the host of the URI name in every certificate. Peers of another one are refused.",
+        fleet="PENSTOCK_TRUST_DOMAIN",
+    )
+    insecure: bool = setting(
+        False,
+        "Serve plaintext off loopback, to everyone who reaches the port. Not with `tls_certificate`.",
+        fleet="PENSTOCK_INSECURE",
+    )
 
     @property
     def audit_log_path(self) -> str:
@@ -95,6 +116,7 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         check_address("listen", self.listen)
+        self._check_tls()
         for name in ("metrics_listen", "admin_listen", "health_listen"):
             if getattr(self, name):
                 check_address(name, getattr(self, name))
@@ -102,6 +124,13 @@ class ServiceConfig:
             check_address("otlp_endpoint", self.otlp_endpoint)
         if self.drain_grace < 0:
             raise ValueError("drain_grace must not be negative")
+
+    def _check_tls(self) -> None:
+        given = [each is not None for each in (self.tls_certificate, self.tls_key, self.tls_ca)]
+        if any(given) and not all(given):
+            raise ValueError("tls_certificate, tls_key and tls_ca are set together or not at all")
+        if all(given) and self.insecure:
+            raise ValueError("insecure must be unset if tls_certificate is set")
 
 
 def check_address(name: str, value: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
-from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -19,6 +18,7 @@ from penstock.chassis.garbage import OldObjects, freeze_gc
 from penstock.chassis.grpc_poller import unblocked_poller
 from penstock.chassis.observability import telemetry
 from penstock.chassis.observability.deferred import deferred_calls
+from penstock.chassis.security.process import instance_id_of
 
 log = structlog.get_logger()
 
@@ -90,10 +90,6 @@ async def background(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         raise failure
 
 
-def new_instance_id(tier: str) -> str:
-    return f"{tier}-{uuid4().hex[:8]}"
-
-
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `main` under uvloop until it returns; SIGTERM and SIGINT request a stop."""
     uvloop.run(_run_with_signals(main))
@@ -131,7 +127,7 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
     if "--print-config" in sys.argv[1:]:
         print(describe(config, tier))  # noqa: T201  # the requested output
         return
-    config = replace(config, instance_id=config.instance_id or new_instance_id(tier))
+    config = _with_instance_id_or_exit(config, tier)
     observed = _configure_telemetry_or_exit(config, tier)
     freeze_gc()
     OldObjects().install()
@@ -159,6 +155,13 @@ def _load_or_exit(config_cls: type[Config], tier: str) -> Config:
         _usage_error(tier, f"unknown argument {unknown[0]!r}; settings come from the environment (see --print-config)")
     try:
         return load(config_cls, tier)
+    except ConfigError as error:
+        _usage_error(tier, str(error))
+
+
+def _with_instance_id_or_exit(config: Config, tier: str) -> Config:
+    try:
+        return replace(config, instance_id=instance_id_of(config, tier))
     except ConfigError as error:
         _usage_error(tier, str(error))
 

@@ -12,11 +12,11 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from penstock.bench.tables import new_table
-from penstock.chassis.channels import channel
 from penstock.chassis.config import describe, load, settings
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import PenstockError, Unimplemented, error_from_rpc
 from penstock.cli.tables import stdout_console
+from penstock.local_mesh.operator_channels import operator_channel
 from penstock.v1 import admin_pb2
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import Priority
@@ -35,7 +35,7 @@ class AdminTarget:
     @asynccontextmanager
     async def stub(self) -> AsyncIterator["AdminAsyncStub"]:
         """Raises PenstockError if the server rejects a call."""
-        async with channel(self.target) as open_channel:
+        async with operator_channel(self.target) as open_channel:
             try:
                 yield AdminStub(open_channel)
             except grpc.aio.AioRpcError as error:

@@ -122,6 +122,7 @@ MESH_OPTIONS = (
         help="name, Hugging Face folder, .gguf or llama2.c .bin",
     ),
     click.option("--no-envoy", is_flag=True, help="start neither Envoy nor routing"),
+    click.option("--insecure", is_flag=True, help="plaintext between the processes, to compare the cost"),
     click.option("--otlp", default="", metavar="URL", help="OTLP/gRPC receiver for traces and metrics"),
     click.option(
         "--base-port",

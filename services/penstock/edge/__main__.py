@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.protocol import hello_of
@@ -36,15 +37,18 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     """
     clock = WallMonotonicClock()
     hello = hello_of("edge", config.instance_id, zone=config.zone)
+    security = open_security(config)
     with TokenizerPools(config.tokenizer_threads) as threads:
-        catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout)
+        catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout, dialer=security.dialer)
         planner = RequestPlanner(catalog, threads, default_output_tokens=config.default_output_tokens)
-        runner = RequestRunner(config, hello, catalog, planner, clock)
+        runner = RequestRunner(config, hello, catalog, planner, clock, dialer=security.dialer)
         gateway = Gateway(config, runner, catalog, planner, threads)
         async with background(catalog.run(), runner.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
+            app = OpenAIApp(gateway, runner.has_connected.is_set)
             async with (
-                serving_http(config.http_listen, OpenAIApp(gateway, runner.has_connected.is_set), config.drain_grace),
+                serving_http(config.http_listen, app, config.drain_grace, security),
+                serving_http(config.proxy_http_listen, app, config.drain_grace, security, is_door=False),
                 serving(
                     config.listen,
                     [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
@@ -54,6 +58,9 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     advertise=config.advertise,
                     is_ready=False,
                     message_bytes=limits.BODY_BYTES,
+                    security=security,
+                    is_door=True,
+                    proxy_listen=config.proxy_listen,
                 ) as server,
                 background(_set_ready_once_connected(runner, server)),
             ):

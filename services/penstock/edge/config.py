@@ -32,6 +32,15 @@ class EdgeConfig(ServiceConfig):
 
     listen: str = setting("127.0.0.1:7001", "Address of the gRPC API `penstock.v1.Inference`.", unit="host:port")
     http_listen: str = setting("", "Address of the OpenAI HTTP API. Empty: off.", unit="host:port")
+    proxy_listen: str = setting(
+        "",
+        "Second address of the gRPC API, for proxies that present a certificate of tier envoy. Empty: off. Without it, "
+        "proxies use `listen`, which requires the certificate unless it is on loopback.",
+        unit="host:port",
+    )
+    proxy_http_listen: str = setting(
+        "", "Second address of the HTTP API, for proxies, in the same way. Empty: off.", unit="host:port"
+    )
     auths: tuple[str, ...] = setting(("127.0.0.1:7002",), "Auth processes: host:port or dns:///name:port.")
     queues: tuple[str, ...] = setting(
         ("127.0.0.1:7003",), "Queue shards: host:port or dns:///name:port. Every edge must have the same list."

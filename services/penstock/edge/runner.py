@@ -9,6 +9,7 @@ import structlog
 
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import Aborted, PenstockError, error_from_failure, failure_from
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.edge.admission.filter import EDGE_TIER, QUEUE_TIER, AdmissionFilter
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.context import RequestContext
@@ -54,6 +55,8 @@ class RequestRunner:
         catalog: ModelCatalog,
         planner: RequestPlanner,
         clock: WallMonotonicClock,
+        *,
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._clock = clock
         self._catalog = catalog
@@ -64,12 +67,14 @@ class RequestRunner:
         )
         self._memory = self.requests.memory
         self._memory.on_exhausted = self._on_memory_exhausted
-        self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits)
+        self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits, dialer=dialer)
         self.admission = AdmissionFilter(
             self.auth.find_identity, catalog, default_output_tokens=config.default_output_tokens
         )
-        self.queue = QueueClient(config.queues, hello, self.requests, self, catalog=catalog, admission=self.admission)
-        self.workers = WorkerClient(hello, self, idle_timeout=config.worker_idle_timeout)
+        self.queue = QueueClient(
+            config.queues, hello, self.requests, self, catalog=catalog, admission=self.admission, dialer=dialer
+        )
+        self.workers = WorkerClient(hello, self, idle_timeout=config.worker_idle_timeout, dialer=dialer)
         self.cancels = 0
         self.cancels_acknowledged = 0
         self.has_connected = asyncio.Event()  # set once auth and a queue shard have both been connected

@@ -18,6 +18,8 @@ from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
 from penstock.chassis.operators.unix_socket import is_path_short
+from penstock.local_mesh.certificates import make_certificates
+from penstock.local_mesh.operator_channels import process_channel
 from penstock.local_mesh.plan import (
     BASE_PORT,
     MeshOptions,
@@ -26,6 +28,7 @@ from penstock.local_mesh.plan import (
     admin_socket,
     check_model,
     plan_mesh,
+    secrets_folder,
 )
 from penstock.local_mesh.processes import (
     POLL_INTERVAL_S,
@@ -115,7 +118,7 @@ class LocalMesh:
         if spec.tier == "envoy":
             await wait_listening(spec.address)
         else:
-            await wait_serving(spec.address)
+            await wait_serving(spec.address, process_channel(spec, self.folder))
         on_status(spec.name, "healthy")
 
     async def _fail_on_exit(self, work: Coroutine[Any, Any, None]) -> None:
@@ -163,7 +166,8 @@ class LocalMesh:
 
     def _write_bootstrap(self, spec: ProcessSpec) -> None:
         routing = self.plan.processes_of("routing")[self.plan.processes_of("envoy").index(spec)]
-        text = json.dumps(bootstrap(routing.address, spec.admin, f"{spec.name}-local"), indent=1)
+        secrets = "" if self.options.insecure else str(secrets_folder(self.folder, spec.name))
+        text = json.dumps(bootstrap(routing.address, spec.admin, f"{spec.name}-local", secrets=secrets), indent=1)
         (self.folder / f"{spec.name}.json").write_text(text)
 
     async def drain(self, on_status: ProcessStatusFn) -> list[ChildProcess]:
@@ -185,6 +189,7 @@ def _process_state(child: ChildProcess) -> ProcessState:
         pid=child.process.pid,
         address=spec.address,
         http=spec.http,
+        is_mutual=spec.is_mutual,
         admin=spec.admin_target,
     )
 
@@ -217,7 +222,7 @@ def free_base_port() -> int:
 
 
 def _planned_ports() -> list[int]:
-    first = (7001, 7002, 7003, 7004, 7005, 7006, 7080, 8080, 8081)
+    first = (7001, 7002, 7003, 7004, 7005, 7006, 7008, 7080, 7088, 8080, 8081)
     return [port + 10 * replica for port in first for replica in range(4)]
 
 
@@ -244,7 +249,7 @@ def _api_key() -> str:
 
 def _check_ports(plan: MeshPlan) -> None:
     for spec in plan.processes:
-        for address in filter(None, (spec.address, spec.http, spec.admin)):
+        for address in filter(None, (spec.address, spec.http, spec.admin, *spec.proxy_doors)):
             port = int(address.rpartition(":")[2])
             if not _is_free(port):
                 text = f"port {port} of {spec.name} is in use, perhaps by another mesh"
@@ -290,6 +295,8 @@ async def _mesh_in(
     check_model(options.model)
     _check_ports(plan)
     _make_empty(folder)
+    if not options.insecure:
+        make_certificates(plan, folder)
     plan = await transform_plan(plan) if transform_plan else plan
     mesh = LocalMesh(options, plan, folder, api_key)
     try:

@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.chassis.config import ConfigError
+from penstock.chassis.security.certificates import CertificatePaths
 from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REPLICA_PORT_STEP = 10  # between the ports of two replicas
+CERTIFICATES_FOLDER = "certs"
+OPERATOR = "operator"  # name of the certificate of the commands that manage a mesh
+TRUST_DOMAIN = "penstock.local"
 # Figures of a snapshot that are 0 soon after the last request, by tier. A shard's `running` is not among them: if the
 # end of a run was lost with a scheduler, the shard counts the run for a minute.
 FIGURES_ZERO_AT_REST = {
@@ -39,6 +43,7 @@ class MeshOptions:
     otlp: str = ""  # URL of an OTLP/gRPC receiver; empty: no export
     base_port: int = BASE_PORT  # the difference to 7000 shifts every port
     settings: tuple[str, ...] = ()  # PENSTOCK_<TIER>_<NAME>=VALUE
+    insecure: bool = False  # plaintext between the processes, for comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,8 @@ class ProcessSpec:
     http: str = ""  # host:port of its HTTP server; empty: none
     admin: str = ""  # host:port of Envoy's admin interface; empty: not an Envoy
     admin_target: str = ""  # unix:path of its Admin service; empty: on `address`, as in a previous release
+    proxy_doors: tuple[str, ...] = ()  # host:port for proxies: gRPC and HTTP
+    is_mutual: bool = False  # whether `address` requires a certificate
 
     @property
     def admin_address(self) -> str:
@@ -76,6 +83,17 @@ class MeshPlan:
 
     def processes_of(self, tier: str) -> list[ProcessSpec]:
         return [each for each in self.processes if each.tier == tier]
+
+
+def certificate_paths(folder: Path, name: str) -> CertificatePaths:
+    """Return the files of the process `name` of the mesh in `folder`."""
+    certificates = folder / CERTIFICATES_FOLDER
+    return CertificatePaths(certificates / f"{name}.pem", certificates / f"{name}.key", certificates / "ca.pem")
+
+
+def secrets_folder(folder: Path, envoy: str) -> Path:
+    """Return the folder of the secrets of one Envoy."""
+    return folder / CERTIFICATES_FOLDER / f"{envoy}.secrets"
 
 
 def check_model(model: str) -> None:
@@ -114,6 +132,7 @@ class _Planner:
         self.api_key = api_key
         self.cores = cores
         self.sockets = sockets
+        self.has_envoy = False
 
     def address(self, port: int, replica: int = 0) -> str:
         return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_PORT_STEP}"
@@ -122,7 +141,7 @@ class _Planner:
         return ",".join(self.address(port, replica) for replica in range(count))
 
     def processes(self, envoy: str | None) -> Iterator[ProcessSpec]:
-        options = self.options
+        options, self.has_envoy = self.options, bool(envoy)
         yield self.tier_process("auth", 0, 7002, STORE=str(self.folder / "auth.sqlite"), DEV_KEY=self.api_key)
         for replica in range(options.queues):
             yield self.tier_process("queue", replica, 7003)
@@ -155,11 +174,24 @@ class _Planner:
     def edge(self, replica: int) -> ProcessSpec:
         http = self.address(7080, replica)
         queues, auths = self.addresses(7003, self.options.queues), self.address(7002)
-        return self.tier_process("edge", replica, 7001, http=http, HTTP_LISTEN=http, QUEUES=queues, AUTHS=auths)
+        own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths}
+        doors = self.proxy_doors(replica)
+        if doors:
+            own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}
+        return self.tier_process("edge", replica, 7001, http=http, **own)
+
+    def proxy_doors(self, replica: int) -> tuple[str, ...]:
+        """Return the addresses of an edge for proxies; none if they use its doors for clients."""
+        if self.options.insecure or not self.has_envoy:
+            return ()
+        return self.address(7008, replica), self.address(7088, replica)
 
     def routing(self, replica: int) -> ProcessSpec:
-        edges = ",".join(f"{self.address(7001, each)}/{self.address(7080, each)}" for each in range(self.options.edges))
-        return self.tier_process("routing", replica, 7006, EDGES=edges, ENVOY_LISTEN=self.address(8080, replica))
+        ports = (7001, 7080) if self.options.insecure else (7008, 7088)
+        edges = ["/".join(self.address(port, each) for port in ports) for each in range(self.options.edges)]
+        secrets = "" if self.options.insecure else str(secrets_folder(self.folder, self.name("envoy", replica)))
+        envoy = {"ENVOY_LISTEN": self.address(8080, replica), "ENVOY_SECRETS": secrets}
+        return self.tier_process("routing", replica, 7006, EDGES=",".join(edges), **envoy)
 
     def envoy(self, program: str, replica: int) -> ProcessSpec:
         name = self.name("envoy", replica)
@@ -185,11 +217,20 @@ class _Planner:
             name=name,
             tier=tier,
             argv=(sys.executable, "-m", f"penstock.{tier}"),
-            environment=environment,
+            environment={**self.tls_settings(name), **environment},
             address=listen,
             http=http,
+            proxy_doors=self.proxy_doors(replica) if tier == "edge" else (),
+            is_mutual=not self.options.insecure and tier != "edge",  # an edge's own address is for clients
             admin_target=environment.get(f"PENSTOCK_{tier.upper()}_ADMIN_LISTEN", ""),
         )
+
+    def tls_settings(self, name: str) -> dict[str, str]:
+        """Return the settings of all tiers that name a process's certificate, or none."""
+        paths = certificate_paths(self.folder, name)
+        files = {"CERTIFICATE": paths.certificate, "KEY": paths.key, "CA": paths.authorities}
+        chosen = {f"PENSTOCK_TLS_{each}": "" if self.options.insecure else str(path) for each, path in files.items()}
+        return {**chosen, "PENSTOCK_TRUST_DOMAIN": TRUST_DOMAIN, "PENSTOCK_INSECURE": str(self.options.insecure)}
 
 
 def admin_socket(folder: Path, name: str) -> Path:

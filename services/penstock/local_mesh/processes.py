@@ -23,9 +23,12 @@ from penstock.v1.inference_pb2_grpc import InferenceStub
 POLL_INTERVAL_S = 0.1  # s
 
 
-async def wait_serving(address: str) -> None:
-    """Wait until the health of the process at `address` is SERVING. It does not detect that the process exits."""
-    async with channel(address) as open_channel:
+async def wait_serving(address: str, to_process: grpc.aio.Channel | None = None) -> None:
+    """Wait until the health of the process at `address` is SERVING. It does not detect that the process exits.
+
+    `to_process` is closed at the end; without it the connection is in plaintext.
+    """
+    async with to_process or channel(address) as open_channel:
         stub = health_pb2_grpc.HealthStub(open_channel)
         while not await _is_serving(stub):  # noqa: ASYNC110  # the event happens in another process
             await asyncio.sleep(POLL_INTERVAL_S)

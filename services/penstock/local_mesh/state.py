@@ -20,6 +20,7 @@ class ProcessState:
     address: str
     http: str
     admin: str = ""  # address of its Admin service; empty: `address`, as in a previous release
+    is_mutual: bool = False  # whether `address` requires a certificate, such as that of the mesh's operator
 
     @property
     def admin_address(self) -> str:

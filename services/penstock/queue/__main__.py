@@ -6,6 +6,7 @@ from penstock.chassis import lifecycle
 from penstock.chassis.clocks import StallFreeClock, WallMonotonicClock
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.link import MAX_RECONNECT_S
@@ -47,6 +48,7 @@ async def run(config: QueueConfig) -> None:
         drain_grace=config.drain_grace,
         advertise=config.advertise,
         is_ready=False,
+        security=open_security(config),
     ) as server:
         hello.address = server.address
         async with background(service.tick(), _set_ready_once_scheduler_connected(service, server)):

@@ -59,7 +59,9 @@ class QueueService(QueueServiceServicer):
     async def Submit(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         await self.wait_for_scheduler(self._scheduler_wait)
         self._has_models.set()  # later edges do not wait again
-        async with accept_stream(context, pb.SubmitResponse, self._hello, capacity=MAX_BUFFERED_FRAMES) as peer:
+        async with accept_stream(
+            context, pb.SubmitResponse, self._hello, capacity=MAX_BUFFERED_FRAMES, tiers=("edge",)
+        ) as peer:
             edge = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._edges[edge] = peer
             try:
@@ -72,7 +74,7 @@ class QueueService(QueueServiceServicer):
                 self._perform(self._book.on_edge_disconnected(edge))
 
     async def Dispatch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
-        async with accept_stream(context, pb.DispatchResponse, self._hello) as peer:
+        async with accept_stream(context, pb.DispatchResponse, self._hello, tiers=("scheduler",)) as peer:
             scheduler = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._schedulers[scheduler] = peer
             try:

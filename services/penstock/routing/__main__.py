@@ -2,6 +2,7 @@
 
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.routing.config import RoutingConfig
@@ -17,6 +18,7 @@ async def run_routing(config: RoutingConfig) -> None:
         listen=Address.parse(config.envoy_listen),
         access_log=config.access_log,
         keepalive_interval=config.keepalive,
+        secrets=config.envoy_secrets,
     )
     reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges))
     async with (
@@ -28,6 +30,7 @@ async def run_routing(config: RoutingConfig) -> None:
             operators=OperatorListeners.of(config),
             drain_grace=config.drain_grace,
             advertise=config.advertise,
+            security=open_security(config),
         ),
     ):
         await stop_requested()

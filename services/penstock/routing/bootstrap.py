@@ -9,7 +9,9 @@ import json
 import sys
 from typing import Any
 
+from penstock.chassis.security.identity import server_name
 from penstock.routing.edges.edge_spec import Address
+from penstock.routing.secrets import AUTHORITIES, IDENTITY, secret_config
 
 Json = dict[str, Any]
 
@@ -25,14 +27,16 @@ def bootstrap(
     ready_address: str = "",
     region: str = "",
     zone: str = "",
+    secrets: str = "",
 ) -> Json:
     """Return the bootstrap configuration. Addresses are host:port.
 
     The admin interface can stop the proxy, so it should listen on loopback; `ready_address` serves only the read-only
-    paths that probes and scrapers need. If the node id is empty, `envoy --service-node` sets it.
+    paths that probes and scrapers need. If the node id is empty, `envoy --service-node` sets it. `secrets` is the
+    folder with the files of `penstock.routing.secrets`; empty: plaintext to the control plane.
     """
     admin = Address.parse(admin_address)
-    clusters = [_xds_cluster(Address.parse(xds_address))]
+    clusters = [_xds_cluster(Address.parse(xds_address), secrets)]
     listeners = []
     if ready_address:
         clusters.append(_cluster(ADMIN_CLUSTER, admin))
@@ -72,14 +76,35 @@ def _connection_limit() -> Json:
     }
 
 
-def _xds_cluster(address: Address) -> Json:
+def _xds_cluster(address: Address, secrets: str) -> Json:
     http = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     keepalive = {"interval": "5s", "timeout": "2s"}  # detects a frozen control plane; traffic does not wait for it
     options = {
         "@type": f"type.googleapis.com/{http}",
         "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": keepalive}},
     }
-    return _cluster(XDS_CLUSTER, address) | {"typed_extension_protocol_options": {http: options}}
+    xds = _cluster(XDS_CLUSTER, address) | {"typed_extension_protocol_options": {http: options}}
+    return xds | {"transport_socket": _mutual_tls(secrets)} if secrets else xds
+
+
+def _mutual_tls(secrets: str) -> Json:
+    """Connect to processes of tier routing alone, with the certificate in the folder `secrets`."""
+    name = server_name("routing")
+    validation = {
+        "default_validation_context": {
+            "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": name}}]
+        },
+        "validation_context_sds_secret_config": secret_config(secrets, AUTHORITIES),
+    }
+    common = {
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3"},
+        "tls_certificate_sds_secret_configs": [secret_config(secrets, IDENTITY)],
+        "combined_validation_context": validation,
+        "alpn_protocols": ["h2"],
+    }
+    context = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    config = {"@type": context, "sni": name, "common_tls_context": common}
+    return {"name": "envoy.transport_sockets.tls", "typed_config": config}
 
 
 def _cluster(name: str, address: Address) -> Json:
@@ -122,9 +147,11 @@ def main() -> None:
     flags.add_argument("--xds", required=True, help="host:port of the control plane")
     flags.add_argument("--admin", default="127.0.0.1:9901", help="host:port of Envoy's admin interface")
     flags.add_argument("--ready", default="", help="host:port for /ready and /stats/prometheus; none if empty")
+    flags.add_argument("--secrets", default="", help="folder of the proxy's secrets; plaintext if empty")
     flags.add_argument("--node", default="", help="node id; `envoy --service-node` sets it if empty")
     options = flags.parse_args()
-    json.dump(bootstrap(options.xds, options.admin, options.node, ready_address=options.ready), sys.stdout, indent=2)
+    made = bootstrap(options.xds, options.admin, options.node, ready_address=options.ready, secrets=options.secrets)
+    json.dump(made, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 

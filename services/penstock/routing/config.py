@@ -42,6 +42,13 @@ class RoutingConfig(ServiceConfig):
         unit="s",
     )
 
+    envoy_secrets: str = setting(
+        "",
+        "Folder on the host of each proxy with the files `identity.json` and `authorities.json`, which name its "
+        "certificate and the mesh's authorities. Proxies then use mutual TLS to edges. Empty: plaintext.",
+        unit="path",
+    )
+
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         Address.parse(self.envoy_listen)

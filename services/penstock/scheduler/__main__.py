@@ -6,6 +6,7 @@ from penstock.chassis import lifecycle
 from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
@@ -25,7 +26,8 @@ async def run(config: SchedulerConfig) -> None:
     prefix = f"{config.instance_id}-{uuid4().hex[:8]}"
     leases = LeaseBook(ttl=config.lease_ttl, prefix=prefix, clock=StallFreeClock(STALL_THRESHOLD_S))
     dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead, express_slot_share=config.express_slot_share)
-    service = SchedulerService(dispatcher, config.queues, hello)
+    security = open_security(config)
+    service = SchedulerService(dispatcher, config.queues, hello, dialer=security.dialer)
     async with serving(
         config.listen,
         [(add_SchedulerServiceServicer_to_server, service)],
@@ -33,6 +35,7 @@ async def run(config: SchedulerConfig) -> None:
         operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
         advertise=config.advertise,
+        security=security,
     ) as server:
         hello.address = server.address
         async with background(service.run(), service.tick()):

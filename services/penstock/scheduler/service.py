@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.channels import PeerSet
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, start_span
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link, Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
@@ -42,7 +43,9 @@ class SchedulerService(SchedulerServiceServicer):
         hello: Hello,
         *,
         now: Callable[[], float] = time.monotonic,
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
+        self._dialer = dialer
         self._dispatcher = dispatcher
         self._hello = hello
         self._now = now
@@ -93,7 +96,7 @@ class SchedulerService(SchedulerServiceServicer):
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         if self._dispatcher.is_draining:  # a new stream would delay the end of the process
             raise Unavailable("this scheduler is draining; attach to another one", reason="DRAINING")
-        async with accept_stream(context, scheduler_pb2.AttachResponse, self._hello) as peer:
+        async with accept_stream(context, scheduler_pb2.AttachResponse, self._hello, tiers=("worker",)) as peer:
             key = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._workers[key] = peer
             try:
@@ -137,7 +140,7 @@ class SchedulerService(SchedulerServiceServicer):
     # Queues.
 
     async def _run_queue_link(self, address: str) -> None:
-        async with channel(address) as to_queue_shard:
+        async with self._dialer.channel(address, "queue") as to_queue_shard:
             link = QueueLink(
                 f"queue {address}",
                 lambda: QueueServiceStub(to_queue_shard).Dispatch(),
@@ -146,6 +149,7 @@ class SchedulerService(SchedulerServiceServicer):
                 on_frame=lambda frame: self._on_link_frame(link, frame),
                 on_up=lambda hello: self._on_queue_connected(link, hello.instance_id),
                 on_down=lambda _: self._on_queue_disconnected(link),
+                check_hello=self._dialer.hello_check("queue"),
             )
             try:
                 await link.run()

@@ -3,6 +3,7 @@
 from penstock.chassis import lifecycle
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
@@ -14,7 +15,8 @@ from penstock.worker.service import WorkerService
 
 async def run(config: WorkerConfig) -> None:
     hello = hello_of("worker", config.instance_id, zone=config.zone)
-    runtime = WorkerRuntime(config, hello)
+    security = open_security(config)
+    runtime = WorkerRuntime(config, hello, dialer=security.dialer)
     service = WorkerService(runtime, max_outbox_frames=config.max_outbox_frames)
     async with serving(
         config.listen,
@@ -24,6 +26,7 @@ async def run(config: WorkerConfig) -> None:
         drain_grace=config.drain_grace,
         advertise=config.advertise,
         is_ready=False,  # until the engine is ready
+        security=security,
     ) as server:
         hello.address = server.address
         runtime.on_ready = lambda is_ready: server.set_ready(is_ready=is_ready)

@@ -13,6 +13,7 @@ from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.lifecycle import background, request_stop
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.v1.stream_pb2 import End, Hello
@@ -44,7 +45,7 @@ HAND_BACK_TIMEOUT_S = 1.0  # s for edges to close their streams after our `end`
 class WorkerRuntime:
     """Connects the worker's parts. The caller may set the address of `hello` later, once it is bound."""
 
-    def __init__(self, config: WorkerConfig, hello: Hello) -> None:
+    def __init__(self, config: WorkerConfig, hello: Hello, *, dialer: Dialer = PLAINTEXT) -> None:
         self._clock = WallMonotonicClock()
         self.hello = hello
         self.on_ready: Callable[[bool], None] = lambda _: None  # called as the engine becomes ready and unready
@@ -59,10 +60,13 @@ class WorkerRuntime:
             python=config.engine_python,
         )
         self.scheduler = SchedulerClient(
-            config.schedulers, hello, profile=self._profile, on_frame=self._on_scheduler_frame
+            config.schedulers, hello, profile=self._profile, on_frame=self._on_scheduler_frame, dialer=dialer
         )
         self.poison_broadcast = PoisonBroadcast(
-            config.schedulers, hello, lambda: self.runs.quarantine.poison_reports(self._clock.now())
+            config.schedulers,
+            hello,
+            lambda: self.runs.quarantine.poison_reports(self._clock.now()),
+            dialer=dialer,
         )
         self._telemetry = RunTelemetry(self.state.figures)
         self._peers: dict[int, EdgePeer] = {}

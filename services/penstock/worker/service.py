@@ -19,7 +19,7 @@ class WorkerService(WorkerServiceServicer):
     ) -> None:
         self._runtime.check_accepts_streams()
         async with accept_stream(
-            context, pb.ExecuteResponse, self._runtime.hello, capacity=self._max_outbox_frames
+            context, pb.ExecuteResponse, self._runtime.hello, capacity=self._max_outbox_frames, tiers=("edge",)
         ) as peer:
             stream = self._runtime.open_stream(peer)
             try:

@@ -14,13 +14,14 @@ import structlog
 
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import Overloaded, PenstockError, PermissionDenied
-from penstock.chassis.operators.certificate import OPERATOR_TIER, Certificate, certificate_of
 from penstock.chassis.operators.throttle import FailureThrottle, RefusalReport, host_of
+from penstock.chassis.security.identity import PeerIdentity, peer_identity
 from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded
 
 log = structlog.get_logger()
 
 UNIX_PREFIX = "unix:"
+OPERATOR_TIER = "operator"
 
 current_actor: ContextVar[str] = ContextVar("current_actor", default="unknown")
 
@@ -61,7 +62,7 @@ class OperatorAccess:
     throttled: int = 0
     throttle: FailureThrottle = field(default_factory=FailureThrottle)
 
-    def authorize(self, peer: str, authorization: str, certificate: Certificate | None, now: float) -> str:
+    def authorize(self, peer: str, authorization: str, certificate: PeerIdentity | None, now: float) -> str:
         """Return the actor of the call.
 
         Raises PermissionDenied / ADMIN_ONLY, or Overloaded / ADMIN_THROTTLED after several failures of the peer's host.
@@ -82,7 +83,7 @@ class OperatorAccess:
         self.throttle.record_failure(host, now)
         raise PermissionDenied(self._denial(), reason="ADMIN_ONLY")
 
-    def _is_operator(self, certificate: Certificate) -> bool:
+    def _is_operator(self, certificate: PeerIdentity) -> bool:
         is_of_mesh = not self.trust_domain or certificate.trust_domain == self.trust_domain
         return is_of_mesh and certificate.tier == OPERATOR_TIER
 
@@ -129,9 +130,10 @@ class OperatorInterceptor(grpc.aio.ServerInterceptor):
 
     def _authorize(self, method: str, context: Context) -> None:
         now, peer = time.monotonic(), context.peer()
-        certificate = certificate_of(context)
+        certificate: PeerIdentity | None = None
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")
         try:
+            certificate = peer_identity(context)
             current_actor.set(self.access.authorize(peer, str(shown), certificate, now))
         except PenstockError as error:
             actor = f"{certificate.tier}:{certificate.instance_id}" if certificate else "unknown"

@@ -19,6 +19,8 @@ from penstock.chassis.config import ConfigError
 from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.chassis.observability.deferred import deferred_calls
 from penstock.chassis.operators.listeners import OperatorListeners, serving_admin, serving_health
+from penstock.chassis.security.interceptor import PeerInterceptor
+from penstock.chassis.security.process import LOCAL, ProcessSecurity
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.call_metrics import CallCounter
 from penstock.chassis.server.health import Health
@@ -49,10 +51,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def _bind(grpc_server: grpc.aio.Server, listen: str) -> int:
+def _bind(grpc_server: grpc.aio.Server, listen: str, security: ProcessSecurity, *, is_door: bool) -> int:
     """Return the bound port. Raises ConfigError if binding fails."""
     try:
-        return grpc_server.add_insecure_port(listen)
+        return security.bind(grpc_server, listen, is_development_door=is_door)
     except RuntimeError as error:
         text = f"cannot listen on {listen}; is the port taken? Set another with LISTEN of the tier"
         raise ConfigError(text) from error
@@ -66,6 +68,7 @@ class Server:
     health: Health
     calls: CallCounter
     address: str  # host:port by which other processes reach it
+    proxy_address: str = ""  # host:port for proxies; empty: none
     admin_address: str = ""  # unix:path or host:port of the operators' listener; empty: off
     health_address: str = ""  # host:port of the probes' listener; empty: off
 
@@ -112,19 +115,27 @@ async def serving(
     is_ready: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     message_bytes: int = MAX_MESSAGE_BYTES,
+    security: ProcessSecurity = LOCAL,
+    is_door: bool = False,
+    proxy_listen: str = "",
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
     The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
-    `operators` serve `admin` and the probes, until the server has drained. Raises ConfigError if `listen` cannot be
-    bound.
+    `operators` serve `admin` and the probes, until the server has drained. `is_door` makes `listen` a development door,
+    in plaintext on loopback; `proxy_listen` is a second address. Raises ConfigError if an address cannot be bound, or
+    would serve plaintext off loopback.
     """
     calls = CallCounter()
-    grpc_server = _new_server((CallInterceptor(calls), *interceptors), message_bytes)
+    peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
+    grpc_server = _new_server((CallInterceptor(calls), *peers, *interceptors), message_bytes)
     health, services = _register(grpc_server, registrations)
     server = Server(grpc_server, health, calls, "")
-    async with _serving_operators(operators, admin, server, services):
-        server.address = advertised_address(listen, _bind(grpc_server, listen), advertise)
+    async with _serving_operators(operators.secured(security), admin, server, services):
+        server.address = advertised_address(listen, _bind(grpc_server, listen, security, is_door=is_door), advertise)
+        if proxy_listen:
+            port = _bind(grpc_server, proxy_listen, security, is_door=False)
+            server.proxy_address = advertised_address(proxy_listen, port, "")
         await grpc_server.start()
         server.set_ready(is_ready=is_ready)
         log.info("listening", address=server.address, port=server.port)

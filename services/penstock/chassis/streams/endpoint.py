@@ -69,15 +69,18 @@ class StreamEndpoint(Generic[Out, In]):
         self.has_sent_end = False
         self.close_reason = ""
 
-    def accept_hello(self, frame: Any) -> None:
+    def accept_hello(self, frame: Any, check: Callable[[Hello], None] | None = None) -> None:
         """Apply the first frame.
 
-        Raises FailedPrecondition if it is no hello, or of protocol versions that we lack, and FrameOutOfRange.
+        Raises FailedPrecondition if it is no hello, or of protocol versions that we lack, FrameOutOfRange, and the
+        error of `check`.
         """
         if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
             raise FailedPrecondition("the first frame of a stream must be `hello`", reason="HELLO_MISSING")
         check_message(frame.hello, check_of(frame.hello.DESCRIPTOR))
         self._checks = frame_checks(frame.DESCRIPTOR)
+        if check:
+            check(frame.hello)
         self.protocol = agreed_version(self._own_hello, frame.hello)
         self.hello = frame.hello
 

@@ -11,7 +11,7 @@ live peer look dead.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,8 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from penstock.chassis.errors import FailedPrecondition
+from penstock.chassis.errors import FailedPrecondition, PermissionDenied
+from penstock.chassis.security.identity import HelloMismatch, check_hello, peer_identity
 from penstock.chassis.streams.endpoint import FrameOutOfRange, StreamEndpoint, counters
 from penstock.v1.stream_pb2 import End, Hello
 
@@ -59,13 +60,21 @@ class Peer(StreamEndpoint[Out, In]):
 
 @asynccontextmanager
 async def accept_stream(
-    context: Any, frame_type: Callable[..., Out], hello: Hello, *, capacity: int = MAX_OUTBOX_FRAMES
+    context: Any,
+    frame_type: Callable[..., Out],
+    hello: Hello,
+    *,
+    capacity: int = MAX_OUTBOX_FRAMES,
+    tiers: Sequence[str] = (),
 ) -> AsyncIterator[Peer[Out, Any]]:
     """Give a bidirectional handler its end of the stream, after hellos in both directions.
 
+    With `tiers`, the peer must be a process of one of them, and its hello of the tier and instance of its certificate.
+    Both are checked on connections with certificates.
+
     The block ends normally when the peer ends the stream, is cut, is silent or does not read; `finally` is the place to
-    release resources. Raises FailedPrecondition if the first frame is not a hello of a protocol version of ours, and
-    FrameOutOfRange for a frame with a field out of its range.
+    release resources. Raises FailedPrecondition if the first frame is not a hello of a protocol version of ours,
+    HelloMismatch, and FrameOutOfRange for a frame with a field out of its range.
     """
     await context.send_initial_metadata(())  # at once, because proxies count early cancels as an attack
     peer = Peer[Out, Any](context, frame_type, hello, capacity)
@@ -75,6 +84,8 @@ async def accept_stream(
     except TimeoutError:
         text = f"no `hello` was received within {HELLO_TIMEOUT_S:g} s; send it first, and other frames after ours"
         raise FailedPrecondition(text, reason="HELLO_MISSING") from None
+    if tiers:
+        _check_peer(context, peer.hello, tiers)
     counters.open += 1
     # Not a TaskGroup, which would wrap an exception of the caller's block into an ExceptionGroup.
     tasks = [asyncio.create_task(peer.write(context.write)), asyncio.create_task(peer.tick())]
@@ -88,6 +99,16 @@ async def accept_stream(
         peer.close_reason = peer.close_reason or "handler left"
         await _cancel_tasks(tasks)
         log.debug("stream_closed", peer=peer.hello.instance_id, ended=peer.has_peer_ended, because=peer.close_reason)
+
+
+def _check_peer(context: Any, hello: Hello, tiers: Sequence[str]) -> None:
+    """Raise HelloMismatch if the hello is of another process than the certificate, or this stream of other tiers."""
+    identity = peer_identity(context)
+    if identity is None:
+        return
+    check_hello(hello, identity.tier, identity.instance_id)
+    if hello.tier not in tiers:
+        raise HelloMismatch(f"this stream is for {' and '.join(tiers)}, the hello is of tier {hello.tier[:64]!r}")
 
 
 async def _cancel_tasks(tasks: list[asyncio.Task[None]]) -> None:
@@ -115,8 +136,12 @@ class Link(Generic[Out, In]):
         on_down: Callable[[str], None] | None = None,
         capacity: int = MAX_OUTBOX_FRAMES,
         is_quiet: bool = False,
+        check_hello: Callable[[Hello], None] | None = None,
     ) -> None:
-        """`is_quiet` turns off logging, for a library in an application's process."""
+        """`is_quiet` turns off logging, for a library in an application's process.
+
+        `check_hello` raises PermissionDenied for the hello of a server that must not be used.
+        """
         self.name = name
         self._call = call
         self._frame_type = frame_type
@@ -125,6 +150,7 @@ class Link(Generic[Out, In]):
         self._on_up = on_up
         self._on_down = on_down
         self._capacity = capacity
+        self._check_hello = check_hello
         self._log = _discard_event if is_quiet else log.info
         self._endpoint: StreamEndpoint[Out, In] | None = None
         self._is_closing = False
@@ -175,14 +201,21 @@ class Link(Generic[Out, In]):
         try:
             async with endpoint.timeout:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    endpoint.accept_hello(await call.read())
+                    endpoint.accept_hello(await call.read(), self._check_hello)
                 if not self._is_closing:
                     tasks.append(asyncio.create_task(endpoint.tick()))
                     self._mark_up(endpoint)
                     await self._read(call, endpoint)
         except TimeoutError:
             endpoint.close_reason = endpoint.close_reason or "no hello"
-        except (grpc.RpcError, FailedPrecondition, FrameOutOfRange, asyncio.InvalidStateError) as error:
+            await self._log_failed_call(call)
+        except (
+            grpc.RpcError,
+            FailedPrecondition,
+            PermissionDenied,
+            FrameOutOfRange,
+            asyncio.InvalidStateError,
+        ) as error:
             endpoint.close_reason = endpoint.close_reason or _reason(error)
             self._log_rejection(error)
         except Exception:
@@ -219,6 +252,12 @@ class Link(Generic[Out, In]):
             self._rejection = reason
             self._log("link_rejected", link=self.name, because=reason)
 
+    async def _log_failed_call(self, call: Any) -> None:
+        """Log the status of a call that failed before the writer or the reader received it."""
+        if self._endpoint is None and call.done() and await call.code() is not grpc.StatusCode.OK:
+            failure = (await call.code(), await call.initial_metadata(), await call.trailing_metadata())
+            self._log_rejection(grpc.aio.AioRpcError(*failure, await call.details()))
+
     def _mark_down(self, endpoint: StreamEndpoint[Out, In]) -> None:
         endpoint.mark_closed("ended" if endpoint.has_peer_ended or endpoint.has_sent_end else "cut")
         if self._endpoint is not endpoint:
@@ -233,10 +272,17 @@ class Link(Generic[Out, In]):
 def _discard_event(_event: str, **_facts: object) -> None: ...
 
 
+_REJECTIONS = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+)
+
+
 def _is_rejection(error: BaseException) -> bool:
     if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
-    return isinstance(error, FailedPrecondition | FrameOutOfRange)
+        return error.code() in _REJECTIONS or "andshake" in (error.details() or "")
+    return isinstance(error, FailedPrecondition | PermissionDenied | FrameOutOfRange)
 
 
 def _reason(error: BaseException) -> str:

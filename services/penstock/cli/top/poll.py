@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from penstock.chassis.channels import channel, resolve
+from penstock.chassis.channels import resolve
 from penstock.chassis.errors import PenstockError
 from penstock.cli.admin import AdminTarget, admin_error
+from penstock.local_mesh.operator_channels import operator_channel
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 
@@ -51,7 +52,7 @@ class ProcessPoller:
 async def open_poller(names: Mapping[str, str]) -> AsyncIterator[ProcessPoller]:
     """Poll the processes of `names` (by address), over one channel each."""
     async with AsyncExitStack() as stack:
-        channels = {address: await stack.enter_async_context(channel(address)) for address in names}
+        channels = {address: await stack.enter_async_context(operator_channel(address)) for address in names}
         yield ProcessPoller({address: (names[address], AdminStub(channels[address])) for address in names})
 
 

@@ -7,9 +7,9 @@ from functools import partial
 import grpc
 import structlog
 
-from penstock.chassis.channels import channel
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import InvalidArgument, NotFound, PenstockError, Unavailable, error_from_rpc
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.endpoint import check_message
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.transitions import model_replaced
@@ -34,7 +34,10 @@ CARD_RETRY_BACKOFF_S = (0.5, 15.0)  # first and longest delay between attempts t
 class ModelCatalog:
     """Loaded models by key. A model is loaded once its card is fetched and its tokenizer is built."""
 
-    def __init__(self, clock: WallMonotonicClock, pools: TokenizerPools, *, wait_timeout: float) -> None:
+    def __init__(
+        self, clock: WallMonotonicClock, pools: TokenizerPools, *, wait_timeout: float, dialer: Dialer = PLAINTEXT
+    ) -> None:
+        self._dialer = dialer
         self._clock = clock
         self._pools = pools
         self._wait_timeout = wait_timeout  # s to wait for an announced model to load
@@ -216,7 +219,7 @@ class ModelCatalog:
 
     async def _fetch(self, entry: CatalogEntry) -> LoadedModel:
         """Raises PenstockError, also if the worker at the address serves another card by now."""
-        async with channel(entry.worker_address) as to_worker:
+        async with self._dialer.channel(entry.worker_address, "worker", entry.worker_id) as to_worker:
             try:
                 response = await WorkerServiceStub(to_worker).GetModelCard(
                     GetModelCardRequest(), timeout=CARD_FETCH_TIMEOUT_S

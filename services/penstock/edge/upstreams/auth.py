@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from uuid import uuid4
 
-from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.channels import PeerSet
 from penstock.chassis.errors import Overloaded, PenstockError, Unavailable, error_from_failure
 from penstock.chassis.lifecycle import background
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link
 from penstock.edge.auth_fallback.fallback import AuthFallback
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, PendingReservations
@@ -48,7 +49,10 @@ class AuthClient:
         requests: ActiveRequests,
         runner: EffectRunner,
         fallback_limits: AuthFallbackLimits,
+        *,
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
+        self._dialer = dialer
         self._hello = hello
         self._requests = requests
         self._runner = runner
@@ -175,7 +179,7 @@ class AuthClient:
         return bool(self._active_address) and self._streams[self._active_address].send(frame)
 
     async def _open(self, address: str) -> None:
-        async with channel(address) as to_auth:
+        async with self._dialer.channel(address, "auth") as to_auth:
             link = self._streams[address] = AuthStream(
                 f"auth {address}",
                 lambda: AdmissionServiceStub(to_auth).Admit(),
@@ -187,6 +191,7 @@ class AuthClient:
                 # A reconnected peer receives frames of all active requests, of as many deferred reservations and of as
                 # many orphaned ones at once; a stalled peer is owed at most two frames for each.
                 capacity=6 * self._requests.max_active_requests,
+                check_hello=self._dialer.hello_check("auth"),
             )
             try:
                 await link.run()

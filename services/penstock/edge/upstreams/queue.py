@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.channels import PeerSet
 from penstock.chassis.errors import error_from_failure
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link
 from penstock.edge.admission.filter import AdmissionFilter
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
@@ -35,7 +36,9 @@ class QueueClient:
         *,
         catalog: ModelCatalog,
         admission: AdmissionFilter,
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
+        self._dialer = dialer
         self._hello = hello
         self._requests = requests
         self._runner = runner
@@ -77,7 +80,7 @@ class QueueClient:
             link.send(frames.withdraw(ticket_id))
 
     async def _open(self, address: str) -> None:
-        async with channel(address) as to_shard:
+        async with self._dialer.channel(address, "queue") as to_shard:
             link = self._streams[address] = ShardStream(
                 f"queue {address}",
                 lambda: QueueServiceStub(to_shard).Submit(),
@@ -88,6 +91,7 @@ class QueueClient:
                 on_down=lambda _: self._on_down(address),
                 # A reconnected peer receives frames of all active requests; a stalled one is owed at most two for each.
                 capacity=2 * self._requests.max_active_requests,
+                check_hello=self._dialer.hello_check("queue"),
             )
             try:
                 await link.run()

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
@@ -35,8 +35,12 @@ class WorkerRunHandle:
 class WorkerConnection:
     """Stream to one worker. Leases wait until it is connected; the time to live of a lease bounds that wait."""
 
-    def __init__(self, address: str, hello: Hello, runner: EffectRunner) -> None:
+    def __init__(
+        self, address: str, hello: Hello, runner: EffectRunner, *, worker_id: str = "", dialer: Dialer = PLAINTEXT
+    ) -> None:
         self.address = address
+        self._worker_id = worker_id
+        self._dialer = dialer
         self._hello = hello
         self._runner = runner
         self._contexts: dict[int, RequestContext] = {}
@@ -55,7 +59,7 @@ class WorkerConnection:
         return len(self._contexts)
 
     async def run(self) -> None:
-        async with channel(self.address) as to_worker:
+        async with self._dialer.channel(self.address, "worker", self._worker_id) as to_worker:
             self._link = WorkerStream(
                 f"worker {self.address}",
                 lambda: WorkerServiceStub(to_worker).Execute(),
@@ -64,6 +68,7 @@ class WorkerConnection:
                 on_frame=self._on_frame,
                 on_up=lambda _: self._on_up(),
                 on_down=lambda _: self._on_down(),
+                check_hello=self._dialer.hello_check("worker", self._worker_id),
             )
             await self._link.run()
 
@@ -167,14 +172,18 @@ SWEEPS_PER_IDLE_TIMEOUT = 4  # checks for idle streams per `idle_timeout`
 
 
 class WorkerClient:
-    """Opens a stream at the first lease of a worker, and closes it after `idle_timeout` seconds without a run."""
+    """Opens a stream at the first lease of a worker, and closes it after `idle_timeout` seconds without a run.
 
-    def __init__(self, hello: Hello, runner: EffectRunner, *, idle_timeout: float) -> None:
+    With certificates, the worker that a lease names is the only one that its stream connects to.
+    """
+
+    def __init__(self, hello: Hello, runner: EffectRunner, *, idle_timeout: float, dialer: Dialer = PLAINTEXT) -> None:
+        self._dialer = dialer
         self._hello = hello
         self._runner = runner
         self._idle_timeout = idle_timeout  # s
-        self._connections: dict[str, WorkerConnection] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._connections: dict[tuple[str, str], WorkerConnection] = {}  # by address and name of the worker
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -188,19 +197,22 @@ class WorkerClient:
                 self._close_idle()
 
     def start(self, context: RequestContext, lease: Lease) -> None:
-        address = lease.worker_address
-        if address not in self._connections:
-            self._open(address)
-        self._connections[address].start(context, lease)
+        key = self._dialer.key(lease.worker_address, "worker", lease.worker_id)
+        if key not in self._connections:
+            self._open(key, lease)
+        self._connections[key].start(context, lease)
 
-    def _open(self, address: str) -> None:
+    def _open(self, key: tuple[str, str], lease: Lease) -> None:
         assert self._group is not None, "a lease arrived before the worker client ran"
-        self._connections[address] = WorkerConnection(address, self._hello, self._runner)
-        self._tasks[address] = self._group.create_task(self._connections[address].run(), name=f"worker {address}")
+        address = lease.worker_address
+        self._connections[key] = WorkerConnection(
+            address, self._hello, self._runner, worker_id=lease.worker_id, dialer=self._dialer
+        )
+        self._tasks[key] = self._group.create_task(self._connections[key].run(), name=f"worker {address}")
 
     def _close_idle(self) -> None:
         now = self._runner.now()
-        for address, link in list(self._connections.items()):
+        for key, link in list(self._connections.items()):
             if not link.runs and now - link.last_used_at > self._idle_timeout:
-                del self._connections[address]
-                self._tasks.pop(address).cancel()
+                del self._connections[key]
+                self._tasks.pop(key).cancel()

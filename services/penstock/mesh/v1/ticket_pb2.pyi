@@ -255,6 +255,7 @@ class CatalogEntry(_message.Message):
     WORKERS_HINT_FIELD_NUMBER: _builtins.int
     SLOTS_HINT_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model in requests."""
     card_digest: _builtins.str
@@ -271,6 +272,10 @@ class CatalogEntry(_message.Message):
     """
     context_length: _builtins.int
     """Largest context of one sequence that any of these workers accepts, in tokens. 0: as in the card."""
+    worker_id: _builtins.str
+    """Instance id of the worker at `worker_address`, set by the scheduler. The edge fetches the card from no other one.
+    Empty: from any worker at that address.
+    """
     def __init__(
         self,
         *,
@@ -280,10 +285,11 @@ class CatalogEntry(_message.Message):
         workers_hint: _builtins.int = ...,
         slots_hint: _builtins.int = ...,
         context_length: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "context_length", b"context_length", "model", b"model", "slots_hint", b"slots_hint", "worker_address", b"worker_address", "workers_hint", b"workers_hint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "context_length", b"context_length", "model", b"model", "slots_hint", b"slots_hint", "worker_address", b"worker_address", "worker_id", b"worker_id", "workers_hint", b"workers_hint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from penstock.bench.drivers.grpc import GrpcDriver
 from penstock.bench.progress import ProgressFn, progress_reporter
-from penstock.chassis.channels import channel
 from penstock.client import Client
 from penstock.local_mesh.mesh import LocalMesh, TransformPlan, local_mesh
+from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
 from penstock.proofs.testbed.load import ClosedLoopLoad
 from penstock.proofs.testbed.tcp_relays import TcpRelays
@@ -64,7 +64,7 @@ class Testbed:
         return residue
 
     async def _snapshot(self, address: str) -> Snapshot:
-        async with channel(address) as to_process:
+        async with operator_channel(address) as to_process:
             return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
 
     async def _figures_not_zero(self) -> dict[str, float]:

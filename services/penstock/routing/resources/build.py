@@ -26,14 +26,15 @@ class ProxyConfig:
     access_log: str = ""  # file to which proxies write one JSON line per call; empty: none
     # Interval of pings to each edge; a ping without a response for as long closes the streams of that edge.
     keepalive_interval: timedelta = timedelta(seconds=2)
+    secrets: str = ""  # folder of the proxies' secrets, for mutual TLS to edges; empty: plaintext
 
 
 def build_snapshot(proxy: ProxyConfig, edges: Iterable[Edge]) -> Snapshot:
     members = list(edges)
     return Snapshot.of(
         [
-            grpc_cluster(GRPC_CLUSTER, keepalive_interval=proxy.keepalive_interval),
-            http_cluster(HTTP_CLUSTER),
+            grpc_cluster(GRPC_CLUSTER, keepalive_interval=proxy.keepalive_interval, secrets=proxy.secrets),
+            http_cluster(HTTP_CLUSTER, secrets=proxy.secrets),
             endpoints(GRPC_CLUSTER, members, attrgetter("grpc")),
             endpoints(HTTP_CLUSTER, members, attrgetter("http")),
             front_listener(LISTENER_NAME, proxy.listen, routes=ROUTE_CONFIG_NAME, access_log=proxy.access_log),

@@ -9,6 +9,7 @@ from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type import v3 as units
 from envoy_data_plane.google.protobuf import Any
 
+from penstock.routing.resources.transport_sockets import mutual_tls
 from penstock.routing.resources.types import Resource, ResourceType
 
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -18,22 +19,29 @@ CONNECTION_IDLE_TIMEOUT = timedelta(hours=1)
 UNBOUNDED = 2**31 - 1  # Envoy's default would reject the 1,025th stream; the edge, not the proxy, sheds load
 
 
-def grpc_cluster(name: str, *, keepalive_interval: timedelta) -> Resource:
+def grpc_cluster(name: str, *, keepalive_interval: timedelta, secrets: str = "") -> Resource:
     """HTTP/2 to the edges' gRPC port, with pings so that a frozen edge does not hold its streams for ever."""
     ping = core.KeepaliveSettings(interval=keepalive_interval, timeout=keepalive_interval)
     http2 = core.Http2ProtocolOptions(connection_keepalive=ping)
     check = _check(grpc=core.HealthCheckGrpcHealthCheck())
-    return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2))
+    protocol = upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2)
+    return _cluster(name, check, protocol, mutual_tls(secrets, "edge", alpn="h2") if secrets else None)
 
 
-def http_cluster(name: str) -> Resource:
+def http_cluster(name: str, *, secrets: str = "") -> Resource:
     """HTTP/1.1 to the edges' OpenAI port."""
     check = _check(http=core.HealthCheckHttpHealthCheck(path="/health"))
     http1 = core.Http1ProtocolOptions()
-    return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=http1))
+    protocol = upstreams.HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=http1)
+    return _cluster(name, check, protocol, mutual_tls(secrets, "edge", alpn="http/1.1") if secrets else None)
 
 
-def _cluster(name: str, check: core.HealthCheck, protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig) -> Resource:
+def _cluster(
+    name: str,
+    check: core.HealthCheck,
+    protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig,
+    transport: core.TransportSocket | None,
+) -> Resource:
     options = upstreams.HttpProtocolOptions(
         common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=CONNECTION_IDLE_TIMEOUT),
         explicit_http_config=protocol,
@@ -50,6 +58,7 @@ def _cluster(name: str, check: core.HealthCheck, protocol: upstreams.HttpProtoco
         common_lb_config=_balancing(),
         ignore_health_on_host_removal=True,  # otherwise a removed edge gets calls while its check passes
         typed_extension_protocol_options={HTTP_OPTIONS: pack_any(options)},
+        transport_socket=transport,
     )
     return Resource(
         type=ResourceType.CLUSTER,

@@ -144,6 +144,7 @@ class Pool:
             model=newest.profile.model,
             card_digest=newest.profile.card_digest,
             worker_address=newest.address,
+            worker_id=newest.worker_id,
             workers_hint=len(self),
             slots_hint=at_most(sum(worker.profile.slots for worker in self), COUNT),
             context_length=max(worker.profile.context_length for worker in self),

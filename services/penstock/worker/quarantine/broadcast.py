@@ -6,8 +6,9 @@ from contextlib import suppress
 
 import grpc
 
-from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.channels import PeerSet
 from penstock.chassis.lifecycle import background
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link
 from penstock.mesh.v1 import scheduler_pb2 as pb
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -29,10 +30,18 @@ class PoisonBroadcast:
     cut off from the worker, by more, while other schedulers place the requests that the worker is about to isolate.
     """
 
-    def __init__(self, schedulers: Sequence[str], hello: Hello, reports: Callable[[], Sequence[PoisonReport]]) -> None:
+    def __init__(
+        self,
+        schedulers: Sequence[str],
+        hello: Hello,
+        reports: Callable[[], Sequence[PoisonReport]],
+        *,
+        dialer: Dialer = PLAINTEXT,
+    ) -> None:
         """`reports` returns all current reports."""
         self._hello = hello
         self._reports = reports
+        self._dialer = dialer
         self._sent: set[tuple[int, bool]] = set()
         self._links: set[SchedulerLink] = set()
         self._started, self._finished = asyncio.Event(), asyncio.Event()
@@ -62,7 +71,7 @@ class PoisonBroadcast:
         await self._peers.run()
 
     async def _broadcast_to(self, address: str) -> None:
-        async with channel(address) as to_scheduler:
+        async with self._dialer.channel(address, "scheduler") as to_scheduler:
             while True:
                 await self._started.wait()
                 await self._keep_stream(address, lambda: SchedulerServiceStub(to_scheduler).Attach())
@@ -81,6 +90,7 @@ class PoisonBroadcast:
             on_frame=lambda _: None,
             on_up=lambda _: self._send_all(link),
             on_down=lambda _: is_down.set(),
+            check_hello=self._dialer.hello_check("scheduler"),
         )
         self._links.add(link)
         try:

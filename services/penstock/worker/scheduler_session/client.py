@@ -12,8 +12,9 @@ from contextlib import suppress
 
 import grpc
 
-from penstock.chassis.channels import AddressWatch, channel
+from penstock.chassis.channels import AddressWatch
 from penstock.chassis.lifecycle import background
+from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link
 from penstock.mesh.v1 import scheduler_pb2 as pb
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -44,11 +45,13 @@ class SchedulerClient:
         *,
         profile: Callable[[], pb.Profile],
         on_frame: Callable[[pb.AttachResponse], None],
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
         """`profile` is called at each attachment; it has the running leases, or only poison reports."""
         self._address_watch = AddressWatch(schedulers)
         self._address_ranks = {address: float(place) for place, address in enumerate(schedulers)}
         self._profile = profile
+        self._dialer = dialer
         self._addresses: list[str] = []
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._next_address = 0
@@ -68,6 +71,7 @@ class SchedulerClient:
             on_frame=on_frame,
             on_up=self._on_link_up,
             on_down=self._on_link_down,
+            check_hello=dialer.hello_check("scheduler"),
         )
 
     @property
@@ -155,7 +159,7 @@ class SchedulerClient:
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
         if address not in self._channels:
-            self._channels[address] = channel(address)
+            self._channels[address] = self._dialer.channel(address, "scheduler")
         return SchedulerServiceStub(self._channels[address]).Attach()
 
     def _on_link_down(self, _: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.chassis.errors import Overloaded, PenstockError
+from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge
 from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
@@ -106,6 +107,11 @@ class Exchange:
     def credential(self) -> Credential:
         host, port = self._scope.get("client") or ("", 0)
         return credential_of(self.headers, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+    @property
+    def is_via_proxy(self) -> bool:
+        """Whether the request came through an Envoy that has identified itself by its certificate."""
+        return is_via_proxy(self._scope)
 
     @property
     def has_small_body(self) -> bool:

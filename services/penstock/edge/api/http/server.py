@@ -2,15 +2,18 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
 
 import structlog
 import uvicorn
 
 from penstock.chassis.lifecycle import background, current_stop
+from penstock.chassis.security.process import LOCAL, ProcessSecurity
 from penstock.chassis.server.server import CLEANUP_GRACE_S, advertised_address
 from penstock.edge.api.http.app import OpenAIApp
+from penstock.edge.api.http.proxy_door import protocol_options
 
 log = structlog.get_logger()
 
@@ -22,16 +25,22 @@ LISTEN_BACKLOG = 2_048  # connections that are not accepted yet
 
 
 @asynccontextmanager
-async def serving_http(listen: str, app: OpenAIApp, drain_grace: float) -> AsyncIterator[str]:
+async def serving_http(
+    listen: str, app: OpenAIApp, drain_grace: float, security: ProcessSecurity = LOCAL, *, is_door: bool = True
+) -> AsyncIterator[str]:
     """Serve `app` at host:port and yield the address. An empty `listen` serves nothing.
 
-    The drain begins at a stop request or at the end of the block, which waits for it. Raises OSError if `listen`
-    cannot be bound.
+    With certificates, only proxies are served; a door on loopback serves everyone there, in plaintext. The drain
+    begins at a stop request or at the end of the block, which waits for it. Raises OSError if `listen` cannot be bound,
+    ConfigError if it would serve plaintext off loopback.
     """
     if not listen:
         yield ""
         return
-    listener = _Listener(listen, app, drain_grace)
+    if not security.is_mutual(listen, is_development_door=is_door):
+        security.check_plaintext(listen)
+        security = LOCAL
+    listener = _Listener(listen, app, drain_grace, protocol_options(security))
     async with background(listener.serve(), listener.drain_at_stop()):
         log.info("http_listening", address=listener.address)
         try:
@@ -50,7 +59,7 @@ class _Server(uvicorn.Server):
 class _Listener:
     """One bound port and the server on it."""
 
-    def __init__(self, listen: str, app: OpenAIApp, drain_grace: float) -> None:
+    def __init__(self, listen: str, app: OpenAIApp, drain_grace: float, protocol: Mapping[str, Any]) -> None:
         self._app = app
         self._drain_grace = drain_grace
         self._is_closed = asyncio.Event()
@@ -59,7 +68,7 @@ class _Listener:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                **protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

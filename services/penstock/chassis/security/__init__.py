@@ -1,0 +1,1 @@
+"""Identity of processes: certificates and their reload, credentials, and the table of calls that each tier may make."""

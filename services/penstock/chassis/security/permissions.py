@@ -1,0 +1,49 @@
+"""The table of RPCs and the tiers that may call each. An RPC without an entry is refused."""
+
+from collections.abc import Iterator, Mapping
+
+from penstock.chassis.security.identity import TIERS
+
+DOOR_TIERS = frozenset({"envoy"})  # may send requests of clients to the doors of an edge, over gRPC and HTTP
+OPERATOR_TIERS = frozenset({"operator"})
+ALL_TIERS = frozenset(TIERS)
+
+
+def _entries() -> Iterator[tuple[str, frozenset[str]]]:
+    mesh = {
+        "AdmissionService": {"Admit": "edge"},
+        "QueueService": {"Submit": "edge", "Dispatch": "scheduler"},
+        "SchedulerService": {"Attach": "worker"},
+        "WorkerService": {"Execute": "edge", "GetModelCard": "edge"},
+    }
+    for service, callers in mesh.items():
+        for rpc, tier in callers.items():
+            yield f"penstock.mesh.v1.{service}/{rpc}", frozenset({tier})
+    for rpc in ("Generate", "Session", "CountTokens", "ListModels"):
+        yield f"penstock.v1.Inference/{rpc}", DOOR_TIERS
+    for rpc in ("GetSnapshot", "WatchSnapshot", "Drain", "CreateKey", "ListKeys", "RevokeKey"):
+        yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
+    for rpc in ("PutTenant", "DeleteTenant", "ListTenants"):
+        yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
+    for rpc in ("StreamAggregatedResources", "DeltaAggregatedResources"):
+        yield f"envoy.service.discovery.v3.AggregatedDiscoveryService/{rpc}", DOOR_TIERS
+    yield "envoy.service.auth.v3.Authorization/Check", DOOR_TIERS
+    for rpc in ("Check", "List", "Watch"):
+        yield f"grpc.health.v1.Health/{rpc}", ALL_TIERS
+    yield "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", OPERATOR_TIERS
+    for rpc in ("GetTopChannels", "GetServers", "GetServer", "GetServerSockets", "GetChannel", "GetSubchannel"):
+        yield f"grpc.channelz.v1.Channelz/{rpc}", OPERATOR_TIERS
+    yield "grpc.channelz.v1.Channelz/GetSocket", OPERATOR_TIERS
+
+
+PERMISSIONS: Mapping[str, frozenset[str]] = dict(_entries())  # by `package.Service/Rpc`: the tiers that may call it
+
+
+def is_allowed(tier: str, method: str) -> bool:
+    """Whether a process of `tier` may call `method`, which is `package.Service/Rpc` with or without a leading slash."""
+    return tier in PERMISSIONS.get(method.removeprefix("/"), frozenset())
+
+
+def callers_of(method: str) -> frozenset[str]:
+    """Return the tiers that may call `method`; empty if it has no entry."""
+    return PERMISSIONS.get(method.removeprefix("/"), frozenset())

@@ -1,0 +1,40 @@
+"""Transport sockets of clusters: mutual TLS from a proxy to a tier of the mesh."""
+
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
+from envoy_data_plane.envoy.type.matcher import v3 as matchers
+from envoy_data_plane.google.protobuf import Any
+
+from penstock.chassis.security.identity import server_name
+from penstock.routing.secrets import AUTHORITIES, IDENTITY, secret_file
+
+TRANSPORT_SOCKET = "envoy.transport_sockets.tls"
+
+
+def mutual_tls(secrets: str, tier: str, *, alpn: str) -> core.TransportSocket:
+    """Connect to processes of `tier` alone, with the certificate in the proxy's folder `secrets`."""
+    name = server_name(tier)
+    expected = tls.SubjectAltNameMatcher(
+        san_type=tls.SubjectAltNameMatcherSanType.DNS, matcher=matchers.StringMatcher(exact=name)
+    )
+    validation = tls.CommonTlsContextCombinedCertificateValidationContext(
+        default_validation_context=tls.CertificateValidationContext(match_typed_subject_alt_names=[expected]),
+        validation_context_sds_secret_config=_secret(secrets, AUTHORITIES),
+    )
+    latest = tls.TlsParametersTlsProtocol.TLSv1_3
+    context = tls.UpstreamTlsContext(
+        sni=name,
+        common_tls_context=tls.CommonTlsContext(
+            tls_params=tls.TlsParameters(tls_minimum_protocol_version=latest, tls_maximum_protocol_version=latest),
+            tls_certificate_sds_secret_configs=[_secret(secrets, IDENTITY)],
+            combined_validation_context=validation,
+            alpn_protocols=[alpn],
+        ),
+    )
+    return core.TransportSocket(name=TRANSPORT_SOCKET, typed_config=Any.pack(context))
+
+
+def _secret(folder: str, name: str) -> tls.SdsSecretConfig:
+    path = core.PathConfigSource(path=f"{folder}/{secret_file(name)}")
+    source = core.ConfigSource(path_config_source=path, resource_api_version=core.ApiVersion.V3)
+    return tls.SdsSecretConfig(name=name, sds_config=source)
