@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from edge_mesh import edge_mesh
 from inference_server import scripted_servicer
-from operator_certificates import Authority
+from mesh_identities import Identities
 from operators import admin_socket, operators_at_socket
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
@@ -188,18 +188,26 @@ async def test_wrong_tokens_are_throttled_and_logged_once_a_second():
         assert "wrong" not in str(logs)
 
 
-async def test_an_operator_s_certificate_is_admitted_and_another_tier_s_is_not():
-    authority = Authority()
-    operators = OperatorListeners(admin_listen="127.0.0.1:0", credentials=authority.server_credentials("queue"))
-    async with server_of(operators) as server:
-        async with authority.channel(server.admin_address, "operator", "anna") as to_admin:
+async def test_an_operator_s_certificate_is_admitted_and_no_other_caller_is(tmp_path):
+    identities = Identities.create(tmp_path)
+    operators = OperatorListeners(admin_listen=LOOPBACK)
+    async with server_of(operators, security=identities.security("queue")) as server:
+        async with identities.channel(server.admin_address, "queue", "operator", "anna") as to_admin:
             assert await code_of(to_admin, OPERATORS_METHODS[0]) is grpc.StatusCode.OK
-        async with authority.channel(server.admin_address, "edge", "edge-1") as to_admin:
-            assert await code_of(to_admin, OPERATORS_METHODS[0]) is grpc.StatusCode.PERMISSION_DENIED
-        async with Authority().channel(server.admin_address, "operator", "anna") as to_admin:
-            assert await code_of(to_admin, OPERATORS_METHODS[0]) is grpc.StatusCode.UNAVAILABLE
-        async with channel(server.admin_address) as to_admin:
-            assert await code_of(to_admin, OPERATORS_METHODS[0]) is grpc.StatusCode.UNAVAILABLE
+        for tier in ("edge", "queue", "worker", "envoy"):
+            async with identities.channel(server.admin_address, "queue", tier) as to_admin:
+                assert await code_of(to_admin, OPERATORS_METHODS[0]) is grpc.StatusCode.PERMISSION_DENIED
+        async with identities.bad_callers(server.admin_address, "queue", "operator") as callers:
+            refused = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
+            for problem, to_admin in callers.items():
+                assert await code_of(to_admin, OPERATORS_METHODS[0]) in refused, problem
+
+
+async def test_probes_are_served_in_plaintext_by_a_process_with_certificates(tmp_path):
+    operators = OperatorListeners(health_listen=LOOPBACK)
+    security = Identities.create(tmp_path).security("queue")
+    async with server_of(operators, security=security) as server, channel(server.health_address) as to_health:
+        assert (await HealthStub(to_health).Check(HealthCheckRequest())).status == HealthCheckResponse.SERVING
 
 
 async def test_reflection_describes_the_services_of_both_ports():

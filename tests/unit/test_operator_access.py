@@ -1,5 +1,7 @@
 """Who is an operator, and what failed attempts cost. Times are passed in."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.chassis.config import ConfigError
@@ -57,7 +59,7 @@ def test_an_operator_of_another_trust_domain_is_none():
     access = OperatorAccess(is_unix=False, trust_domain="penstock.example")
     with pytest.raises(PermissionDenied):
         access.authorize(PEER, "", OPERATOR, 0.0)
-    other = OPERATOR._replace(trust_domain="penstock.example")
+    other = replace(OPERATOR, trust_domain="penstock.example")
     assert access.authorize(PEER, "", other, 0.0) == "operator:anna"
 
 

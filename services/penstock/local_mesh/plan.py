@@ -57,9 +57,9 @@ class ProcessSpec:
     address: str = ""  # host:port of its gRPC server, or of Envoy's listener
     http: str = ""  # host:port of its HTTP server; empty: none
     admin: str = ""  # host:port of Envoy's admin interface; empty: not an Envoy
+    admin_target: str = ""  # unix:path of its Admin service; empty: on `address`, as in a previous release
     proxy_doors: tuple[str, ...] = ()  # host:port for proxies: gRPC and HTTP
     is_mutual: bool = False  # whether `address` requires a certificate
-    admin_target: str = ""  # unix:path of its Admin service; empty: on `address`, as in a previous release
 
     @property
     def admin_address(self) -> str:
@@ -131,8 +131,8 @@ class _Planner:
         self.folder = folder
         self.api_key = api_key
         self.cores = cores
-        self.has_envoy = False
         self.sockets = sockets
+        self.has_envoy = False
 
     def address(self, port: int, replica: int = 0) -> str:
         return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_PORT_STEP}"

@@ -19,8 +19,8 @@ class ProcessState:
     pid: int
     address: str
     http: str
-    is_mutual: bool = False  # whether `address` requires a certificate, such as that of the mesh's operator
     admin: str = ""  # address of its Admin service; empty: `address`, as in a previous release
+    is_mutual: bool = False  # whether `address` requires a certificate, such as that of the mesh's operator
 
     @property
     def admin_address(self) -> str:

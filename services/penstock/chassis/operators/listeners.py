@@ -17,8 +17,7 @@ from penstock.chassis.operators.access import UNIX_PREFIX, OperatorAccess, Opera
 from penstock.chassis.operators.audit.actions import AuditInterceptor
 from penstock.chassis.operators.audit.log import AuditLog
 from penstock.chassis.operators.unix_socket import path_of, private_files, remove_stale_socket
-from penstock.chassis.security.credentials import server_credentials
-from penstock.chassis.security.process import ProcessSecurity
+from penstock.chassis.security.process import LOCAL, ProcessSecurity
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.health import Health
 from penstock.chassis.server.interceptors import CallInterceptor
@@ -33,6 +32,7 @@ ADMIN_SERVICES = ("penstock.v1.Admin", "grpc.channelz.v1.Channelz", reflection.S
 
 # Makes a server of gRPC with interceptors and a limit of received messages in bytes.
 NewServer = Callable[[Sequence[grpc.aio.ServerInterceptor], int], grpc.aio.Server]
+BindPort = Callable[[grpc.aio.Server, str], int]  # returns the port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,7 @@ class OperatorListeners:
     admin_token: str = ""
     audit_log: str = ""  # path; empty: the process's log alone
     health_listen: str = ""
-    credentials: grpc.ServerCredentials | None = None  # of mutual TLS; None: plaintext
-    trust_domain: str = ""  # of operators' certificates
+    security: ProcessSecurity = LOCAL  # of the process; probes are served in plaintext in any case
 
     @classmethod
     def of(cls, config: ServiceConfig) -> Self:
@@ -55,12 +54,9 @@ class OperatorListeners:
             health_listen=config.health_listen,
         )
 
-    def secured_by(self, security: ProcessSecurity) -> Self:
-        """Return these settings with the certificates of the process, which an address off a Unix socket requires."""
-        if security.certificates is None or not security.is_mutual(self.admin_listen):
-            return self
-        credentials = server_credentials(security.certificates)
-        return replace(self, credentials=credentials, trust_domain=security.trust_domain)
+    def secured(self, security: ProcessSecurity) -> Self:
+        """Return these listeners of a process with `security`."""
+        return replace(self, security=security)
 
 
 @asynccontextmanager
@@ -71,10 +67,10 @@ async def serving_admin(
 
     Raises ConfigError if the listener would serve everybody, or cannot be opened.
     """
-    listen = listeners.admin_listen
-    check_protected(listen, token=listeners.admin_token, is_tls=listeners.credentials is not None)
+    listen, security = listeners.admin_listen, listeners.security
+    check_protected(listen, token=listeners.admin_token, is_tls=security.is_mutual(listen))
     access = OperatorAccess(
-        is_unix=listen.startswith(UNIX_PREFIX), token=listeners.admin_token, trust_domain=listeners.trust_domain
+        is_unix=listen.startswith(UNIX_PREFIX), token=listeners.admin_token, trust_domain=security.trust_domain
     )
     audit = AuditLog(admin.tier, admin.instance_id, listeners.audit_log)
     audited = AuditInterceptor(audit)
@@ -85,7 +81,7 @@ async def serving_admin(
     channelz.add_channelz_servicer(grpc_server)
     reflection.enable_server_reflection((*services, *ADMIN_SERVICES), grpc_server)
     async with audit.opened():
-        address = _bind(grpc_server, listen, listeners.credentials, "ADMIN_LISTEN")
+        address = _bind(grpc_server, listen, security.bind, "ADMIN_LISTEN")
         await grpc_server.start()
         log.info("admin_listening", address=address)
         try:
@@ -102,7 +98,7 @@ async def serving_health(listen: str, health: Health, new_server: NewServer) -> 
     """Serve health alone, in plaintext, for probes that have no certificate; yield the address."""
     grpc_server = new_server((CallInterceptor(),), MAX_REQUEST_BYTES)
     add_HealthServicer_to_server(health, grpc_server)
-    address = _bind(grpc_server, listen, None, "HEALTH_LISTEN")
+    address = _bind(grpc_server, listen, _bind_plaintext, "HEALTH_LISTEN")
     await grpc_server.start()
     log.info("health_listening", address=address)
     try:
@@ -111,18 +107,18 @@ async def serving_health(listen: str, health: Health, new_server: NewServer) -> 
         await grpc_server.stop(None)
 
 
-def _bind(grpc_server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None, setting: str) -> str:
+def _bind_plaintext(grpc_server: grpc.aio.Server, listen: str) -> int:
+    return grpc_server.add_insecure_port(listen)
+
+
+def _bind(grpc_server: grpc.aio.Server, listen: str, bind: BindPort, setting: str) -> str:
     """Return the bound address. Raises ConfigError if binding fails."""
     is_unix = listen.startswith(UNIX_PREFIX)
     if is_unix:
         remove_stale_socket(path_of(listen))
     try:
         with private_files():
-            port = (
-                grpc_server.add_secure_port(listen, credentials)
-                if credentials
-                else grpc_server.add_insecure_port(listen)
-            )
+            port = bind(grpc_server, listen)
     except RuntimeError as error:
         text = f"cannot listen on {listen}; is the port taken? Set another with {setting} of the tier"
         raise ConfigError(text) from error

@@ -131,7 +131,7 @@ async def serving(
     grpc_server = _new_server((CallInterceptor(calls), *peers, *interceptors), message_bytes)
     health, services = _register(grpc_server, registrations)
     server = Server(grpc_server, health, calls, "")
-    async with _serving_operators(operators.secured_by(security), admin, server, services):
+    async with _serving_operators(operators.secured(security), admin, server, services):
         server.address = advertised_address(listen, _bind(grpc_server, listen, security, is_door=is_door), advertise)
         if proxy_listen:
             port = _bind(grpc_server, proxy_listen, security, is_door=False)
