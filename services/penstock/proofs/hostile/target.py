@@ -56,7 +56,7 @@ class HostileTarget:
             "model": self.model,
             "leaves": {tier: leaf.to_json() for tier, leaf in self.leaves.items()},
             "identities": {
-                tier: {name: leaf and leaf.to_json() for name, leaf in found.items()}
+                tier: {name.value: leaf and leaf.to_json() for name, leaf in found.items()}
                 for tier, found in self.identities.items()
             },
         }

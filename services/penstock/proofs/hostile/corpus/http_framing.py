@@ -1,6 +1,7 @@
 """Request smuggling: requests whose length two readers may understand differently.
 
-The request that is smuggled has a valid key, so that any success among the responses shows that a server executed it.
+All requests have a valid key, and the first of each is no valid completion, so that a success among the responses shows
+that a server executed the request that is smuggled.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ def smuggled(key: str) -> bytes:
 
 def http_framing_cases(target: HostileTarget) -> Iterator[HostileCase]:
     for port in target.ports_of(*HTTP_DOORS):
-        for name, sent in ambiguous_requests(smuggled(target.api_key)):
+        for name, sent in ambiguous_requests(target.api_key):
             yield _case(name, port, sent)
 
 
@@ -30,8 +31,9 @@ def _case(name: str, port: Port, sent: bytes) -> HostileCase:
     return HostileCase(group="HTTP framing", name=name, port=port, send=send)
 
 
-def ambiguous_requests(inner: bytes) -> Iterator[tuple[str, bytes]]:
+def ambiguous_requests(api_key: str) -> Iterator[tuple[str, bytes]]:
     """Yield requests with framing that has to be refused, followed by another request."""
+    inner, start = smuggled(api_key), f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api_key}\r\n"
     end, size = b"0\r\n\r\n", str(len(inner))
     chunk = f"{len(inner):x}\r\n".encode() + inner + b"\r\n" + end
     framings = {
@@ -57,9 +59,9 @@ def ambiguous_requests(inner: bytes) -> Iterator[tuple[str, bytes]]:
         "line feed alone before a header": f"X: a\n Content-Length: {size}",
     }
     for name, framing in framings.items():
-        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n".encode("latin-1")
+        head = f"{start}{framing}\r\n\r\n".encode("latin-1")
         yield name, head + end + inner
-    chunked = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunked = f"{start}Transfer-Encoding: chunked\r\n\r\n".encode()
     sizes = {
         "chunk size with a sign": b"+5\r\nhello\r\n",
         "negative chunk size": b"-5\r\nhello\r\n",

@@ -53,8 +53,8 @@ def _case(group: str, name: str, port: Port, sent: bytes) -> HostileCase:
     return HostileCase(group=group, name=name, port=port, send=send)
 
 
-def _prompt(model: str, **fields: Any) -> dict[str, Any]:
-    return {"model": model, "prompt": "Say one word.", "max_tokens": 1, **fields}
+def _prompt(model_name: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model_name, "prompt": "Say one word.", "max_tokens": 1, **fields}
 
 
 def _stranger_cases(port: Port, target: HostileTarget) -> Iterator[HostileCase]:

@@ -63,6 +63,4 @@ def _case(
         result = await call(port.endpoint, method, framed(message), headers=headers)
         return call_outcome(result, accepted=reached_handler(result))
 
-    service, _, name = method.rpartition("/")
-    short = service.rpartition(".")[2]
-    return HostileCase(group=group, name=f"{short}.{name} {forgery}", port=port, send=send)
+    return HostileCase(group=group, name=f"{method[1:]} {forgery}", port=port, send=send)
