@@ -3,12 +3,12 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
-from hyperframe.frame import SettingsFrame
+from hyperframe.frame import SettingsFrame, WindowUpdateFrame
 
 from penstock.proofs.hostile.attacks.attack import AttackRun
 from penstock.proofs.hostile.ports import Port, PortKind
 from penstock.proofs.hostile.target import HostileTarget
-from penstock.proofs.hostile.wire.http2 import FRAME_HEADER_BYTES, PREFACE
+from penstock.proofs.hostile.wire.http2 import DATA, FRAME_HEADER_BYTES, PREFACE
 
 KEY = "pk_dev_0123456789abcdef0123456789abcdef"
 DOORS = (PortKind.EDGE_GRPC, PortKind.EDGE_HTTP, PortKind.FRONT)
@@ -18,10 +18,10 @@ class RecordingServer:
     """Reads bytes, or frames after the preface of HTTP/2, and answers nothing but its settings."""
 
     def __init__(self, *, speaks_http2, cuts_after=0):
-        self.frames = []  # (type, flags, stream, payload) of each frame
+        self.frames = []  # (type, flags, stream, payload) of each frame; of data, the length instead
         self.received = bytearray()  # without HTTP/2
         self.connections = 0
-        self.changed = asyncio.Event()
+        self.handlers = set()  # tasks of open connections
         self._speaks_http2 = speaks_http2
         self._cuts_after = cuts_after  # frames of one connection; 0: never
 
@@ -30,6 +30,7 @@ class RecordingServer:
 
     async def serve(self, reader, writer):
         self.connections += 1
+        self.handlers.add(asyncio.current_task())
         with suppress(OSError, asyncio.IncompleteReadError):
             if self._speaks_http2:
                 await self._read_frames(reader, writer)
@@ -37,15 +38,19 @@ class RecordingServer:
                 while chunk := await reader.read(1 << 16):
                     self.received += chunk
         writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
 
     async def _read_frames(self, reader, writer):
         assert await reader.readexactly(len(PREFACE)) == PREFACE
         writer.write(SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: 1 << 24}).serialize())
+        writer.write(WindowUpdateFrame(0, window_increment=1 << 30).serialize())
         read = 0
         while not self._cuts_after or read < self._cuts_after:
             head = await reader.readexactly(FRAME_HEADER_BYTES)
             payload = await reader.readexactly(int.from_bytes(head[:3]))
-            self.frames.append((head[3], head[4], int.from_bytes(head[5:]), payload))
+            shown = len(payload) if head[3] == DATA else payload
+            self.frames.append((head[3], head[4], int.from_bytes(head[5:]), shown))
             read += 1
 
 
@@ -59,6 +64,7 @@ async def recording_server(kind=PortKind.EDGE_GRPC, *, speaks_http2=True, cuts_a
         yield recorder, Port(kind, "recorder", address)
     finally:
         server.close()
+        await asyncio.gather(*recorder.handlers)
 
 
 def attack_run(port, seconds=0.4, **given):

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -91,6 +91,8 @@ class AttackRun:
             yield reader, writer
         finally:
             writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     def _count_connection(self) -> None:
         if self.is_over or self.report.connections >= MAX_CONNECTIONS:

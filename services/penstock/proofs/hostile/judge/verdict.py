@@ -75,6 +75,7 @@ def verdict_lines(
     cases = sum(corpus.cases for corpus in corpora)
     yield at_least("cases of the corpus", cases, MIN_CASES) if is_whole_corpus else reported("cases", cases)
     yield exactly("cases accepted", sum(len(corpus.accepted) for corpus in corpora), 0)
+    yield from _group_lines(corpora)
     yield exactly("cases answered with an internal error", sum(len(each.internal_errors) for each in corpora), 0)
     yield exactly("tracebacks in logs", tracebacks, 0)
     yield reported("cases without an answer until the attacker left", sum(len(each.held) for each in corpora))
@@ -87,6 +88,13 @@ def verdict_lines(
     yield reported("longest time until memory was back", max(each.memory.returned_after_s for each in results), "s")
     yield exactly("processes lost", len({name for result in results for name in result.lost}), 0)
     yield reported("highest CPU share of the attacker", max(100 * _cpu_share(each.report) for each in results), "%")
+
+
+def _group_lines(corpora: Sequence[CorpusReport]) -> Iterator[CardLine]:
+    """Yield the accepted cases of each group."""
+    for corpus in corpora:
+        accepted = corpus.accepted_by_group()
+        yield from (exactly(f"accepted: {group}", accepted[group], 0) for group in corpus.groups)
 
 
 def _harm_lines(calm: PhaseFigures, beside: Sequence[tuple[AttackResult, PhaseFigures]]) -> Iterator[CardLine]:
