@@ -13,12 +13,14 @@ from penstock.proofs.hostile.certificates import Authority, Credentials, identit
 from penstock.proofs.hostile.corpus import CORPORA, INSIDERS
 from penstock.proofs.hostile.corpus.case import reached_handler, stays_open, succeeded
 from penstock.proofs.hostile.corpus.grpc_requests import wrong_requests
+from penstock.proofs.hostile.corpus.impersonation import impersonation_cases
 from penstock.proofs.hostile.corpus.inner_services import OPERATOR_METHODS
 from penstock.proofs.hostile.corpus.malformed_messages import DOOR_METHODS, INNER_METHODS
 from penstock.proofs.hostile.corpus.tier_streams import TIER_STREAMS
 from penstock.proofs.hostile.corpus.wrong_frames import wrong_frames
 from penstock.proofs.hostile.judge.verdict import MIN_CASES
 from penstock.proofs.hostile.ports import Port, PortKind, ports_of
+from penstock.proofs.hostile.target import INTRUDER
 from penstock.proofs.hostile.wire.grpc_call import CallResult, framed, messages_of
 from penstock.v1 import admin_pb2, inference_pb2
 from penstock.v1.inference_pb2 import GenerateRequest
@@ -138,10 +140,18 @@ def test_an_attacker_makes_certificates_of_every_kind(tmp_path):
     authority = Authority(mesh / "certs")
     for tier in ("edge", "worker"):
         leaf = authority.issue(tier, f"{tier}-1")
-        assert spiffe_names(leaf.certificate) == (tier, f"{tier}-1")
+        assert spiffe_names(leaf.certificate) == ("penstock.local", tier, f"{tier}-1")
     leaves = mesh_leaves(mesh)
     assert set(leaves) == {"edge", "worker"}
     found = identities("edge", leaves, Authority(own), authority)
     assert set(found) == set(Credentials)
     assert found[Credentials.WRONG_TIER].tier == "worker"
     assert found[Credentials.RIGHT].instance_id == "edge-1"
+    assert spiffe_names(found[Credentials.OTHER_DOMAIN].certificate).trust_domain == "attacker.example"
+    target = example_target(leaves=leaves, identities={"edge": found})
+    ids = {credentials: instance_id for credentials, _, instance_id in target.credentials_of("edge")}
+    assert ids[Credentials.EXPIRED] == "edge-1", "nothing but the certificate is wrong"
+    assert ids[Credentials.RIGHT] == INTRUDER
+    names = {case.name for case in impersonation_cases(target)}
+    assert {"Admit by the true worker", "Admit as edge, certificate of the tier"} <= names
+    assert "Admit by the true edge" not in names

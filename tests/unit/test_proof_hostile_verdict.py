@@ -78,6 +78,13 @@ def test_each_harm_misses_a_goal_of_its_own(result, figure):
     assert any("MISSED" in note for note in verdict_notes(CALM, [result]))
 
 
+def test_a_repeated_attack_is_judged_by_its_last_run_except_for_what_it_gained_or_broke():
+    slowed = {"beside": figures(goodput=100.0, ttft_p99=9.0), "is_repeated": True}
+    assert attack(**slowed).is_slowed(CALM)
+    assert not missed([attack(**slowed), attack()])
+    assert missed([attack(**slowed, lost=["edge-1"]), attack()]) == {"processes lost"}
+
+
 def test_memory_within_ten_percent_is_back():
     assert attack(after=110).is_met(CALM)
 

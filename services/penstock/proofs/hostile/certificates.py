@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 CERTIFICATES_FOLDER = "certs"
 AUTHORITY_KEYS = ("ca.key", "ca-key.pem")  # of the mesh, if it keeps one
@@ -27,7 +27,7 @@ class Credentials(StrEnum):
     PLAINTEXT = "plaintext"
     NO_CERTIFICATE = "TLS without a certificate"
     FOREIGN = "foreign authority"
-    OTHER_DOMAIN = "foreign authority and trust domain"
+    OTHER_DOMAIN = "other trust domain"
     EXPIRED = "expired certificate"
     WRONG_TIER = "certificate of another tier"
     RIGHT = "certificate of the tier"
@@ -67,12 +67,18 @@ def mesh_leaves(folder: Path) -> dict[str, Leaf]:
     for certificate in sorted((folder / CERTIFICATES_FOLDER).glob("*.pem")):
         key = certificate.with_suffix(".key")
         if certificate.stem != "ca" and key.exists() and (names := spiffe_names(certificate)):
-            leaves.setdefault(names[0], Leaf(*names, certificate, key))
+            leaves.setdefault(names.tier, Leaf(names.tier, names.instance_id, certificate, key))
     return leaves
 
 
-def spiffe_names(certificate: Path) -> tuple[str, str] | None:
-    """Return tier and instance from the URI of a certificate; None if it has none of a mesh."""
+class SpiffeNames(NamedTuple):
+    trust_domain: str
+    tier: str
+    instance_id: str
+
+
+def spiffe_names(certificate: Path) -> SpiffeNames | None:
+    """Return the names in the URI of a certificate; None if it has none of a mesh."""
     from cryptography import x509
 
     found = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -80,7 +86,7 @@ def spiffe_names(certificate: Path) -> tuple[str, str] | None:
     for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
         parts = uri.removeprefix(SPIFFE_SCHEME).split("/")
         if uri.startswith(SPIFFE_SCHEME) and len(parts) == SPIFFE_PARTS:
-            return parts[2], parts[3]
+            return SpiffeNames(parts[0], parts[2], parts[3])
     return None
 
 
@@ -167,15 +173,16 @@ def identities(
 
     Those of the mesh's own authority are left out if the mesh has none, or does not keep its key.
     """
-    instance_id = leaves[tier].instance_id if tier in leaves else f"{tier}-1"
+    names = spiffe_names(leaves[tier].certificate) if tier in leaves else None
+    domain, _, instance_id = names or SpiffeNames(DEFAULT_TRUST_DOMAIN, tier, f"{tier}-1")
     found: dict[Credentials, Leaf | None] = {
         Credentials.PLAINTEXT: None,
         Credentials.NO_CERTIFICATE: None,
-        Credentials.FOREIGN: foreign.issue(tier, instance_id),
-        Credentials.OTHER_DOMAIN: foreign.issue(tier, instance_id, domain=FOREIGN_TRUST_DOMAIN),
+        Credentials.FOREIGN: foreign.issue(tier, instance_id, domain=domain),
+        Credentials.OTHER_DOMAIN: (own or foreign).issue(tier, instance_id, domain=FOREIGN_TRUST_DOMAIN),
     }
     if own:
-        found[Credentials.EXPIRED] = own.issue(tier, instance_id, age=2 * VALID_FOR)
+        found[Credentials.EXPIRED] = own.issue(tier, instance_id, domain=domain, age=2 * VALID_FOR)
     if other := next((leaf for name, leaf in leaves.items() if name != tier), None):
         found[Credentials.WRONG_TIER] = other
     if tier in leaves:

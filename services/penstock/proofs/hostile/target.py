@@ -20,6 +20,7 @@ from penstock.proofs.hostile.certificates import (
 )
 from penstock.proofs.hostile.ports import Port, PortKind, ports_of, ports_of_kinds
 
+INTRUDER = "intruder"  # instance id of a false process
 CLIENT_TIERS = ("edge", "scheduler", "worker", "envoy")  # tiers that open streams to others
 
 
@@ -38,10 +39,16 @@ class HostileTarget:
     def ports_of(self, *kinds: PortKind) -> list[Port]:
         return ports_of_kinds(self.ports, kinds)
 
-    def credentials_of(self, tier: str) -> Iterator[tuple[Credentials, ssl.SSLContext | None]]:
-        """Yield what a false process of `tier` can present, with the TLS client that presents it."""
+    def credentials_of(self, tier: str) -> Iterator[tuple[Credentials, ssl.SSLContext | None, str]]:
+        """Yield what a false process of `tier` can present, the TLS client that presents it, and the id in its hello.
+
+        The id is that of the certificate, so that nothing but the certificate is wrong; the right certificate has
+        another one.
+        """
         for credentials, leaf in self.identities.get(tier, {Credentials.PLAINTEXT: None}).items():
-            yield credentials, None if credentials is Credentials.PLAINTEXT else client_context(leaf)
+            is_named = leaf is not None and credentials is not Credentials.RIGHT
+            instance_id = leaf.instance_id if leaf and is_named else INTRUDER
+            yield credentials, None if credentials is Credentials.PLAINTEXT else client_context(leaf), instance_id
 
     def insider(self, tier: str) -> tuple[ssl.SSLContext | None, str]:
         """Return how a true but hostile process of `tier` connects, and the instance id in its hello."""

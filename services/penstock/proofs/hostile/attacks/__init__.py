@@ -30,7 +30,7 @@ from penstock.proofs.hostile.attacks.resets import rapid_reset
 from penstock.proofs.hostile.ports import GRPC_DOORS, HTTP_DOORS, PortKind
 
 DOORS = (PortKind.EDGE_GRPC, PortKind.EDGE_HTTP, PortKind.FRONT)
-HEADER_TIMEOUT_S = 15.0  # s in which a server has to give up a request whose headers do not arrive
+HEADER_TIMEOUT_S = 12.0  # s in which a server has to give up a request whose headers do not arrive
 
 ATTACKS: dict[str, Attack] = {
     "rapid-reset": Attack(run=rapid_reset, kinds=GRPC_DOORS),
@@ -50,14 +50,14 @@ ATTACKS: dict[str, Attack] = {
     "many-headers": Attack(run=many_headers, kinds=HTTP_DOORS),
     "pipelining": Attack(run=pipelining, kinds=HTTP_DOORS),
     "half-headers": Attack(run=half_headers, kinds=HTTP_DOORS, min_seconds=HEADER_TIMEOUT_S, max_findings={HELD: 0}),
-    "slow-bodies": Attack(run=slow_bodies, kinds=HTTP_DOORS, min_seconds=8.0),
-    "silent-connections": Attack(run=silent_connections, kinds=(*DOORS, PortKind.AUTH, PortKind.QUEUE)),
-    "json-arrays": Attack(run=json_arrays, kinds=HTTP_DOORS, min_seconds=6.0),
-    "json-variants": Attack(run=json_variants, kinds=HTTP_DOORS, min_seconds=6.0),
-    "json-with-key": Attack(run=json_bombs_with_key, kinds=HTTP_DOORS, min_seconds=6.0),
+    "slow-bodies": Attack(run=slow_bodies, kinds=HTTP_DOORS, min_seconds=6.0),
+    "silent-connections": Attack(run=silent_connections, kinds=(*DOORS, PortKind.AUTH)),
+    "json-arrays": Attack(run=json_arrays, kinds=HTTP_DOORS, min_seconds=4.0),
+    "json-variants": Attack(run=json_variants, kinds=HTTP_DOORS, min_seconds=4.0),
+    "json-with-key": Attack(run=json_bombs_with_key, kinds=HTTP_DOORS, min_seconds=4.0),
     "text-and-leave": Attack(run=text_and_leave, kinds=GRPC_DOORS),
-    "key-guesses": Attack(run=key_guesses, kinds=DOORS, min_seconds=6.0),
+    "key-guesses": Attack(run=key_guesses, kinds=DOORS, min_seconds=4.0),
     "long-prompts": Attack(run=long_prompts, kinds=DOORS),
-    "vouch-guesses": Attack(run=vouch_guesses, kinds=(PortKind.AUTH,), min_seconds=6.0),
+    "vouch-guesses": Attack(run=vouch_guesses, kinds=(PortKind.AUTH,), min_seconds=4.0),
     "false-worker": Attack(run=false_worker, kinds=(PortKind.SCHEDULER,)),
 }

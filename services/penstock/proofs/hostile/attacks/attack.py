@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.proofs.hostile.ports import Port, PortKind
+from penstock.proofs.hostile.wire import CONNECTION_ERRORS
 from penstock.proofs.hostile.wire.http2 import RECEIVE_WINDOW, Http2Connection, open_http2
 
 MAX_BYTES = 1 << 30  # that one attack sends
@@ -106,7 +107,7 @@ class AttackRun:
                 await attack_once(self)
             except AttackOver:
                 return
-            except OSError:  # the mesh refuses the connection, or has cut it
+            except CONNECTION_ERRORS:  # the mesh refuses the connection, or has cut it
                 self.report.cut += 1
             await asyncio.sleep(min(RECONNECT_S, self.left_s))
 

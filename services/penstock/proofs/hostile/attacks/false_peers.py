@@ -14,8 +14,8 @@ from penstock.proofs.hostile.wire.grpc_call import call, call_headers, framed, m
 from penstock.v1.stream_pb2 import Heartbeat
 
 VOUCHERS = 2_000
-VOUCHERS_PER_S = 400
-BATCH = 20
+VOUCHERS_PER_S = 700
+BATCH = 35
 ATTACH = TIER_STREAMS[3]
 FRAME_INTERVAL_S = 0.3  # s between two frames of a false worker, which would count as silent otherwise
 NOWHERE = "127.0.0.1:9"  # address of the false worker; the discard port, on which nothing listens

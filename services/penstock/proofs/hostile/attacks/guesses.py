@@ -13,8 +13,8 @@ from penstock.proofs.hostile.wire.http2 import Headers, data_frame, header_block
 from penstock.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 
 KEY_GUESSES = 2_000
-GUESSES_PER_S = 400
-BATCH = 20
+GUESSES_PER_S = 700
+BATCH = 35
 PROMPT_BYTES = 60_000
 PROMPTS_PER_S = 20
 GUESSED_IDS = ("dev", "admin", "root", "test", "prod")

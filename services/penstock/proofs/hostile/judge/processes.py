@@ -8,12 +8,13 @@ from pathlib import Path
 
 import psutil
 
+from penstock.bench.cpu_wait import CpuUse, cpu_use_of
 from penstock.bench.run import process_cpu_s
 from penstock.local_mesh.processes import ChildProcess
 
 SAMPLE_INTERVAL_S = 0.25  # s
 SETTLE_TIMEOUT_S = 30.0  # s after an attack until memory has to be back
-MIN_SETTLE_S = 1.0  # s between two attacks
+MIN_SETTLE_S = 0.5  # s between two attacks
 MAX_GROWTH = 0.10  # of the memory before an attack
 TRACEBACK = b"Traceback (most recent call last)"
 
@@ -63,6 +64,10 @@ class MeshProcesses:
 
     def cpu_s(self) -> float:
         return sum(process_cpu_s(child.process.pid) for child in self._children if child.is_alive)
+
+    def cpu_use(self) -> CpuUse:
+        """Return how long threads ran and waited for a core."""
+        return cpu_use_of(child.process.pid for child in self._children if child.is_alive)
 
     def lost(self) -> list[str]:
         return [child.spec.name for child in self._children if not child.is_alive]

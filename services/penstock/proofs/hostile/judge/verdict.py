@@ -27,6 +27,8 @@ class AttackResult:
     mesh_cpu_share: float = 0.0  # CPU time of the mesh, of one core
     max_findings: Mapping[str, float] = field(default_factory=dict)
     lost: Sequence[str] = ()  # processes that ended
+    is_repeated: bool = False  # another run decides about goodput and first tokens
+    cpu_wait_share: float = 0.0  # of the runnable time of the mesh that it waited for a core, from 0 to 1
 
     @property
     def accepted(self) -> int:
@@ -46,12 +48,14 @@ class AttackResult:
     def goodput_share(self, calm: PhaseFigures) -> float:
         return self.figures.goodput / max(1e-9, calm.goodput) if self.figures else 1.0
 
+    def is_slowed(self, calm: PhaseFigures) -> bool:
+        """Whether goodput or first tokens miss their goals. Other work on the machine can have that effect as well."""
+        if not self.figures:
+            return False
+        return self.goodput_share(calm) < MIN_GOODPUT_SHARE or self.figures.ttft_p99 > ttft_bound(calm)
+
     def is_met(self, calm: PhaseFigures) -> bool:
-        harms = self.figures and (
-            self.figures.failed
-            or self.goodput_share(calm) < MIN_GOODPUT_SHARE
-            or self.figures.ttft_p99 > ttft_bound(calm)
-        )
+        harms = self.is_slowed(calm) or (self.figures and self.figures.failed)
         return not (harms or self.accepted or self.exceeded_findings or self.not_returned or self.lost)
 
 
@@ -70,7 +74,7 @@ def void_reason(calm: PhaseFigures, results: Sequence[AttackResult]) -> str:
 def verdict_lines(
     calm: PhaseFigures, results: Sequence[AttackResult], *, tracebacks: int, is_whole_corpus: bool
 ) -> Iterator[CardLine]:
-    corpora = [result.report for result in results if isinstance(result.report, CorpusReport)]
+    corpora = [each.report for each in results if isinstance(each.report, CorpusReport) and not each.is_repeated]
     attacks = [result for result in results if isinstance(result.report, AttackReport)]
     cases = sum(corpus.cases for corpus in corpora)
     yield at_least("cases of the corpus", cases, MIN_CASES) if is_whole_corpus else reported("cases", cases)
@@ -105,11 +109,13 @@ def _harm_lines(calm: PhaseFigures, beside: Sequence[tuple[AttackResult, PhaseFi
     yield reported("honest requests beside attacks", sum(figures.requests for _, figures in beside))
     yield exactly("of them failed", sum(figures.failed for _, figures in beside), 0)
     yield exactly("of them streams through Envoy", sum(figures.failed_streams for _, figures in beside), 0)
-    lowest = min(result.goodput_share(calm) for result, _ in beside)
+    decisive = [(result, figures) for result, figures in beside if not result.is_repeated]
+    lowest = min(result.goodput_share(calm) for result, _ in decisive)
     yield at_least("lowest goodput beside an attack, of calm", 100 * lowest, 100 * MIN_GOODPUT_SHARE, "%")
-    highest = max(figures.ttft_p99 for _, figures in beside)
+    highest = max(figures.ttft_p99 for _, figures in decisive)
     yield at_most("highest P99 TTFT beside an attack", highest, round(ttft_bound(calm), 3), "s")
-    yield reported("attacks that miss a goal", sum(not result.is_met(calm) for result, _ in beside))
+    yield reported("attacks that were repeated", len(beside) - len(decisive))
+    yield reported("attacks that miss a goal", sum(not result.is_met(calm) for result, _ in decisive))
 
 
 def _growth_mib(memory: MemoryUse) -> float:
@@ -123,7 +129,7 @@ def _cpu_share(report: AttackReport | CorpusReport) -> float:
 def verdict_notes(calm: PhaseFigures, results: Sequence[AttackResult]) -> Iterator[str]:
     """Yield a line for each attack and corpus, and the accepted cases of each corpus."""
     for result in results:
-        mark = "met" if result.is_met(calm) else "MISSED"
+        mark = "repeated" if result.is_repeated else "met" if result.is_met(calm) else "MISSED"
         yield f"{result.label}: {mark}; {'; '.join(_note_parts(calm, result))}"
         if isinstance(result.report, CorpusReport):
             for name, labels in (("accepted", result.report.accepted), ("internal", result.report.internal_errors)):
@@ -152,5 +158,6 @@ def _note_parts(calm: PhaseFigures, result: AttackResult) -> Iterator[str]:
         yield f"{report.sent:,} sent in {report.sent_bytes / MIB:.1f} MiB"
         yield from (f"{name}: {value:g}" for name, value in report.findings.items())
     yield f"CPU: mesh {100 * result.mesh_cpu_share:.0f} %, attacker {100 * _cpu_share(report):.0f} % of a core"
+    yield f"the mesh waited for a core for {100 * result.cpu_wait_share:.0f} % of its runnable time"
     if result.lost:
         yield f"lost {', '.join(result.lost)}"

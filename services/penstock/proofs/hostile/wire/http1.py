@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from penstock.proofs.hostile.wire import CONNECTION_ERRORS
+
 CONNECT_TIMEOUT_S = 3.0  # s
 SETTLE_S = 0.25  # s after the last byte of a response in which a second response may begin
 READ_BYTES = 1 << 16
@@ -59,7 +61,7 @@ async def _send_and_read(
     received = bytearray()
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout):
-            with suppress(OSError):  # the server may refuse the rest and has answered before
+            with suppress(*CONNECTION_ERRORS):  # the server may refuse the rest and has answered before
                 for start in range(0, len(sent), CHUNK_BYTES):
                     writer.write(sent[start : start + CHUNK_BYTES])
                     await writer.drain()

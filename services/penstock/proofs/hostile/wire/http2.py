@@ -14,6 +14,7 @@ import hpack
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 
 from penstock.chassis.lifecycle import background
+from penstock.proofs.hostile.wire import CONNECTION_ERRORS
 from penstock.proofs.hostile.wire.flow_control import SendWindows
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -72,7 +73,7 @@ class Http2Connection:
         try:
             self._writer.write(data)
             await self._writer.drain()
-        except OSError:
+        except CONNECTION_ERRORS:
             self.closed.set()
 
     async def send_data(self, stream: int, data: bytes, *, ends: bool = False) -> None:
