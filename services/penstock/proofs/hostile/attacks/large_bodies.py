@@ -24,14 +24,14 @@ ANSWER_TIMEOUT_S = 10.0  # s
 Header = tuple[str, str]
 
 
-def json_bombs() -> list[bytes]:
+def json_bombs(body_bytes: int = BODY_BYTES) -> list[bytes]:
     """Return bodies that are valid JSON, or nearly, with many elements, levels, digits or characters of a key."""
     return [
-        b"[" + b"[]," * (BODY_BYTES // 3 - 1) + b"[]]",
+        b"[" + b"[]," * (body_bytes // 3 - 1) + b"[]]",
         b"[" * DEEP + b"]" * DEEP,
         b'{"n":' + b"9" * DIGITS + b"}",
         b'{"' + b"k" * KEY_BYTES + b'":1}',
-        b'{"a":{}' + b',"a":{}' * (BODY_BYTES // 8 - 1) + b"}",
+        b'{"a":{}' + b',"a":{}' * (body_bytes // 8 - 1) + b"}",
         orjson.dumps({"messages": [{"role": "user", "content": "word " * 10}] * MESSAGES}),
     ]
 

@@ -15,6 +15,9 @@ from penstock.proofs.hostile.target import HostileTarget
 from penstock.proofs.hostile.wire.grpc_call import call, framed
 
 GROUP = "impersonation"
+_LISTENERS = b"type.googleapis.com/envoy.config.listener.v3.Listener"
+# Requests for all listeners: `type_url` is the fourth field of a state-of-the-world request and the second of a delta.
+XDS_REQUESTS = tuple(bytes([tag, len(_LISTENERS)]) + _LISTENERS for tag in (0x22, 0x12))
 
 
 def impersonation_cases(target: HostileTarget) -> Iterator[HostileCase]:
@@ -31,12 +34,13 @@ def impersonation_cases(target: HostileTarget) -> Iterator[HostileCase]:
     for credentials, tls, _ in target.credentials_of("edge"):
         if credentials is not Credentials.RIGHT:
             for port in target.ports_of(PortKind.WORKER):
-                yield _unary_case("GetModelCard", port, INNER_METHODS[port.kind][1], credentials, tls)
+                yield _unary_case(f"GetModelCard, {credentials}", port, INNER_METHODS[port.kind][1], tls)
     for credentials, tls, _ in target.credentials_of("envoy"):
         if credentials is not Credentials.RIGHT:
             for port in target.ports_of(PortKind.ROUTING):
-                for method in INNER_METHODS[port.kind]:
-                    yield _unary_case(method.rpartition("/")[2], port, method, credentials, tls)
+                for method, request in zip(INNER_METHODS[port.kind], XDS_REQUESTS, strict=True):
+                    name = f"{method.rpartition('/')[2]}, {credentials}"
+                    yield _unary_case(name, port, method, tls, request)
 
 
 def _hello_case(name: str, port: Port, stream: TierStream, hello: bytes, tls: ssl.SSLContext | None) -> HostileCase:
@@ -47,11 +51,9 @@ def _hello_case(name: str, port: Port, stream: TierStream, hello: bytes, tls: ss
     return HostileCase(group=GROUP, name=name, port=port, send=send)
 
 
-def _unary_case(
-    name: str, port: Port, method: str, credentials: Credentials, tls: ssl.SSLContext | None
-) -> HostileCase:
+def _unary_case(name: str, port: Port, method: str, tls: ssl.SSLContext | None, request: bytes = b"") -> HostileCase:
     async def send() -> CaseOutcome:
-        result = await call(port.endpoint, method, framed(b""), tls=tls)
+        result = await call(port.endpoint, method, framed(request), tls=tls)
         return call_outcome(result, accepted=reached_handler(result))
 
-    return HostileCase(group=GROUP, name=f"{name}, {credentials}", port=port, send=send)
+    return HostileCase(group=GROUP, name=name, port=port, send=send)

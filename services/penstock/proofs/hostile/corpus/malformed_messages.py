@@ -76,6 +76,8 @@ def _cases(port: Port, method: str, headers: Headers) -> Iterator[HostileCase]:
 def _case(name: str, port: Port, method: str, headers: Headers, body: bytes) -> HostileCase:
     async def send() -> CaseOutcome:
         result = await call(port.endpoint, method, body, headers=headers)
-        return call_outcome(result, accepted=succeeded(result), may_be_internal=body[0] == COMPRESSED)
+        # The parser of xDS reads some of these bytes as a request of no known type, which xDS ignores.
+        accepted = bool(result.messages) if port.kind is PortKind.ROUTING else succeeded(result)
+        return call_outcome(result, accepted=accepted, may_be_internal=body[0] == COMPRESSED)
 
     return HostileCase(group="malformed messages", name=name, port=port, send=send)
