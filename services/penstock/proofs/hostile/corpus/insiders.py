@@ -19,7 +19,7 @@ from penstock.mesh.v1.admission_pb2 import (
 )
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket
-from penstock.proofs.hostile.corpus.case import CaseOutcome, HostileCase, call_outcome
+from penstock.proofs.hostile.corpus.case import CaseOutcome, HostileCase, call_outcome, stays_open
 from penstock.proofs.hostile.corpus.tier_streams import ADMIT, SUBMIT, TIER_STREAMS, TierStream
 from penstock.proofs.hostile.corpus.wrong_frames import wrong_frames
 from penstock.proofs.hostile.ports import Port
@@ -33,6 +33,7 @@ TICKET_GAINS = {"queued", "leased"}
 def insider_cases(target: HostileTarget) -> Iterator[HostileCase]:
     for stream in TIER_STREAMS:
         for port in target.ports_of(stream.server):
+            yield _control(target, stream, port)
             for path, frame in wrong_frames(stream.request):
                 yield _wrong_frame_case(target, stream, port, path, frame.SerializeToString())
     for port in target.ports_of(ADMIT.server):
@@ -42,6 +43,19 @@ def insider_cases(target: HostileTarget) -> Iterator[HostileCase]:
         for name, ticket in _wrong_tickets(target.model):
             enqueue = SubmitRequest(enqueue=Enqueue(tickets=[ticket]))
             yield _gain_case(target, SUBMIT, port, name, enqueue, group="wrong tickets", gains=TICKET_GAINS)
+
+
+def _control(target: HostileTarget, stream: TierStream, port: Port) -> HostileCase:
+    """Check that the mesh takes the insider for a true process: otherwise refusals prove nothing about its frames."""
+
+    async def send() -> CaseOutcome:
+        tls, instance_id = target.insider(stream.client)
+        result = await call(port.endpoint, stream.path, stream.hello(stream.client, instance_id), tls=tls, ends=False)
+        if not stays_open(result):
+            raise RuntimeError(f"{port.kind} refuses the hello of a true {stream.client}: {result}")
+        return call_outcome(result, accepted=False)
+
+    return HostileCase(group="controls", name=f"{stream.method} by a true {stream.client}", port=port, send=send)
 
 
 def _wrong_frame_case(target: HostileTarget, stream: TierStream, port: Port, path: str, frame: bytes) -> HostileCase:
