@@ -9,7 +9,7 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.hostile import proof
 from penstock.proofs.hostile.proof import HostileOptions, hostile
 
-ATTACKS = ("ping-flood", "rapid-reset", "key-guesses")
+ATTACKS = ("ping-flood", "rapid-reset")
 CORPORA = ("http-framing", "inner-services", "impersonation", "insiders")
 
 # Groups of cases that a mesh accepts as long as it lacks their defence. A group leaves the table with its defence: a
@@ -27,6 +27,7 @@ def short_phases():
         patch.setattr(proof, "WARM_UP_S", 1.0)
         patch.setattr(proof, "CALM_S", 4.0)
         patch.setattr(proof, "LAST_CALM_S", 1.0)
+        patch.setattr(proof, "MAX_REPETITIONS", 0)
         yield
 
 
@@ -42,9 +43,9 @@ async def test_a_mesh_is_attacked_beside_an_honest_load(tiny_model, short_phases
     assert {group for group, count in accepted.items() if count} == set(OPEN_GROUPS), card.notes
     assert len(accepted) >= 7
     assert lines["cases"].measured >= 300
-    assert lines["attacks that last"].measured == 2 + 2 + 3, "each attack on each of its ports"
+    assert lines["attacks that last"].measured == 4, "each attack on each of its ports"
     assert lines["successes of attacks"].measured == 0
     assert lines["processes lost"].measured == 0
     assert lines["of them streams through Envoy"].measured == 0, card.notes
     assert lines["honest requests beside attacks"].measured > 20
-    assert sum(": met" in note or ": MISSED" in note for note in card.notes) == 7 + len(CORPORA)
+    assert sum(": met" in note or ": MISSED" in note for note in card.notes) == 4 + len(CORPORA)

@@ -83,7 +83,7 @@ def verdict_lines(
     yield exactly("cases answered with an internal error", sum(len(each.internal_errors) for each in corpora), 0)
     yield exactly("tracebacks in logs", tracebacks, 0)
     yield reported("cases without an answer until the attacker left", sum(len(each.held) for each in corpora))
-    yield reported("attacks that last", len(attacks))
+    yield reported("attacks that last", sum(not each.is_repeated for each in attacks))
     yield exactly("successes of attacks", sum(result.accepted for result in attacks), 0)
     yield exactly("held connections and streams above their goals", sum(len(e.exceeded_findings) for e in attacks), 0)
     yield from _harm_lines(calm, [(result, result.figures) for result in results if result.figures])
