@@ -15,6 +15,7 @@ from penstock.cli.tables import stderr_console, stdout_console
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, exit_code
 from penstock.proofs.engine.options import EngineProofOptions
+from penstock.proofs.hostile.proof import HostileOptions, hostile
 from penstock.proofs.live.cancel import CancelOptions, cancel
 from penstock.proofs.live.clocks import ClocksOptions, clocks
 from penstock.proofs.live.disk import DiskOptions, disk
@@ -56,7 +57,11 @@ async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, 
 
 async def _run_proof(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> ProofCard:
     run, options = PROOFS[proof]
-    return await run(_options_for(options, given), mesh, stderr_console)
+    try:
+        chosen = _options_for(options, given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return await run(chosen, mesh, stderr_console)
 
 
 async def _engine(options: EngineProofOptions, mesh: MeshOptions, console: Console) -> ProofCard:
@@ -77,6 +82,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
     "clocks": (clocks, ClocksOptions),
+    "hostile": (hostile, HostileOptions),
     "engine": (_engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
     "fleet": (fleet, FleetOptions),

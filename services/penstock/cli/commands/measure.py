@@ -30,6 +30,7 @@ PROOFS = (
     "soak",
     "surge",
     "clocks",
+    "hostile",
     "engine",
     "overload",
     "fleet",
@@ -83,7 +84,9 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
 @click.option("--every", type=FiniteFloat(0.1, 600), metavar="SECONDS", help="between two kills")
 @click.option(
-    "--seconds", type=FiniteFloat(1, 3600), help="judged duration of each load of surge and clocks, or of disk's fault"
+    "--seconds",
+    type=FiniteFloat(1, 3600),
+    help="judged duration of each load of surge and clocks, of disk's fault, or of an attack of hostile",
 )
 @click.option("--minutes", type=FiniteFloat(0, 600), help="duration of freeze's CPU stress")
 @click.option(
@@ -93,6 +96,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
     help="folder `services` of another release, which half of kill's processes run",
 )
 @click.option("--other-auth", is_flag=True, help="with --other-release: auth runs it as well")
+@click.option("--attacks", multiple=True, metavar="NAME", help="attacks or corpora of hostile; repeat for several")
+@click.option("--resets", type=click.IntRange(1, 1_000_000), help="streams that hostile's rapid-reset resets on a port")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="requests to cancel")
 @click.option("--requests", type=click.IntRange(32, 100_000), help="requests of soak, or of engine's mixed lengths")
 @click.option("--stress-requests", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
@@ -101,9 +106,9 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Run proofs: kill, cancel, drain, freeze, partition, disk, rollout, soak, surge, clocks on real processes, engine
-    on the real engine, and overload, fleet, recovery, bursts, fairness, neighbour, order, prefixes under virtual
-    time. Without a NAME: all of them.
+    """Run proofs: kill, cancel, drain, freeze, partition, disk, rollout, soak, surge, clocks, hostile on real
+    processes, engine on the real engine, and overload, fleet, recovery, bursts, fairness, neighbour, order, prefixes
+    under virtual time. Without a NAME: all of them.
 
     Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
     run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for
