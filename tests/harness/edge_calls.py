@@ -3,7 +3,9 @@
 import grpc
 import pytest
 
+from edge_mesh import KEY
 from penstock.chassis.errors import error_from_rpc
+from penstock.v1.inference_pb2 import ListModelsRequest
 
 
 async def read_answer(call):
@@ -35,7 +37,7 @@ async def wait_rejecting(mesh):
     """Wait until the edge rejects new calls."""
     while True:
         try:
-            await mesh.figures()
+            await mesh.inference.ListModels(ListModelsRequest(), metadata=KEY)
         except grpc.aio.AioRpcError:
             return
 

@@ -64,7 +64,8 @@ def fill(message, rng, share, *, is_within=False):
             count = 1 if is_within else rng.choice([1, rule.max_count + 1])
             getattr(message, field.name).update({str(number): "v" for number in range(count)})
         elif field.is_repeated:
-            _fill_list(message, field, each, rng, share, is_within=is_within)
+            limit = rule.max_count if is_within and isinstance(rule, Many) else 70
+            _fill_list(message, field, each, rng, share, limit, is_within=is_within)
         elif field.message_type:
             getattr(message, field.name).SetInParent()
             if isinstance(rule, Part):
@@ -73,9 +74,9 @@ def fill(message, rng, share, *, is_within=False):
             setattr(message, field.name, rng.choice(_choices(field, rule, is_within=is_within)))
 
 
-def _fill_list(message, field, rule, rng, share, *, is_within):
+def _fill_list(message, field, rule, rng, share, limit, *, is_within):
     found = getattr(message, field.name)
-    for _ in range(rng.choice([1, 2, 16 if is_within else 70])):
+    for _ in range(min(rng.choice([1, 2, 16 if is_within else 70]), limit)):
         if field.message_type is None:
             found.append(rng.choice(_choices(field, rule, is_within=is_within)))
         elif isinstance(rule, Apart):

@@ -119,4 +119,5 @@ async def auth_process(folder, **more):
     async with tier_process("auth", STORE=str(folder / "auth.sqlite"), DEV_KEY=DEV_KEY, **more) as process:
         address = await address_of(process)
         async with channel(address) as to_auth, channel(process.admin_address) as to_admin:
-            yield process, AuthProcess(None, address, FakeClock(), AdminStub(to_admin), AdmissionServiceStub(to_auth))
+            stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
+            yield process, AuthProcess(None, address, FakeClock(), *stubs)
