@@ -67,7 +67,9 @@ async def _failure(call):
 
 def rpcs_of(*packages) -> list[Rpc]:
     """Return every RPC of the services in `packages`, from their descriptors."""
-    names = [f"{package.__name__}.{each.name}" for package in packages for each in pkgutil.iter_modules(package.__path__)]
+    names = [
+        f"{package.__name__}.{each.name}" for package in packages for each in pkgutil.iter_modules(package.__path__)
+    ]
     files = [importlib.import_module(name).DESCRIPTOR for name in names if name.endswith("_pb2")]
     methods = [method for file in files for service in file.services_by_name.values() for method in service.methods]
     return [
@@ -158,4 +160,3 @@ def _leaf_without_identity(authority: Authority) -> Leaf:
     encodings = importlib.import_module("cryptography.hazmat.primitives.serialization")
     pem = key.private_bytes(encodings.Encoding.PEM, encodings.PrivateFormat.PKCS8, encodings.NoEncryption())
     return Leaf(model.identity, certificate.public_bytes(encodings.Encoding.PEM), pem)
-

@@ -281,8 +281,13 @@ _REJECTIONS = (
 
 def _is_rejection(error: BaseException) -> bool:
     if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() in _REJECTIONS or "andshake" in (error.details() or "")
+        return error.code() in _REJECTIONS or _has_tls_failed(error.details() or "")
     return isinstance(error, FailedPrecondition | PermissionDenied | FrameOutOfRange)
+
+
+def _has_tls_failed(details: str) -> bool:
+    """Whether the text of gRPC says that a certificate was refused; it has no code for that."""
+    return "andshake failed" in details or "erification" in details
 
 
 def _reason(error: BaseException) -> str:
