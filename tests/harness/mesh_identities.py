@@ -19,6 +19,7 @@ from penstock.certificates.authority import Authority, Leaf
 from penstock.chassis.channels import CHANNEL_OPTIONS
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.security.certificates import CertificateFiles, CertificatePaths
+from penstock.chassis.security.channels import MUTUAL_CHANNEL_OPTIONS
 from penstock.chassis.security.identity import server_name
 from penstock.chassis.security.process import ProcessSecurity
 
@@ -66,7 +67,9 @@ async def _failure(call):
 
 def rpcs_of(*packages) -> list[Rpc]:
     """Return every RPC of the services in `packages`, from their descriptors."""
-    names = [f"{package.__name__}.{each.name}" for package in packages for each in pkgutil.iter_modules(package.__path__)]
+    names = [
+        f"{package.__name__}.{each.name}" for package in packages for each in pkgutil.iter_modules(package.__path__)
+    ]
     files = [importlib.import_module(name).DESCRIPTOR for name in names if name.endswith("_pb2")]
     methods = [method for file in files for service in file.services_by_name.values() for method in service.methods]
     return [
@@ -135,7 +138,7 @@ def is_refused(problem: str, refusal) -> bool:
 def _channel(address: str, server: str, authority: Authority, leaf: Leaf | None):
     pair = (leaf.key_pem, leaf.certificate_pem) if leaf else (None, None)
     instance, _, tier = server.rpartition(".")
-    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name(tier, instance)))
+    options = (*MUTUAL_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name(tier, instance)))
     credentials = grpc.ssl_channel_credentials(authority.certificate_pem, *pair)
     return grpc.aio.secure_channel(address, credentials, options=options)
 
@@ -157,4 +160,3 @@ def _leaf_without_identity(authority: Authority) -> Leaf:
     encodings = importlib.import_module("cryptography.hazmat.primitives.serialization")
     pem = key.private_bytes(encodings.Encoding.PEM, encodings.PrivateFormat.PKCS8, encodings.NoEncryption())
     return Leaf(model.identity, certificate.public_bytes(encodings.Encoding.PEM), pem)
-

@@ -1,32 +1,26 @@
 """Connections between processes: who is refused in the handshake, by the table, and by its hello; and rotation."""
 
-import asyncio
-import socket
 from contextlib import asynccontextmanager
-from datetime import timedelta
 
 import grpc
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from identified_peers import Ends, echo_server, edge_hello
 from mesh_identities import OUR_RPCS, Identities, Rpc, is_refused
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError, ServiceConfig
 from penstock.chassis.lifecycle import background
-from penstock.chassis.security.certificates import CertificateFiles, CertificatesInvalid
-from penstock.chassis.security.channels import Dialer
-from penstock.chassis.security.identity import TIERS, peer_identity
+from penstock.chassis.security.certificates import CertificateFiles
+from penstock.chassis.security.identity import TIERS
 from penstock.chassis.security.permissions import PERMISSIONS
-from penstock.chassis.security.process import ProcessSecurity, open_security
+from penstock.chassis.security.process import open_security
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams.link import Link, accept_stream
 from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.http.server import serving_http
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse
-from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, AdmissionServiceStub
-from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server as add_admission
-from penstock.v1.stream_pb2 import Hello
+from penstock.mesh.v1.admission_pb2 import AdmitRequest
+from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 
 TIMEOUT_S = 20.0
 OTHER_RPCS = [
@@ -123,54 +117,9 @@ async def test_a_channel_accepts_only_the_tier_and_the_instance_that_it_names(id
                 assert (name, await rpc.refusal(to_server)) == (name, expected)
 
 
-class Echo(AdmissionServiceServicer):
-    """Accepts edges and remembers their identities."""
-
-    def __init__(self):
-        self.peers = []
-        self.hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
-
-    async def Admit(self, request_iterator, context):
-        async with accept_stream(context, AdmitResponse, self.hello, tiers=("edge",)) as peer:
-            self.peers.append(peer_identity(context))
-            async for _ in peer:
-                pass
-
-
-@asynccontextmanager
-async def echo_server(security):
-    echo = Echo()
-    async with serving("127.0.0.1:0", [(add_admission, echo)], drain_grace=0.1, security=security) as server:
-        yield echo, server.address
-
-
-class Ends:
-    """A link with events of its state."""
-
-    def __init__(self, call, hello, check=None):
-        self.events = asyncio.Queue()
-        self.link = Link(
-            "auth",
-            call,
-            AdmitRequest,
-            hello,
-            on_frame=lambda _: None,
-            on_up=lambda hello: self.events.put_nowait(("up", hello.instance_id)),
-            on_down=lambda reason: self.events.put_nowait(("down", reason)),
-            check_hello=check,
-        )
-
-    async def next(self):
-        async with asyncio.timeout(TIMEOUT_S):
-            return await self.events.get()
-
-
-def edge_hello(**fields):
-    return Hello(**{"protocol": 1, "instance_id": "edge-1", "tier": "edge", **fields})
-
-
 @pytest.mark.parametrize(
-    "fields", [{"tier": "queue"}, {"tier": ""}, {"instance_id": "edge-2"}, {"instance_id": "edge-11"}, {"instance_id": ""}]
+    "fields",
+    [{"tier": "queue"}, {"tier": ""}, {"instance_id": "edge-2"}, {"instance_id": "edge-11"}, {"instance_id": ""}],
 )
 async def test_a_hello_that_differs_from_the_certificate_ends_the_stream(identities, fields):
     rpc = next(each for each in ALL_RPCS if each.path.endswith("/Admit"))
@@ -214,96 +163,9 @@ async def test_a_link_tells_the_log_why_a_handshake_fails(identities, tmp_path):
         assert [each["event"] for each in logs if each["event"].startswith("link")] == ["link_rejected"]
 
 
-async def test_new_handshakes_use_rotated_certificates_and_open_streams_stay(identities):
-    server_files = CertificateFiles(identities.issue("auth"), clock=ticking())
-    edge_files = CertificateFiles(identities.issue("edge"), clock=ticking())
-    async with echo_server(ProcessSecurity(certificates=server_files)) as (_, address):
-        async with Dialer(edge_files).channel(address, "auth") as first, Dialer(edge_files).channel(address, "auth") as second:
-            old = Ends(AdmissionServiceStub(first).Admit, edge_hello())
-            async with background(old.link.run()):
-                assert await old.next() == ("up", "auth-1")
-                assert await serial_of(address, identities) == serial_in(server_files)
-                before = serial_in(server_files), serial_in(edge_files)
-                identities.issue("auth"), identities.issue("edge")
-                assert await serial_of(address, identities) == serial_in(server_files)
-                assert before[0] != serial_in(server_files)
-                assert before[1] != serial_in(edge_files)
-                new = Ends(AdmissionServiceStub(second).Admit, edge_hello())
-                async with background(new.link.run()):
-                    assert await new.next() == ("up", "auth-1")
-                assert old.link.is_up
-                assert old.events.empty()
-
-
-async def test_a_new_authority_replaces_the_former_one_without_a_restart(identities, tmp_path):
-    """As operators do it: first both authorities are trusted, then leaves of the new one are issued."""
-    files = CertificateFiles(identities.issue("auth"), clock=ticking())
-    later = Identities(tmp_path, Identities.create(tmp_path).authority)
-    rpc = next(each for each in ALL_RPCS if each.path.endswith("/Admit"))
-    hello = AdmitRequest(hello=edge_hello()).SerializeToString()
-    async with echo_server(ProcessSecurity(certificates=files)) as (_, address):
-        both = identities.authority.certificate_pem + later.authority.certificate_pem
-        files.paths.authorities.write_bytes(both)
-        for each in (identities, later):
-            leaf = each.authority.issue("edge", "edge-1")
-            credentials = grpc.ssl_channel_credentials(both, leaf.key_pem, leaf.certificate_pem)
-            options = [("grpc.ssl_target_name_override", "auth.penstock.internal")]
-            async with grpc.aio.secure_channel(address, credentials, options=options) as to_auth:
-                assert await rpc.refusal(to_auth, hello) is None
-        later.issue("auth")
-        async with later.channel(address, "auth", "edge") as to_auth:
-            assert await rpc.refusal(to_auth, hello) is None
-        async with identities.channel(address, "auth", "edge") as to_auth:
-            assert await rpc.refusal(to_auth, hello) == ("UNAVAILABLE", "CONNECTION_LOST")
-
-
-def test_a_half_written_set_of_files_leaves_the_former_one_in_use(identities):
-    paths = identities.issue("queue")
-    files = CertificateFiles(paths, clock=ticking())
-    former, key = files.current(), paths.key.read_bytes()
-    with capture_logs() as logs:
-        paths.key.write_bytes(identities.authority.issue("queue", "queue-1").key_pem)
-        assert files.current() is former
-        assert files.current() is former
-        paths.key.write_bytes(b"")
-        assert files.current() is former
-        paths.key.unlink()
-        assert files.current() is former
-    assert [each["event"] for each in logs] == ["certificates_not_loaded"] * 3
-    paths.key.write_bytes(key)
-    assert files.current().certificate == former.certificate
-
-
-def test_the_certificate_of_another_process_is_not_loaded(identities):
-    paths = identities.issue("queue")
-    files = CertificateFiles(paths, clock=ticking())
-    identities.authority.issue("queue", "queue-2").save(paths.key.parent, paths.key.stem, identities.authority)
-    with capture_logs() as logs:
-        assert files.current().identity.instance_id == "queue-1"
-    assert "queue-2" in logs[0]["because"]
-
-
-def test_files_are_looked_at_once_a_second(identities):
-    now = 0.0
-    files = CertificateFiles(identities.issue("queue"), clock=lambda: now)
-    former = files.current()
-    identities.issue("queue")
-    assert files.current() is former
-    now = 1.0
-    assert files.current() is not former
-
-
-@pytest.mark.parametrize("options", [{"valid": timedelta(seconds=-1)}, {}])
-def test_an_unusable_certificate_stops_the_start_with_its_reason(identities, tmp_path, options):
-    authority = None if options else Identities.create(tmp_path).authority
-    paths = identities.issue("queue", authority=authority, **options)
-    with pytest.raises(CertificatesInvalid, match="expired" if options else "issuer"):
-        CertificateFiles(paths)
-
-
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
 async def test_plaintext_off_loopback_stops_the_start(listen):
-    with pytest.raises(ConfigError, match="PENSTOCK_TLS_CERTIFICATE.*PENSTOCK_INSECURE"):
+    with pytest.raises(ConfigError, match=r"PENSTOCK_TLS_CERTIFICATE.*PENSTOCK_INSECURE"):
         async with serving(listen, []):
             pass
     with pytest.raises(ConfigError, match="PENSTOCK_INSECURE"):
@@ -314,7 +176,10 @@ async def test_plaintext_off_loopback_stops_the_start(listen):
 async def test_insecure_serves_plaintext_anywhere_and_warns_at_each_start():
     with capture_logs() as logs:
         security = open_security(ServiceConfig(insecure=True))
-        async with serving("0.0.0.0:0", [], drain_grace=0.1, security=security) as server, channel(server.address) as to:
+        async with (
+            serving("0.0.0.0:0", [], drain_grace=0.1, security=security) as server,
+            channel(server.address) as to,
+        ):
             await to.channel_ready()
     assert [each["log_level"] for each in logs if each["event"] == "insecure"] == ["warning"]
 
@@ -333,9 +198,8 @@ async def test_the_development_door_of_an_edge_is_plaintext_on_loopback_alone(id
             assert await rpc.refusal(to_edge) is None
         async with identities.channel(server.proxy_address, "edge", "edge") as to_edge:
             assert await rpc.refusal(to_edge) == ("PERMISSION_DENIED", "PEER_NOT_ALLOWED")
-    async with serving("0.0.0.0:0", [registration], **options) as server:
-        async with channel(server.address) as to_edge:
-            assert await rpc.refusal(to_edge) == ("UNAVAILABLE", "CONNECTION_LOST")
+    async with serving("0.0.0.0:0", [registration], **options) as server, channel(server.address) as to_edge:
+        assert await rpc.refusal(to_edge) == ("UNAVAILABLE", "CONNECTION_LOST")
 
 
 class EchoApp:
@@ -369,41 +233,14 @@ async def test_the_http_door_of_proxies_serves_envoys_alone(identities, tier, do
         async with httpx.AsyncClient(base_url=f"http://{address}") as http:
             with pytest.raises(httpx.TransportError):
                 await http.get("/")
-        async with httpx.AsyncClient(verify=False, base_url=f"https://{address}") as http:  # noqa: S501
+        async with httpx.AsyncClient(verify=False, base_url=f"https://{address}") as http:
             with pytest.raises(httpx.TransportError):
                 await http.get("/")
 
 
 async def test_the_http_door_of_clients_is_plaintext_on_loopback(identities):
-    async with serving_http("127.0.0.1:0", EchoApp(), 1.0, identities.security("edge")) as address:
-        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
-            assert (await http.get("/")).text == "False"
-
-
-def ticking():
-    """A clock that lets the files be looked at in each call."""
-    now = 0.0
-
-    def clock():
-        nonlocal now
-        now += 10.0
-        return now
-
-    return clock
-
-
-def serial_in(files):
-    from cryptography import x509  # noqa: PLC0415
-
-    return x509.load_pem_x509_certificate(files.current().certificate).serial_number
-
-
-async def serial_of(address, identities):
-    """The serial number of the certificate that a server presents in a new handshake."""
-    host, _, port = address.rpartition(":")
-    context = CertificateFiles(identities.issue("operator")).current().client_context
-    context.set_alpn_protocols(["h2"])
-    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="", family=socket.AF_INET)
-    found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
-    writer.close()
-    return int(found, 16)
+    async with (
+        serving_http("127.0.0.1:0", EchoApp(), 1.0, identities.security("edge")) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as http,
+    ):
+        assert (await http.get("/")).text == "False"

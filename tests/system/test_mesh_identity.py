@@ -1,0 +1,137 @@
+"""A whole mesh with the certificates of `penstock up`: every RPC of every process, called by peers that must not."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh import greedy, read_answer, running_mesh, stub_client, wait_for_figures
+from mesh_identities import OUR_RPCS, Identities, Rpc, is_refused
+from penstock.certificates.authority import Authority
+from penstock.chassis.security.identity import TIERS
+from penstock.chassis.security.permissions import PERMISSIONS
+from penstock.local_mesh.certificates import issue_certificate, rotate_certificates
+from penstock.local_mesh.mesh import local_mesh
+from penstock.local_mesh.plan import CERTIFICATES_FOLDER, MeshOptions
+from penstock.mesh.v1 import admission_pb2, queue_pb2, scheduler_pb2, worker_pb2
+from penstock.v1.stream_pb2 import Hello
+
+TIERS_OF_SERVICES = {
+    "penstock.mesh.v1.AdmissionService": ("auth",),
+    "penstock.mesh.v1.QueueService": ("queue",),
+    "penstock.mesh.v1.SchedulerService": ("scheduler",),
+    "penstock.mesh.v1.WorkerService": ("worker",),
+    "penstock.v1.Inference": ("edge",),
+    "penstock.v1.Admin": ("auth", "queue", "scheduler", "worker", "edge", "routing"),
+    "envoy.service.discovery.v3.AggregatedDiscoveryService": ("routing",),
+}
+XDS = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+RPCS = [
+    *OUR_RPCS,
+    Rpc(f"{XDS}/DeltaAggregatedResources", True, True),
+    Rpc(f"{XDS}/StreamAggregatedResources", True, True),
+]
+FIRST_FRAMES = {
+    "penstock.mesh.v1.AdmissionService/Admit": admission_pb2.AdmitRequest,
+    "penstock.mesh.v1.QueueService/Submit": queue_pb2.SubmitRequest,
+    "penstock.mesh.v1.QueueService/Dispatch": queue_pb2.DispatchRequest,
+    "penstock.mesh.v1.SchedulerService/Attach": scheduler_pb2.AttachRequest,
+    "penstock.mesh.v1.WorkerService/Execute": worker_pb2.ExecuteRequest,
+}
+
+
+async def test_every_rpc_of_every_process_refuses_peers_that_are_not_its_own(tiny_model, tmp_path):
+    async with running_mesh(engine="sim", model=tiny_model, envoy=True) as mesh:
+        identities = Identities(tmp_path, Authority.load(mesh.folder / CERTIFICATES_FOLDER))
+        wrong = []
+        for rpc, spec in targets(mesh):
+            wrong += await wrongly_served(identities, rpc, spec)
+        assert wrong == []
+        async with stub_client(mesh, mesh.plan.proxy) as client:
+            assert len((await read_answer(client.generate(**greedy("hello", 3)))).token_ids) == 3
+
+
+def targets(mesh):
+    """Yield each RPC with each process that serves it."""
+    for rpc in RPCS:
+        for tier in TIERS_OF_SERVICES[rpc.path.partition("/")[0]]:
+            yield from ((rpc, spec) for spec in mesh.plan.processes_of(tier))
+
+
+async def wrongly_served(identities, rpc, spec):
+    address = spec.proxy_doors[0] if spec.tier == "edge" else spec.address
+    caller, found = min(PERMISSIONS[rpc.path]), []
+    async with identities.bad_callers(address, spec.tier, caller) as callers:
+        for problem, channel in callers.items():
+            if not is_refused(problem, refusal := await rpc.refusal(channel)):
+                found.append((spec.name, rpc.path, problem, refusal))
+    for tier in TIERS:
+        if tier not in PERMISSIONS[rpc.path]:
+            async with identities.channel(address, spec.tier, tier) as channel:
+                if (refusal := await rpc.refusal(channel)) != ("PERMISSION_DENIED", "PEER_NOT_ALLOWED"):
+                    found.append((spec.name, rpc.path, tier, refusal))
+    if frame := FIRST_FRAMES.get(rpc.path):
+        for tier, instance in (("operator", f"{caller}-1"), (caller, f"{caller}-2")):
+            hello = frame(hello=Hello(protocol=1, tier=tier, instance_id=instance, address="127.0.0.1:1"))
+            async with identities.channel(address, spec.tier, caller, f"{caller}-1") as channel:
+                if (refusal := await rpc.refusal(channel, hello.SerializeToString())) != HELLO_MISMATCH:
+                    found.append((spec.name, rpc.path, tier, instance, refusal))
+    return found
+
+
+HELLO_MISMATCH = ("PERMISSION_DENIED", "HELLO_MISMATCH")
+
+
+async def test_a_worker_whose_address_presents_another_workers_certificate_gets_no_start(tiny_model):
+    """Worker 1 advertises the address of worker 2, as a thief of its traffic would advertise its own."""
+
+    async def misdirect(plan):
+        first, second = plan.processes_of("worker")
+        moved = replace(first, environment={**first.environment, "PENSTOCK_WORKER_ADVERTISE": second.address})
+        return replace(plan, processes=tuple(moved if each is first else each for each in plan.processes))
+
+    options = MeshOptions(base_port=0, envoy=False, workers=2, engine="sim", model=tiny_model)
+    async with local_mesh(options, transform_plan=misdirect) as mesh, stub_client(mesh) as client:
+        answers = [read_answer(client.generate(**greedy(f"prompt {number}", 8))) for number in range(6)]
+        assert [len(each.token_ids) for each in await asyncio.gather(*answers)] == [8] * 6
+        first, second = mesh.plan.processes_of("worker")
+        assert (await figures_of(first))["tokens_generated"] == 0
+        assert (await figures_of(second))["tokens_generated"] == 48
+        log = (mesh.folder / "edge-1.log").read_text()
+        assert "worker-1.worker.penstock.internal" in log
+
+
+async def figures_of(spec):
+    return await wait_for_figures(spec.address, lambda _: True)
+
+
+@pytest.mark.parametrize("rotations", [3])
+async def test_streams_go_on_while_every_certificate_is_replaced(tiny_model, rotations):
+    settings = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)
+    async with running_mesh(engine="sim", model=tiny_model, envoy=True, workers=2, settings=settings) as mesh:
+        async with stub_client(mesh, mesh.plan.proxy) as client:
+            reading = [
+                asyncio.create_task(read_answer(client.generate(**greedy(f"p {each}", 300)))) for each in range(16)
+            ]
+            for _ in range(rotations):
+                rotate_certificates(mesh.plan, mesh.folder)
+                await mesh_has_loaded(mesh)
+            assert len((await read_answer(client.generate(**greedy("another", 3)))).token_ids) == 3
+            assert {len(each.token_ids) for each in await asyncio.gather(*reading)} == {300}
+        logs = "".join(path.read_text() for path in mesh.folder.glob("*.log"))
+        assert "link_down" not in logs
+        assert "certificates_loaded" in logs
+
+
+async def mesh_has_loaded(mesh):
+    """Return once a new handshake with each process has used certificates that are not older than the files."""
+    for spec in mesh.plan.processes:
+        if spec.is_mutual:
+            await wait_for_figures(spec.address, lambda _: True)
+
+
+def test_a_process_with_the_certificate_of_another_one_does_not_start(tmp_path):
+    certificates = Path(tmp_path)
+    issue_certificate(certificates, Authority.create(), "queue-1", "queue")
+    assert (certificates / "queue-1.key").stat().st_mode & 0o077 == 0
