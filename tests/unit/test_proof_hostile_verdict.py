@@ -107,6 +107,17 @@ def test_goodput_counts_the_tokens_of_right_answers_within_the_phase():
     assert failures_by_reason(phase, [right, cut, later]) == {"UNAVAILABLE CONNECTION_LOST": 1}
 
 
+def test_a_failure_belongs_to_the_phase_in_which_it_happened_and_to_no_other():
+    calm, cutting = PhaseTime("calm", 0.0, 10.0), PhaseTime("attack", 10.0, 13.0, settled_at=15.0)
+    cut = transcript(9.0, arrivals=[9.5, 11.0], outcome="CONNECTION_LOST", code="UNAVAILABLE")
+    cut_later = transcript(12.0, arrivals=[14.0], outcome="CONNECTION_LOST", code="UNAVAILABLE")
+    late = transcript(12.0, arrivals=[40.0], outcome="DEADLINE", code="DEADLINE_EXCEEDED")
+    every = [cut, cut_later, late]
+    assert figures_of([calm], every, []).failed == 0
+    assert figures_of([cutting], every, []).failed == 3
+    assert figures_of([PhaseTime("next attack", 30.0, 50.0)], every, []).failed == 0
+
+
 def test_calm_phases_are_judged_together():
     phases = [PhaseTime("calm", 0.0, 10.0), PhaseTime("calm", 50.0, 60.0)]
     found = figures_of(phases, [transcript(1.0, arrivals=[2.0]), transcript(51.0, arrivals=[52.0, 53.0])], [])

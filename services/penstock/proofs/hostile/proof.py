@@ -8,7 +8,7 @@ runs after the load.
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 
@@ -102,6 +102,7 @@ class HostileRun:
         cpu_share = max(0.0, self.processes.cpu_s() - cpu_before) / phase.length
         cpu_wait_share = self.processes.cpu_use().since(waits_before).wait_share
         await self.processes.settle(use)
+        phase = replace(phase, settled_at=time.time())
         lost = [name for name in self.processes.lost() if name not in lost_before]
         self.carried_out.append(
             CarriedOut(
@@ -161,7 +162,7 @@ def _slowed_orders(run: HostileRun, load: HonestLoad, calm_phases: list[PhaseTim
     """
     calm = figures_of(calm_phases, load.requests, load.streams)
     judged = [(each, _judged(each, load)) for each in run.carried_out]
-    slowed = [each for each, result in judged if result.is_slowed(calm) and not result.accepted]
+    slowed = [each for each, result in judged if result.is_slowed(calm) and not result.has_harmed]
     return [each.order for each in slowed[:MAX_REPETITIONS]]
 
 

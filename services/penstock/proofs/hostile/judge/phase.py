@@ -10,6 +10,7 @@ MIN_GOODPUT_SHARE = 0.90  # of calm
 MAX_TTFT_RATIO = 2.0  # P99 beside an attack, times that of calm
 # On a machine that others use as well, a first token below this time is not held against an attack.
 TTFT_NOISE_FLOOR_S = 0.25
+TIMED_OUT = "DEADLINE_EXCEEDED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,20 @@ class PhaseTime:
     name: str
     began_at: float
     ended_at: float
+    settled_at: float = 0.0  # until when failures count as those of the phase; 0: until its end
 
     def has(self, moment: float) -> bool:
         return self.began_at <= moment < self.ended_at
 
     def overlaps(self, transcript: Transcript) -> bool:
         return transcript.started_at < self.ended_at and (transcript.ended_at or self.ended_at) > self.began_at
+
+    def has_failure(self, transcript: Transcript) -> bool:
+        """Whether a request failed in this phase. One whose deadline passed failed in the phase in which it started."""
+        if _is_good(transcript):
+            return False
+        moment = transcript.started_at if transcript.code == TIMED_OUT else transcript.ended_at
+        return self.began_at <= moment < (self.settled_at or self.ended_at)
 
     @property
     def length(self) -> float:
@@ -36,8 +45,8 @@ class PhaseFigures:
     """What honest clients got in one phase, or in several of the same kind."""
 
     requests: int  # that were active
-    failed: int  # of them
-    failed_streams: int  # of the streams through Envoy that were active
+    failed: int  # requests that failed, each in one phase
+    failed_streams: int  # of them streams through Envoy
     goodput: float  # tokens/s of answers that came to their right end
     ttft_p99: float  # s, of the requests that started
 
@@ -50,7 +59,7 @@ def figures_of(
     tokens = sum(_is_good(each) and any(phase.has(at) for phase in phases) for each in active for at in each.arrivals)
     ttfts = [each.ttft for each in active if each.ttft is not None and any(p.has(each.started_at) for p in phases)]
     stream_ids = {id(each) for each in streams}
-    failed = [each for each in active if not _is_good(each)]
+    failed = [each for each in every if any(phase.has_failure(each) for phase in phases)]
     return PhaseFigures(
         requests=len(active),
         failed=len(failed),
@@ -67,7 +76,7 @@ def _is_good(transcript: Transcript) -> bool:
 def failures_by_reason(phase: PhaseTime, transcripts: Sequence[Transcript]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in transcripts:
-        if phase.overlaps(each) and not _is_good(each):
+        if phase.has_failure(each):
             reason = f"{each.code} {each.outcome}" if each.outcome != OK else "tokens lost"
             found[reason] = found.get(reason, 0) + 1
     return found

@@ -48,6 +48,12 @@ class AttackResult:
     def goodput_share(self, calm: PhaseFigures) -> float:
         return self.figures.goodput / max(1e-9, calm.goodput) if self.figures else 1.0
 
+    @property
+    def has_harmed(self) -> bool:
+        """Whether the attack gained or broke anything, which no other work on the machine explains."""
+        failed = self.figures.failed if self.figures else 0
+        return bool(failed or self.accepted or self.exceeded_findings or self.not_returned or self.lost)
+
     def is_slowed(self, calm: PhaseFigures) -> bool:
         """Whether goodput or first tokens miss their goals. Other work on the machine can have that effect as well."""
         if not self.figures:
@@ -55,8 +61,7 @@ class AttackResult:
         return self.goodput_share(calm) < MIN_GOODPUT_SHARE or self.figures.ttft_p99 > ttft_bound(calm)
 
     def is_met(self, calm: PhaseFigures) -> bool:
-        harms = self.is_slowed(calm) or (self.figures and self.figures.failed)
-        return not (harms or self.accepted or self.exceeded_findings or self.not_returned or self.lost)
+        return not (self.is_slowed(calm) or self.has_harmed)
 
 
 def void_reason(calm: PhaseFigures, results: Sequence[AttackResult]) -> str:
