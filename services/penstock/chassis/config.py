@@ -83,7 +83,7 @@ class ServiceConfig:
     )
     trust_domain: str = setting(
         "penstock.local",
-        "Trust domain of the mesh: the host of the URI name in every certificate. Peers of another one are refused.",
+        "Trust domain of the mesh, the host of the URI name in every certificate. Peers of another one are refused.",
         fleet="PENSTOCK_TRUST_DOMAIN",
     )
     insecure: bool = setting(
