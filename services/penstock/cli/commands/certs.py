@@ -32,7 +32,7 @@ def make_authority(out: Path, trust_domain: str, days: int) -> None:
 @click.argument("tier")
 @click.argument("instance")
 @click.option("--dns", "dns_names", multiple=True, metavar="NAME", help="a further DNS name, repeatable")
-@click.option("--ca", "authority", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True)
+@click.option("--ca", "authority", type=click.Path(file_okay=False, path_type=Path), required=True)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="folder for the files")
 @click.option("--days", type=click.IntRange(1, MAX_DAYS), default=30, show_default=True)
 def issue(**given: Any) -> None:
@@ -43,7 +43,7 @@ def issue(**given: Any) -> None:
 
 
 @certs.command("show")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show the identity, the names and the validity of the certificate in FILE."""
