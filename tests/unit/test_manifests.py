@@ -1,6 +1,8 @@
 """The rendered Kubernetes overlay: valid by schema and by our own rules, and consistent with the tiers' settings."""
 
 import json
+import os
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -9,8 +11,11 @@ from image_closure import dockerfile, installed_in
 from manifest_rules import container, environment, manifest_faults, ports
 from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, TIERS, config_classes, get_object, render_overlay
 from paths import REPO
+from penstock.chassis.config import load
+from penstock.chassis.security.identity import parse_spiffe_id
 from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edges.edge_spec import parse_specs
+from penstock.routing.secrets import secret_files
 from penstock.worker.config import WorkerConfig
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
@@ -25,6 +30,12 @@ def rendered():
 
 def test_every_object_is_valid_by_the_schema_of_its_kind(rendered):
     for each in rendered:
+        validate(each)
+
+
+def validate(each):
+    """Validate by the schema of its kind; those of cert-manager are its own."""
+    if not each["apiVersion"].startswith("cert-manager.io/"):
         kubernetes_validate.validate(each, SCHEMAS, strict=True)
 
 
@@ -35,7 +46,7 @@ def test_the_overlay_has_no_fault(rendered):
 def test_the_overlay_of_the_examples_is_valid_and_has_no_fault():
     objects = render_overlay(REPO / "examples" / "kubernetes")
     for each in objects:
-        kubernetes_validate.validate(each, SCHEMAS, strict=True)
+        validate(each)
     assert manifest_faults(objects, config_classes()) == []
     worker = get_object(objects, "Deployment", "worker")
     assert worker["spec"]["replicas"] == 4
@@ -100,7 +111,7 @@ def test_the_door_has_a_certificate_from_a_secret_and_the_proxies_ask_auth(rende
 
 
 def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
-    written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902", max_heap_bytes=768 * 2**20)
+    written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902", secrets="/etc/envoy")
     assert json.loads(get_object(rendered, "ConfigMap", "envoy")["data"]["bootstrap.json"]) == written
     ready = written["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"]
     assert ports(get_object(rendered, "Deployment", "envoy"))["ready"] == ready
@@ -156,7 +167,7 @@ def test_a_gpu_worker_has_more_slots_and_memory_for_its_weights():
 def test_a_gpu_overlay_has_no_fault():
     assert manifest_faults(render_overlay(GPU_OVERLAY), config_classes()) == []
     for each in render_overlay(GPU_OVERLAY):
-        kubernetes_validate.validate(each, SCHEMAS, strict=True)
+        validate(each)
 
 
 def test_a_gpu_worker_has_a_compiler_and_a_volume_for_what_it_compiles():
@@ -175,3 +186,50 @@ def test_edges_and_workers_get_their_zone_from_the_cluster(rendered, tier):
         each for each in container(get_object(rendered, "Deployment", tier))["env"] if each["name"] == "PENSTOCK_ZONE"
     ]
     assert zone["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"
+
+
+def test_every_pod_mounts_the_certificate_that_is_issued_for_its_tier(rendered):
+    issued = {each["spec"]["secretName"]: each["spec"] for each in rendered if each["kind"] == "Certificate"}
+    for tier in (*TIERS, "envoy"):
+        volumes = get_object(rendered, "Deployment", tier)["spec"]["template"]["spec"]["volumes"]
+        (secret,) = [each["secret"]["secretName"] for each in volumes if each["name"] == "tls"]
+        (uri,) = issued[secret]["uris"]
+        identity = parse_spiffe_id(uri)
+        assert identity.tier == tier
+        assert tuple(issued[secret]["dnsNames"]) == identity.dns_names
+        assert {"server auth", "client auth"} <= set(issued[secret]["usages"])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_tier_reads_the_certificate_that_is_mounted(rendered, tier):
+    pods = get_object(rendered, "Deployment", tier)
+    (mount,) = [each["mountPath"] for each in container(pods)["volumeMounts"] if each["name"] == "tls"]
+    config = load(config_classes()[tier], tier, environment(pods))
+    files = (config.tls_certificate, config.tls_key, config.tls_ca)
+    assert [str(each) for each in files] == [f"{mount}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")]
+
+
+def test_the_proxies_read_the_certificate_that_is_mounted(rendered):
+    pods = get_object(rendered, "Deployment", "envoy")
+    mounts = {each["name"]: Path(each["mountPath"]) for each in container(pods)["volumeMounts"]}
+    files = secret_files(*(mounts["tls"] / name for name in ("tls.crt", "tls.key", "ca.crt")))
+    data = get_object(rendered, "ConfigMap", "envoy")["data"]
+    assert {name: json.loads(data[name]) for name in files} == {name: json.loads(text) for name, text in files.items()}
+    secrets = environment(get_object(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_ENVOY_SECRETS"]
+    assert secrets == str(mounts["config"])
+
+
+def test_with_the_driver_each_pod_has_an_identity_of_its_own(tmp_path):
+    components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / "cert-manager-csi", tmp_path)]
+    overlay = {"resources": [os.path.relpath(LOCAL_OVERLAY, tmp_path)], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
+    objects = render_overlay(tmp_path)
+    for tier in (*TIERS, "envoy"):
+        volumes = get_object(objects, "Deployment", tier)["spec"]["template"]["spec"]["volumes"]
+        (volume,) = [each for each in volumes if each["name"] == "tls"]
+        attributes = volume["csi"]["volumeAttributes"]
+        uri, names = attributes["csi.cert-manager.io/uri-sans"], attributes["csi.cert-manager.io/dns-names"]
+        identity = parse_spiffe_id(uri.replace("${POD_NAME}", "pod-1"))
+        assert "secret" not in volume
+        assert (identity.tier, identity.instance_id) == (tier, "pod-1")
+        assert tuple(names.replace("${POD_NAME}", "pod-1").split(",")) == identity.dns_names

@@ -52,7 +52,11 @@ class ServiceConfig:
     advertise: str = setting(
         "", "Host, or host and port, by which other processes reach this process. Empty: the bound address."
     )
-    instance_id: str = setting("", "Name of this process, unique per start. Empty: generated at the start.")
+    instance_id: str = setting(
+        "",
+        "Name of this process, unique per start. Empty: generated at the start. With a certificate it is the instance "
+        "of the certificate, which may be followed by a dot and a suffix.",
+    )
     drain_grace: float = setting(30.0, "Longest time for running work to end after SIGTERM.", unit="s")
     metrics_listen: str = setting("", "Address of the Prometheus endpoint `/metrics`. Empty: off.", unit="host:port")
     otlp_endpoint: str = setting(
@@ -100,7 +104,7 @@ class ServiceConfig:
     )
     trust_domain: str = setting(
         "penstock.local",
-        "Trust domain of the mesh: the host of the URI name in every certificate. Peers of another one are refused.",
+        "Trust domain of the mesh, the host of the URI name in every certificate. Peers of another one are refused.",
         fleet="PENSTOCK_TRUST_DOMAIN",
     )
     insecure: bool = setting(

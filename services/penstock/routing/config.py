@@ -75,8 +75,8 @@ class RoutingConfig(ServiceConfig):
 
     envoy_secrets: str = setting(
         "",
-        "Folder on the host of each proxy with the files `identity.json` and `authorities.json`, which name its "
-        "certificate and the mesh's authorities. Proxies then use mutual TLS to edges. Empty: plaintext.",
+        "Folder on the host of each proxy with the files of `penstock.routing.secrets`, which name its certificate "
+        "and the mesh's authorities. Proxies then use mutual TLS to edges. Empty: plaintext.",
         unit="path",
     )
 

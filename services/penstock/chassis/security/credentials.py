@@ -1,11 +1,17 @@
 """Credentials of gRPC, and TLS contexts for HTTP, that use the current certificates in each handshake."""
 
 import ssl
+import time
 from typing import Any
 
 import grpc
 
 from penstock.chassis.security.certificates import CertificateFiles, Certificates
+
+# gRPC frees the former configuration as soon as `fetch` has returned a new one, although another thread may have passed
+# the lock around `fetch` and be about to begin its handshake with the former one, which ends the process. Such a thread
+# needs microseconds; all others wait for the lock. The delay is once per change of the certificates.
+SWAP_DELAY_S = 0.1
 
 
 def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
@@ -19,6 +25,7 @@ def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         if latest is served:
             return None
         served = latest
+        time.sleep(SWAP_DELAY_S)
         return _configuration(latest)
 
     return grpc.dynamic_ssl_server_credentials(_configuration(served), fetch, require_client_authentication=True)

@@ -1,6 +1,7 @@
 """The security of one process: its certificates, its identity, and how it binds ports and opens channels."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from uuid import uuid4
 
 import grpc
@@ -106,6 +107,9 @@ def _open_files(config: ServiceConfig) -> CertificateFiles | None:
 
 
 def is_loopback_address(listen: str) -> bool:
-    """Whether host:port is on loopback."""
-    host = listen.rpartition(":")[0]
-    return host in ("localhost", "[::1]") or host.startswith("127.")
+    """Whether host:port is on loopback. Of names, only localhost is."""
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -98,10 +98,10 @@ TICKETS: Table = {
         "model": MODEL_NAME,
         "card_digest": DIGEST,
         "worker_address": ADDRESS,
-        "worker_id": ID,
         "workers_hint": UINT32,
         "slots_hint": UINT32,
         "context_length": TOKENS,
+        "worker_id": ID,
     },
 }
 
