@@ -50,9 +50,9 @@ class AuthProcess:
     clock: FakeClock
     admin: AdminStub
     stub: AdmissionServiceStub
-    check: grpc.aio.UnaryUnaryMultiCallable
-    authorizer: Authorizer
-    tokens: KeyRefresh | None
+    check: grpc.aio.UnaryUnaryMultiCallable | None = None
+    authorizer: Authorizer | None = None
+    tokens: KeyRefresh | None = None
 
     @property
     def figures(self) -> dict[str, float]:
