@@ -104,7 +104,13 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
 
 def _auth(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     config = AuthConfig(
-        listen=address, instance_id=instance_id, dev_key=API_KEY, pepper="p" * 32, mesh_secret="m" * 32, edge_grace=4.0
+        listen=address,
+        instance_id=instance_id,
+        dev_key=API_KEY,
+        pepper="p" * 32,
+        mesh_secret="m" * 32,
+        edge_grace=4.0,
+        fallback_tokens=200,
     )
     return run_auth(config)
 
