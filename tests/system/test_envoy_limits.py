@@ -2,6 +2,7 @@
 
 import asyncio
 
+import grpc
 import pytest
 
 from envoy_proxy import ECHO, Backend, running_front
@@ -97,11 +98,13 @@ async def test_headers_beyond_the_limit_reach_no_edge(front, headers):
 
 async def test_a_connection_has_at_most_the_set_number_of_calls_at_once(tmp_path):
     async with running_front(tmp_path, Backend("a"), MAX_STREAMS_PER_CONNECTION=3) as front:
-        calls = [front.calls.unary_stream(f"{ECHO}Stream")(b"") for _ in range(4)]
-        assert {await call.read() for call in calls[:3]} == {b"a first"}
+        calls = [front.calls.unary_stream(f"{ECHO}Stream")(b"") for _ in range(3)]
+        assert {await call.read() for call in calls} == {b"a first"}
+        fourth = asyncio.create_task(front.calls.unary_stream(f"{ECHO}Stream")(b"").read())
         async with front.channel(own=1) as other:
             assert await other.unary_stream(f"{ECHO}Stream")(b"").read() == b"a first"
-        fourth = asyncio.create_task(calls[3].read())
+        assert not fourth.done()
         front.backends[0].may_continue.set()
-        assert {await call.read() for call in calls[:3]} == {b"a second"}
+        assert {await call.read() for call in calls} == {b"a second"}
+        assert {await call.code() for call in calls} == {grpc.StatusCode.OK}
         assert await fourth == b"a first"
