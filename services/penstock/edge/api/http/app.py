@@ -111,11 +111,11 @@ class OpenAIApp:
         exchange: Exchange,
     ) -> None:
         credential, traceparent = exchange.credential, exchange.header("traceparent")
-        async with self._gateway.authenticating(credential):
-            if not exchange.has_small_body:
-                await self._gateway.authenticate(credential)
-            body = await exchange.body(self._body_budget)
-            request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
+        # First, so that a caller without a valid key costs no more than its headers.
+        await self._gateway.authenticate(credential)
+        exchange.mark_identified()
+        body = await exchange.body(self._body_budget)
+        request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
         admission = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
         serializer = serializer_type(request, created=int(time.time()))
         write = write_stream if request.stream else write_whole
@@ -126,10 +126,12 @@ class OpenAIApp:
 
     async def _list_models(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential)
+        exchange.mark_identified()
         await exchange.respond(200, model_list(models, created=self._created))
 
     async def _show_model(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential)
+        exchange.mark_identified()
         await exchange.respond(
             200, model_object(models, exchange.path.removeprefix(MODEL_PREFIX), created=self._created)
         )

@@ -11,6 +11,8 @@ import uvicorn
 from penstock.chassis.lifecycle import background, current_stop
 from penstock.chassis.server.server import CLEANUP_GRACE_S, advertised_address
 from penstock.edge.api.http.app import OpenAIApp
+from penstock.edge.api.http.connections import ConnectionLimits
+from penstock.edge.api.http.protocol import HttpDoor
 
 log = structlog.get_logger()
 
@@ -22,8 +24,10 @@ LISTEN_BACKLOG = 2_048  # connections that are not accepted yet
 
 
 @asynccontextmanager
-async def serving_http(listen: str, app: OpenAIApp, drain_grace: float) -> AsyncIterator[str]:
-    """Serve `app` at host:port and yield the address. An empty `listen` serves nothing.
+async def serving_http(
+    listen: str, app: OpenAIApp, drain_grace: float, door: HttpDoor | None = None
+) -> AsyncIterator[str]:
+    """Serve `app` at host:port within the limits of `door`, and yield the address. An empty `listen` serves nothing.
 
     The drain begins at a stop request or at the end of the block, which waits for it. Raises OSError if `listen`
     cannot be bound.
@@ -31,8 +35,9 @@ async def serving_http(listen: str, app: OpenAIApp, drain_grace: float) -> Async
     if not listen:
         yield ""
         return
-    listener = _Listener(listen, app, drain_grace)
-    async with background(listener.serve(), listener.drain_at_stop()):
+    door = door or HttpDoor(ConnectionLimits())
+    listener = _Listener(listen, app, drain_grace, door)
+    async with background(listener.serve(), listener.drain_at_stop(), door.close_overdue()):
         log.info("http_listening", address=listener.address)
         try:
             yield listener.address
@@ -50,7 +55,7 @@ class _Server(uvicorn.Server):
 class _Listener:
     """One bound port and the server on it."""
 
-    def __init__(self, listen: str, app: OpenAIApp, drain_grace: float) -> None:
+    def __init__(self, listen: str, app: OpenAIApp, drain_grace: float, door: HttpDoor) -> None:
         self._app = app
         self._drain_grace = drain_grace
         self._is_closed = asyncio.Event()
@@ -59,7 +64,7 @@ class _Listener:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=door.protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
