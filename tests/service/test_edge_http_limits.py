@@ -1,4 +1,4 @@
-"""Hostile and slow clients on the edge's own HTTP port, over real connections: what they may send, hold and keep open."""
+"""Hostile and slow clients on the edge's own HTTP port: what they may send, hold and keep open."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -205,9 +205,13 @@ async def test_one_source_has_a_share_of_the_connections():
 
 
 async def test_connections_are_bounded_in_total():
-    async with bounded_edge(max_connections=2) as edge, connected(edge), connected(edge):
-        async with connected(edge) as (reader, _):
-            assert (await answer_of(reader))[:2] == (503, "connections_full")
+    async with (
+        bounded_edge(max_connections=2) as edge,
+        connected(edge),
+        connected(edge),
+        connected(edge) as (reader, _),
+    ):
+        assert (await answer_of(reader))[:2] == (503, "connections_full")
 
 
 # Bodies of callers that are not known.

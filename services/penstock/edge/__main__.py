@@ -9,6 +9,7 @@ from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.protocol import hello_of
+from penstock.edge.api.doors import Doors
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
@@ -19,7 +20,6 @@ from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request import limits
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import TokenizerPools
-from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 
 
 async def run_edge(config: EdgeConfig) -> None:
@@ -40,20 +40,31 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         planner = RequestPlanner(catalog, threads, default_output_tokens=config.default_output_tokens)
         runner = RequestRunner(config, hello, catalog, planner, clock)
         gateway = Gateway(config, runner, catalog, planner, threads)
-        async with background(catalog.run(), runner.run()):
+        doors = Doors(config, gateway)
+        async with background(catalog.run(), runner.run(), doors.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
             async with (
-                serving_http(config.http_listen, OpenAIApp(gateway, runner.has_connected.is_set), config.drain_grace),
+                serving_http(
+                    config.http_listen,
+                    OpenAIApp(gateway, runner.has_connected.is_set),
+                    config.drain_grace,
+                    doors.http,
+                ),
                 serving(
                     config.listen,
-                    [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
+                    [(doors.grpc.add_to_server, InferenceService(gateway, hello))],
                     admin=AdminService(
-                        "edge", config.instance_id, runner.figures, runner.tables, token=config.admin_token
+                        "edge",
+                        config.instance_id,
+                        lambda: {**runner.figures(), **doors.figures},
+                        runner.tables,
+                        token=config.admin_token,
                     ),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,
                     message_bytes=limits.BODY_BYTES,
+                    options=doors.grpc_options,
                 ) as server,
                 background(_set_ready_once_connected(runner, server)),
             ):

@@ -9,8 +9,9 @@ from uuid import uuid4
 
 from structlog.contextvars import bind_contextvars
 
-from penstock.chassis.errors import InvalidArgument, PenstockError, error_from_failure, failure_from
+from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
 from penstock.edge.admission.filter import CallerClassCache
+from penstock.edge.callers.identification import CallerIdentification
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
@@ -55,6 +56,9 @@ class Gateway:
         self._runner = runner
         self._catalog = catalog
         self._pools = pools
+        self.identification = CallerIdentification(
+            lambda credential: runner.auth.authenticate(credential, config.upstream_timeout)
+        )
 
     @property
     def memory(self) -> MemoryBudget:
@@ -180,18 +184,16 @@ class Gateway:
     async def identify(self, credential: Credential) -> Identity:
         return await self._runner.auth.identify(credential, self._config.identify_timeout)
 
+    def find_known(self, credential: Credential) -> Identity | None:
+        """Return the identity of a caller that auth has admitted or identified recently."""
+        return self._runner.auth.find_known(credential)
+
+    def is_being_identified(self, credential: Credential) -> bool:
+        return self.identification.is_pending(credential)
+
     async def authenticate(self, credential: Credential) -> Identity:
         """Return the identity of a caller, from the cache if auth has admitted it recently. Raises auth's rejection."""
-        return await self._runner.auth.authenticate(credential, self._config.upstream_timeout)
-
-    @asynccontextmanager
-    async def authenticating(self, credential: Credential) -> AsyncIterator[None]:
-        """Authenticate the caller before a request is reported as invalid: its key is the first check."""
-        try:
-            yield
-        except InvalidArgument:
-            await self.authenticate(credential)
-            raise
+        return self.find_known(credential) or await self.identification.identify(credential)
 
     @contextmanager
     def naming(self, credential: Credential) -> Iterator[None]:

@@ -108,16 +108,19 @@ async def serving(
     is_ready: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     message_bytes: int = MAX_MESSAGE_BYTES,
+    options: Sequence[tuple[str, int]] = (),
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
-    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
-    Raises ConfigError if `listen` cannot be bound.
+    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message,
+    `options` replace those of the same name. Raises ConfigError if `listen` cannot be bound.
     """
     calls = CallCounter()
     operators = OperatorInterceptor(admin.token if admin else "")
-    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
-    grpc_server = grpc.aio.server(interceptors=(CallInterceptor(calls), operators, *interceptors), options=options)
+    all_options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": message_bytes, **dict(options)}
+    grpc_server = grpc.aio.server(
+        interceptors=(CallInterceptor(calls), operators, *interceptors), options=tuple(all_options.items())
+    )
     if admin:
         admin.calls = calls
         registrations = [*registrations, (add_AdminServicer_to_server, admin)]

@@ -19,7 +19,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from penstock.chassis.errors import FailedPrecondition
+from penstock.chassis.errors import FailedPrecondition, PenstockError, error_from_rpc
 from penstock.chassis.streams.endpoint import FrameOutOfRange, StreamEndpoint, counters
 from penstock.v1.stream_pb2 import End, Hello
 
@@ -100,7 +100,8 @@ class Link(Generic[Out, In]):
     """The client end: one stream to one address, kept connected while `run` runs.
 
     Callbacks are plain calls on the loop: `on_up(hello)` after the hellos, `on_frame(frame)` for each frame except
-    hello, heartbeat and unknown ones, and `on_down(reason)` once for each `on_up`.
+    hello, heartbeat and unknown ones, and `on_down(reason)` once for each `on_up`. `on_rejected(error)` is called with
+    the status of a peer that ended the stream before its hello.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Link(Generic[Out, In]):
         on_frame: Callable[[In], None],
         on_up: Callable[[Hello], None] | None = None,
         on_down: Callable[[str], None] | None = None,
+        on_rejected: Callable[[PenstockError], None] | None = None,
         capacity: int = MAX_OUTBOX_FRAMES,
         is_quiet: bool = False,
     ) -> None:
@@ -124,6 +126,7 @@ class Link(Generic[Out, In]):
         self._on_frame = on_frame
         self._on_up = on_up
         self._on_down = on_down
+        self._on_rejected = on_rejected
         self._capacity = capacity
         self._log = _discard_event if is_quiet else log.info
         self._endpoint: StreamEndpoint[Out, In] | None = None
@@ -185,6 +188,8 @@ class Link(Generic[Out, In]):
         except (grpc.RpcError, FailedPrecondition, FrameOutOfRange, asyncio.InvalidStateError) as error:
             endpoint.close_reason = endpoint.close_reason or _reason(error)
             self._log_rejection(error)
+            if self._on_rejected and isinstance(error, grpc.aio.AioRpcError) and not endpoint.hello.instance_id:
+                self._on_rejected(error_from_rpc(error))
         except Exception:
             log.exception("frame_failed", link=self.name)  # the next stream starts from a clean state
             endpoint.close_reason = "frame failed"

@@ -149,8 +149,11 @@ class AuthClient:
 
     async def authenticate(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Auth is asked only for a caller that it has not admitted recently."""
-        known = None if self.is_unreachable else self.fallback.find_known(credential)
-        return known or await self.identify(credential, timeout)
+        return self.find_known(credential) or await self.identify(credential, timeout)
+
+    def find_known(self, credential: Credential) -> Identity | None:
+        """Return the identity of a caller that auth has admitted or identified recently, while auth is reachable."""
+        return None if self.is_unreachable else self.fallback.find_known(credential)
 
     async def _resend_unconfirmed(self) -> None:
         """Repeat frames that auth received and did not confirm, for example because it could not write to its store."""

@@ -29,10 +29,8 @@ class InferenceService(InferenceServicer):
             admission = self._gateway.admit(
                 estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
             )
-            async with self._gateway.authenticating(credential):
-                spec = spec_of(request)
             generating = self._gateway.generate(
-                spec,
+                spec_of(request),
                 credential,
                 admission,
                 traceparent=traceparent,

@@ -1,4 +1,4 @@
-"""Connections of one HTTP listener: how many are open, what they hold before their caller is known, which are overdue."""
+"""Connections of one HTTP listener: how many are open, what they hold for unidentified callers, which are overdue."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -61,7 +61,15 @@ class MethodNotAllowed(Unimplemented):
 
 # Error types whose status differs from that of their code.
 _STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
-    {MethodNotAllowed: 405, BodyStalled: 408, BodyTooSlow: 408, HeadStalled: 408, BodyTooLarge: 413, QuotaExceeded: 429, HeadTooLarge: 431}
+    {
+        MethodNotAllowed: 405,
+        BodyStalled: 408,
+        BodyTooSlow: 408,
+        HeadStalled: 408,
+        BodyTooLarge: 413,
+        QuotaExceeded: 429,
+        HeadTooLarge: 431,
+    }
 )
 
 

@@ -1,8 +1,8 @@
 """Structure of a JSON body: counts its containers, strings and elements, and its depth, before it is parsed.
 
-The parser holds the interpreter lock for the whole body, also in a thread, and its objects take up to 30 times the bytes
-of the body: 16 MiB of `[]` take 2 s and 0.5 GiB. These counts bound a body to about 50 ms and 100 MB. They are taken in
-slices, between which other threads run, and by functions that scan bytes at the speed of C.
+The parser holds the interpreter lock for the whole body, also in a thread, and its objects take up to 30 times the
+bytes of the body: 16 MiB of `[]` take 2 s and 0.5 GiB. These counts bound a body to about 50 ms and 100 MB. They are
+taken in slices, between which other threads run, and by functions that scan bytes at the speed of C.
 """
 
 from collections.abc import Iterator

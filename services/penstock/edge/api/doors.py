@@ -1,0 +1,50 @@
+"""The limits of both APIs toward callers, from the settings, and their figures."""
+
+from penstock.edge.api.grpc.door import FLOW_CONTROL_OPTIONS, GrpcDoor
+from penstock.edge.api.http.protocol import HttpDoor
+from penstock.edge.callers.connections import UnidentifiedCalls
+from penstock.edge.callers.messages import UnfinishedMessages
+from penstock.edge.config import EdgeConfig
+from penstock.edge.gateway import Gateway
+
+FAILURE_WINDOW_S = 10.0
+HANDSHAKE_TIMEOUT_MS = 10_000
+
+
+class Doors:
+    """One door for each API of an edge."""
+
+    def __init__(self, config: EdgeConfig, gateway: Gateway) -> None:
+        self.http = HttpDoor(config.connection_limits)
+        self.grpc = GrpcDoor(
+            gateway,
+            UnidentifiedCalls(
+                max_waiting=config.max_unidentified_calls,
+                max_failures=config.max_failed_calls,
+                window=FAILURE_WINDOW_S,
+            ),
+            UnfinishedMessages(max_slow=config.max_unfinished_messages, timeout=config.message_timeout),
+        )
+        self.grpc_options: tuple[tuple[str, int], ...] = (
+            *FLOW_CONTROL_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", config.max_connections),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        )
+        self._gateway = gateway
+
+    async def run(self) -> None:
+        """Apply the time limits of the gRPC door; those of the HTTP door run with its listener."""
+        await self.grpc.end_unfinished()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot. Refusals are counted by reason."""
+        refused = self.http.table.refused + self.grpc.unidentified.refused + self.grpc.messages.refused
+        return {
+            "http_connections": self.http.table.connections,
+            "unidentified_bytes": self.http.table.unidentified_bytes,
+            "unfinished_messages": len(self.grpc.messages),
+            "callers_asked": self._gateway.identification.asked,
+            "callers_rejected": self._gateway.identification.rejected,
+            **{f"refused_{reason.lower()}": float(count) for reason, count in refused.items()},
+        }
