@@ -96,10 +96,13 @@ class EdgeConfig(ServiceConfig):
     max_unidentified_calls: int = setting(
         100, "Most gRPC calls of one direct connection that wait for their keys to be checked. 0: no limit."
     )
+    max_streams_per_connection: int = setting(
+        100, "Most gRPC calls at one time on one connection. A client waits with further calls; Envoy connects again."
+    )
     max_failed_calls: int = setting(
-        1_000,
-        "gRPC calls of one direct connection within 10 s that end before their caller is identified. A connection "
-        "beyond it without any valid key is closed. 0: no limit.",
+        200,
+        "gRPC calls from one address within 10 s that end before their caller is identified. Beyond it, connections "
+        "from there without a valid key are closed. 0: no limit.",
     )
     max_unfinished_messages: int = setting(
         16, "Most gRPC messages of up to 16 MiB that have been arriving for more than 1 s; one tenant may have half."
@@ -116,6 +119,7 @@ class EdgeConfig(ServiceConfig):
         for name in (
             *("max_active_requests", "max_attempts", "tokenizer_threads", "default_output_tokens"),
             *("max_connections", "max_unidentified_bytes", "max_unfinished_messages"),
+            "max_streams_per_connection",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

@@ -1,8 +1,9 @@
 """The limits of both APIs toward callers, from the settings, and their figures."""
 
-from penstock.edge.api.grpc.door import FLOW_CONTROL_OPTIONS, GrpcDoor
+from penstock.edge.api.grpc.door import GrpcDoor
 from penstock.edge.api.http.protocol import HttpDoor
 from penstock.edge.callers.connections import UnidentifiedCalls
+from penstock.edge.callers.disconnect import disconnect
 from penstock.edge.callers.messages import UnfinishedMessages
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
@@ -24,9 +25,12 @@ class Doors:
                 window=FAILURE_WINDOW_S,
             ),
             UnfinishedMessages(max_slow=config.max_unfinished_messages, timeout=config.message_timeout),
+            disconnect=disconnect,
         )
         self.grpc_options: tuple[tuple[str, int], ...] = (
-            *FLOW_CONTROL_OPTIONS,
+            ("grpc.http2.bdp_probe", 0),  # a call that no one reads is granted 64 KiB, with probes up to 4 MiB
+            ("grpc.max_concurrent_streams", config.max_streams_per_connection),
+            ("grpc.http2.ping_on_rst_stream_percent", 100),  # a client that resets streams waits for a round trip
             ("grpc.max_allowed_incoming_connections", config.max_connections),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         )

@@ -18,14 +18,11 @@ from penstock.chassis.server.interceptors import READS_ONE_MESSAGE
 from penstock.chassis.server.write_timeout import write_responses
 from penstock.edge.callers.connections import UnidentifiedCalls
 from penstock.edge.callers.messages import MessageRead, UnfinishedMessages
-from penstock.edge.request.caller import PROXY_HEADER_PREFIXES, credential_of
+from penstock.edge.request.caller import PROXY_HEADER_PREFIXES, credential_of, is_loopback
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
 SWEEP_INTERVAL_S = 0.5
-
-# Of the server. Without probes of the bandwidth a call that no one reads is granted 64 KiB, else up to 4 MiB.
-FLOW_CONTROL_OPTIONS: tuple[tuple[str, int], ...] = (("grpc.http2.bdp_probe", 0),)
 
 
 class Callers(Protocol):
@@ -133,10 +130,11 @@ class GrpcDoor:
         peer, metadata = context.peer(), context.invocation_metadata() or ()
         credential = credential_of(metadata, peer)
         if known := self._callers.find_known(credential):
+            self.unidentified.mark_known(peer)
             return known
         if self._callers.is_being_identified(credential):
             return await self._callers.authenticate(credential)
-        return await self._identify_unknown(credential, peer, is_proxy=_is_proxied(metadata))
+        return await self._identify_unknown(credential, peer, is_proxy=_is_proxy(metadata, peer))
 
     async def _identify_unknown(self, credential: Credential, peer: str, *, is_proxy: bool) -> Identity:
         self.unidentified.begin(peer, is_proxy=is_proxy)
@@ -155,9 +153,9 @@ class GrpcDoor:
                 self._disconnect(peer)
 
 
-def _is_proxied(metadata: Any) -> bool:
-    """Return whether a proxy forwarded the call. A client that forges this may wait for more keys at one time."""
-    return any(name.startswith(PROXY_HEADER_PREFIXES) for name, _ in metadata)
+def _is_proxy(metadata: Any, peer: str) -> bool:
+    """Return whether a proxy on this host forwarded the call. Its connections carry the calls of many callers."""
+    return is_loopback(peer) and any(name.startswith(PROXY_HEADER_PREFIXES) for name, _ in metadata)
 
 
 class _Registrar:
