@@ -30,6 +30,7 @@ class Doors:
         self.grpc_options: tuple[tuple[str, int], ...] = (
             ("grpc.http2.bdp_probe", 0),  # a call that no one reads is granted 64 KiB, with probes up to 4 MiB
             ("grpc.max_concurrent_streams", config.max_streams_per_connection),
+            ("grpc.http2.max_deallocating_streams", config.max_streams_per_connection),
             ("grpc.http2.ping_on_rst_stream_percent", 100),  # a client that resets streams waits for a round trip
             ("grpc.max_allowed_incoming_connections", config.max_connections),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
