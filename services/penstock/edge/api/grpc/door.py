@@ -54,7 +54,8 @@ class GrpcDoor:
 
     def add_to_server(self, servicer: InferenceServicer, server: Any) -> None:
         """Add the service to a server, with the door before each of its methods."""
-        add_InferenceServicer_to_server(servicer, _Registrar(self, server))
+        registrar: Any = _Registrar(self, server)
+        add_InferenceServicer_to_server(servicer, registrar)
 
     def guarded(self, handler: Any) -> Any:
         """Return a handler that identifies the caller, then reads the message of a unary call, then runs `handler`."""
