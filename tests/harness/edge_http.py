@@ -8,7 +8,7 @@ import httpx
 import httpx2
 import openai
 
-from penstock.chassis.errors import InvalidArgument, PenstockError
+from penstock.chassis.errors import PenstockError
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
 from penstock.edge.lifecycle.effects import Emit
@@ -62,6 +62,11 @@ class FakeGateway:
         self.auth_rejection: Exception | None = None
         self.credentials = []
         self.authenticated = []
+        self.holds_identification = False  # callers stay unknown until `release_identification`
+        self._identification = asyncio.Event()
+
+    def release_identification(self):
+        self._identification.set()
 
     def name_caller(self, error, credential):
         """Does nothing: no caller is cached."""
@@ -85,16 +90,10 @@ class FakeGateway:
 
     async def authenticate(self, credential):
         self.authenticated.append(credential)
+        if self.holds_identification:
+            await self._identification.wait()
         if self.auth_rejection:
             raise self.auth_rejection
-
-    @asynccontextmanager
-    async def authenticating(self, credential):
-        try:
-            yield
-        except InvalidArgument:
-            await self.authenticate(credential)
-            raise
 
     async def list_models(self, credential, identity_header=""):
         if self.rejection:
@@ -170,10 +169,10 @@ class HttpEdge:
 
 
 @asynccontextmanager
-async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, **front) -> AsyncIterator[HttpEdge]:
+async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, door=None, **front) -> AsyncIterator[HttpEdge]:
     gateway = FakeGateway()
     served = OpenAIApp(gateway, is_ready, **front)
-    async with serving_http("127.0.0.1:0", served, drain_grace) as address:
+    async with serving_http("127.0.0.1:0", served, drain_grace, door) as address:
         base = f"http://{address}"
         async with (
             httpx.AsyncClient(base_url=base, timeout=TIMEOUT_S) as http,

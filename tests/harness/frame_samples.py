@@ -65,7 +65,7 @@ def fill(message, rng, share, *, is_within=False):
             getattr(message, field.name).update({str(number): "v" for number in range(count)})
         elif field.is_repeated:
             limit = rule.max_count if is_within and isinstance(rule, Many) else 70
-            _fill_list(message, field, each, rng, share, limit, is_within=is_within)
+            _fill_list(message, field, each, rng, share, limit=limit, is_within=is_within)
         elif field.message_type:
             getattr(message, field.name).SetInParent()
             if isinstance(rule, Part):
@@ -74,7 +74,7 @@ def fill(message, rng, share, *, is_within=False):
             setattr(message, field.name, rng.choice(_choices(field, rule, is_within=is_within)))
 
 
-def _fill_list(message, field, rule, rng, share, limit, *, is_within):
+def _fill_list(message, field, rule, rng, share, *, limit, is_within):
     found = getattr(message, field.name)
     for _ in range(min(rng.choice([1, 2, 16 if is_within else 70]), limit)):
         if field.message_type is None:

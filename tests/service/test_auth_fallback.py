@@ -298,7 +298,7 @@ async def test_an_edge_without_a_response_of_auth_waits_for_it(tmp_path):
     async with edge_auth_mesh(tmp_path, **FAST_OUTAGE) as mesh, client_of(mesh) as client:
         mesh.auth.service.is_paused = True
         reading = asyncio.create_task(answer(client))
-        await mesh.wait_for_figure("requests_tokenizing", 1)
+        await mesh.wait_for_figure("callers_asked", 1)
         await mesh.auth.stop()
         await mesh.wait_for_figure("auth_links_up", 0)
         await mesh.auth.start()

@@ -5,12 +5,13 @@ import pytest
 
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_http import http_edge
-from edge_mesh import CONTEXT, KEY, edge_mesh, text_of
+from edge_mesh import CONTEXT, KEY, edge_mesh, hello, text_of
 from edge_sessions import session
 from penstock.chassis.errors import Unauthenticated, error_from_failure, error_from_rpc
+from penstock.client import Client
 from penstock.edge.models import planner
 from penstock.edge.text.executor import SMALL_INPUT_BYTES
-from penstock.v1.inference_pb2 import CountTokensRequest, Resume
+from penstock.v1.inference_pb2 import CountTokensRequest, GenerateRequest, Resume, SessionGenerate, SessionRequest
 
 BOGUS = (("authorization", "Bearer bogus"),)
 UNKNOWN = (grpc.StatusCode.UNAUTHENTICATED, "KEY_UNKNOWN")
@@ -46,13 +47,24 @@ async def test_a_bogus_key_is_rejected_as_such_and_nothing_is_tokenized(mesh, fi
     assert mesh.tokenized == 0
 
 
-@pytest.mark.parametrize("fields", INVALID)
-async def test_a_bogus_key_is_rejected_as_such_in_a_session(mesh, fields):
-    async with session(mesh, metadata=BOGUS) as client:
-        client.generate(1, **fields)
-        error = error_from_failure((await client.next_frame("failed")).failure)
-        assert (error.code, error.reason) == UNKNOWN
-        assert mesh.tokenized == 0
+async def test_a_session_of_a_bogus_key_is_rejected_before_its_first_frame_is_read(mesh):
+    async def frames():
+        yield SessionRequest(hello=hello("client", "c1"))
+        yield SessionRequest(generate=SessionGenerate(handle=1, request=GenerateRequest(text="x" * (8 << 20))))
+
+    call = mesh.inference.Session(frames(), metadata=BOGUS)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call.read()
+    assert (failure.value.code(), error_from_rpc(failure.value).reason) == UNKNOWN
+    assert mesh.tokenized == 0
+
+
+async def test_the_sdk_reports_the_rejection_of_its_key_to_requests_of_a_session(mesh):
+    async with Client(mesh.address, api_key="bogus") as client, client.session() as requests:
+        for _ in range(2):
+            with pytest.raises(Unauthenticated) as failure:
+                await requests.complete("hi")
+            assert failure.value.reason == "KEY_UNKNOWN"
 
 
 @pytest.mark.parametrize("fields", INVALID[1:])

@@ -8,7 +8,7 @@ import structlog
 
 from edge_calls import read_answer, read_tokens, rejected_call, wait_at_rest
 from edge_mesh import CONTEXT, KEY, edge_mesh, text_of, token_at
-from penstock.chassis.errors import Overloaded
+from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -109,9 +109,8 @@ async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver)
 
 
 async def rejected_by_auth(mesh, **fields):
-    await rejected_call(
-        mesh.generate(**fields | {"metadata": (("authorization", "Bearer bad"), *fields["metadata"][1:])})
-    )
+    mesh.auth.rejections.append(QuotaExceeded("slow down", retry_after=1.0))
+    await rejected_call(mesh.generate(**fields))
 
 
 async def rejected_by_the_queue(mesh, **fields):

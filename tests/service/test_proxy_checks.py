@@ -16,7 +16,7 @@ from penstock.auth.ext_authz.caller import caller_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from penstock.edge import __main__ as edge_main
-from penstock.edge.api.grpc.service import InferenceService
+from penstock.edge.api.grpc import door, service
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.request.identity_headers import IdentityHeaders
@@ -169,7 +169,8 @@ async def test_two_thousand_guesses_through_one_edge_are_limited():
 
 def behind_a_proxy(monkeypatch):
     """Let edges take every connection for one of their proxy, as mTLS tells them of an Envoy."""
-    monkeypatch.setattr(edge_main, "InferenceService", partial(InferenceService, is_from_proxy=lambda _: True))
+    for module in (door, service):
+        monkeypatch.setattr(module, "is_from_proxy", lambda _: True)
     monkeypatch.setattr(edge_main, "OpenAIApp", partial(OpenAIApp, is_from_proxy=lambda _: True))
 
 

@@ -39,6 +39,7 @@ class Session:
         self._instance_id = f"client-{uuid4().hex[:8]}"
         self._streams: list[EdgeStream] = []
         self._current: EdgeStream | None = None  # accepts new requests
+        self._rejection: PenstockError | None = None  # of the last stream, if its edge does not accept the caller
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -58,6 +59,7 @@ class Session:
                 self._streams.append(stream)
                 group.create_task(self._run_stream(stream))
                 await stream.wait_retired()
+                self._set_rejection(stream.rejection)
                 self._endpoints.mark_failed(stream.endpoint)
                 wait = RECONNECT_BACKOFF_S[0] if stream.was_connected else min(2 * wait, RECONNECT_BACKOFF_S[1])
                 if not stream.was_connected:
@@ -98,10 +100,15 @@ class Session:
                 return
 
     async def _wait_accepting_stream(self, deadline: float, timeout: float) -> EdgeStream:
-        """Return a stream that accepts requests. Raises Unavailable / CONNECTION_LOST at `deadline`."""
+        """Return a stream that accepts requests.
+
+        Raises Unavailable / CONNECTION_LOST at `deadline`, or at once the error of an edge that rejects the caller.
+        """
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                 while not (self._is_closed or self._current):
+                    if self._rejection:
+                        raise self._rejection.with_traceback(None)
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -121,9 +128,14 @@ class Session:
         finally:
             self._streams.remove(stream)
 
+    def _set_rejection(self, rejection: PenstockError | None) -> None:
+        self._rejection = rejection
+        if rejection:
+            self._changed.set()
+
     def _on_change(self, stream: EdgeStream) -> None:
         if stream.is_accepting:
-            self._current = stream
+            self._current, self._rejection = stream, None
         elif self._current is stream:
             self._current = None
         self._changed.set()

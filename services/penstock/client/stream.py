@@ -5,7 +5,13 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 
-from penstock.chassis.errors import PenstockError, Unavailable, error_from_failure
+from penstock.chassis.errors import (
+    PenstockError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    error_from_failure,
+)
 from penstock.chassis.streams.link import Link
 from penstock.chassis.streams.protocol import hello_of
 from penstock.client.calls import Metadata
@@ -43,6 +49,7 @@ class EdgeStream:
     ) -> None:
         self.endpoint = endpoint
         self.was_connected = False
+        self.rejection: PenstockError | None = None  # of the edge, which does not accept the caller
         self.is_accepting = False
         self._on_change = on_change
         self._handles = itertools.count(1)
@@ -58,6 +65,7 @@ class EdgeStream:
             on_frame=self._on_frame,
             on_up=self._on_up,
             on_down=self._on_down,
+            on_rejected=self._on_rejected,
             is_quiet=True,
         )
 
@@ -136,6 +144,10 @@ class EdgeStream:
     def _on_up(self, _: Hello) -> None:
         self.was_connected = self.is_accepting = True
         self._on_change(self)
+
+    def _on_rejected(self, error: PenstockError) -> None:
+        if isinstance(error, Unauthenticated | PermissionDenied):
+            self.rejection = error
 
     def _on_down(self, reason: str) -> None:
         for handle in self._unacknowledged & self._event_queues.keys() if reason == "ended" else ():

@@ -11,6 +11,7 @@ from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.protocol import hello_of
+from penstock.edge.api.doors import Doors
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
@@ -21,7 +22,6 @@ from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request import limits
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import TokenizerPools
-from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 
 
 async def run_edge(config: EdgeConfig) -> None:
@@ -43,21 +43,27 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         planner = RequestPlanner(catalog, threads, default_output_tokens=config.default_output_tokens)
         runner = RequestRunner(config, hello, catalog, planner, clock, dialer=security.dialer)
         gateway = Gateway(config, runner, catalog, planner, threads)
-        async with background(catalog.run(), runner.run()):
+        doors = Doors(config, gateway)
+        async with background(catalog.run(), runner.run(), doors.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
             app = OpenAIApp(gateway, runner.has_connected.is_set)
             async with (
-                serving_http(config.http_listen, app, config.drain_grace, security),
-                serving_http(config.proxy_http_listen, app, config.drain_grace, security, is_door=False),
+                serving_http(config.http_listen, app, config.drain_grace, doors.http, security),
+                serving_http(
+                    config.proxy_http_listen, app, config.drain_grace, doors.proxy_http, security, is_development=False
+                ),
                 serving(
                     config.listen,
-                    [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
-                    admin=AdminService("edge", config.instance_id, runner.figures, runner.tables),
+                    [(doors.grpc.add_to_server, InferenceService(gateway, hello))],
+                    admin=AdminService(
+                        "edge", config.instance_id, lambda: {**runner.figures(), **doors.figures}, runner.tables
+                    ),
                     operators=OperatorListeners.of(config),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,
                     message_bytes=limits.BODY_BYTES,
+                    options=doors.grpc_options,
                     security=security,
                     is_door=True,
                     proxy_listen=config.proxy_listen,

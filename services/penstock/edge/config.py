@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, check_address, setting
+from penstock.edge.api.http.connections import ConnectionLimits
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits
 from penstock.edge.lifecycle.record import LifecycleLimits
 from penstock.edge.request.limits import TIMEOUT_S
@@ -88,6 +89,35 @@ class EdgeConfig(ServiceConfig):
     )
     tokenizer_threads: int = setting(2, "Tokenizer threads for short prompts, and as many again for long prompts.")
 
+    max_connections: int = setting(4_096, "Most client connections of the gRPC port, and of the HTTP port.")
+    max_connections_per_source: int = setting(
+        1_024, "Most HTTP connections from one address, proxies included. 0: no limit."
+    )
+    header_timeout: float = setting(10.0, "Longest time for the headers of an HTTP request to arrive.", unit="s")
+    idle_timeout: float = setting(
+        75.0,
+        "Longest time without a request on an HTTP connection whose last caller had no valid key. 0: no limit.",
+        unit="s",
+    )
+    max_unidentified_bytes: int = setting(
+        64 * 2**20, "Bytes of HTTP requests held before their callers are identified.", unit="bytes"
+    )
+    max_unidentified_calls: int = setting(
+        100, "Most gRPC calls of one direct connection that wait for their keys to be checked. 0: no limit."
+    )
+    max_streams_per_connection: int = setting(
+        100, "Most gRPC calls at one time on one connection. A client waits with further calls; Envoy connects again."
+    )
+    max_failed_calls: int = setting(
+        200,
+        "gRPC calls from one address within 10 s that end before their caller is identified. Beyond it, connections "
+        "from there without a valid key are closed. 0: no limit.",
+    )
+    max_unfinished_messages: int = setting(
+        16, "Most gRPC messages of up to 16 MiB that have been arriving for more than 1 s; one tenant may have half."
+    )
+    message_timeout: float = setting(60.0, "Longest time for a gRPC message to arrive.", unit="s")
+
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         if self.http_listen:
@@ -95,7 +125,11 @@ class EdgeConfig(ServiceConfig):
         for name in ("auths", "queues"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one address")
-        for name in ("max_active_requests", "max_attempts", "tokenizer_threads", "default_output_tokens"):
+        for name in (
+            *("max_active_requests", "max_attempts", "tokenizer_threads", "default_output_tokens"),
+            *("max_connections", "max_unidentified_bytes", "max_unfinished_messages"),
+            "max_streams_per_connection",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 < self.default_timeout <= TIMEOUT_S:
@@ -105,9 +139,24 @@ class EdgeConfig(ServiceConfig):
             "auth_fallback_duration",
             "auth_fallback_identity_ttl",
             "auth_fallback_max_identities",
+            *("max_connections_per_source", "idle_timeout", "max_unidentified_calls", "max_failed_calls"),
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+
+        for name in ("header_timeout", "message_timeout"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0 s")
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(
+            max_connections=self.max_connections,
+            max_connections_per_source=self.max_connections_per_source,
+            header_timeout=self.header_timeout,
+            idle_timeout=self.idle_timeout,
+            max_unidentified_bytes=self.max_unidentified_bytes,
+        )
 
     @property
     def auth_fallback_limits(self) -> AuthFallbackLimits:

@@ -1,5 +1,7 @@
 """Gateway: the operations of the edge that the gRPC and HTTP APIs call."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -9,12 +11,14 @@ from uuid import uuid4
 
 from structlog.contextvars import bind_contextvars
 
-from penstock.chassis.errors import InvalidArgument, PenstockError, error_from_failure, failure_from
+from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
 from penstock.edge.admission.filter import CallerClassCache
+from penstock.edge.callers.identification import CallerIdentification
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.memory import MemoryBudget
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
@@ -55,6 +59,9 @@ class Gateway:
         self._runner = runner
         self._catalog = catalog
         self._pools = pools
+        self.identification = CallerIdentification(
+            lambda credential: runner.auth.authenticate(credential, config.upstream_timeout)
+        )
 
     @property
     def memory(self) -> MemoryBudget:
@@ -143,7 +150,7 @@ class Gateway:
         try:
             # First, so that a caller without a valid key causes no other work.
             context.request.identity = await self.authenticate(context.credential)
-            plan = await self._planner.plan(context.spec, context.size_bytes)
+            plan = await self._plan(context)
             self._runner.requests.add_bytes(context, plan.prompt_bytes)
             self._runner.admission.check_planned(context, plan)
         except Exception as error:  # noqa: BLE001  # logged by `failure_from`; one request must not end its session
@@ -151,10 +158,44 @@ class Gateway:
             self._runner.fail(context, error_from_failure(failure_from(error)))
             return
         if context.request.is_done:  # its client has cancelled, and its telemetry is closed
+            self._charge_abandoned(context, plan)
             return
         now = self._runner.now()
         context.telemetry.on_tokenized(now)
         self._runner.apply(context, context.request.on_tokenized(plan, now))
+
+    async def _plan(self, context: RequestContext) -> GenerationPlan:
+        """Plan a request.
+
+        A long prompt that is being tokenized when its client leaves is tokenized to its end, because the tokenizer
+        cannot be interrupted, and is charged.
+        """
+        if context.size_bytes <= SMALL_INPUT_BYTES:
+            return await self._planner.plan(context.spec, context.size_bytes)
+        has_begun = threading.Event()
+        planning = self._runner.run_task(
+            self._planner.plan_or_error(context.spec, context.size_bytes, has_begun.set), f"plan {context.ticket_id}"
+        )
+        try:
+            planned = await asyncio.shield(planning)
+        except asyncio.CancelledError:
+            if has_begun.is_set():
+                planning.add_done_callback(lambda done: self._on_abandoned(context, done))
+            else:
+                planning.cancel()
+            raise
+        if isinstance(planned, Exception):
+            raise planned
+        return planned
+
+    def _on_abandoned(self, context: RequestContext, planning: "asyncio.Task[GenerationPlan | Exception]") -> None:
+        if not planning.cancelled() and not isinstance(plan := planning.result(), Exception):
+            self._charge_abandoned(context, plan)
+
+    def _charge_abandoned(self, context: RequestContext, plan: GenerationPlan) -> None:
+        """Charge a long prompt whose request ended before its tokens were reserved."""
+        if context.size_bytes > SMALL_INPUT_BYTES:
+            self._runner.auth.charge_abandoned(context, plan)
 
     def cancel(self, context: RequestContext) -> None:
         """Cancel a request. Its sink receives the end."""
@@ -186,18 +227,16 @@ class Gateway:
         if not self.accept_identity_header(identity_header, credential):
             await self._runner.auth.identify(credential, self._config.identify_timeout)
 
+    def find_known(self, credential: Credential) -> Identity | None:
+        """Return the identity of a caller that auth has admitted or identified recently."""
+        return self._runner.auth.find_known(credential)
+
+    def is_being_identified(self, credential: Credential) -> bool:
+        return self.identification.is_pending(credential)
+
     async def authenticate(self, credential: Credential) -> Identity:
         """Return the identity of a caller, from the cache if auth has admitted it recently. Raises auth's rejection."""
-        return await self._runner.auth.authenticate(credential, self._config.upstream_timeout)
-
-    @asynccontextmanager
-    async def authenticating(self, credential: Credential) -> AsyncIterator[None]:
-        """Authenticate the caller before a request is reported as invalid: its key is the first check."""
-        try:
-            yield
-        except InvalidArgument:
-            await self.authenticate(credential)
-            raise
+        return self.find_known(credential) or await self.identification.identify(credential)
 
     @contextmanager
     def naming(self, credential: Credential) -> Iterator[None]:

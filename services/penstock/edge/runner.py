@@ -2,8 +2,9 @@
 
 import asyncio
 import math
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -38,6 +39,8 @@ from penstock.v1.inference_pb2 import Accepted, Finished, Usage
 from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
+
+Result = TypeVar("Result")
 
 RESUME = "resume with the tokens it has"
 DRAIN_TIMEOUT_S = 3.0  # after the last client is gone, for outstanding cancels
@@ -111,6 +114,11 @@ class RequestRunner:
         self.requests.add(context)
         self._schedule_tick(context)
 
+    def run_task(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
+        """Run `work` beside the requests. It may outlive the request that it is for."""
+        assert self._group, "work was started before the upstream clients ran"
+        return self._group.create_task(work, name=name)
+
     def cancel(self, context: RequestContext) -> None:
         """Cancel a request for its client. No effect on a request that is done."""
         if not context.request.is_done:
@@ -164,8 +172,7 @@ class RequestRunner:
             case Enqueue():
                 self._enqueue(context)
             case PlanAgain():
-                assert self._group, "a ticket was sent before the upstream clients ran"
-                self._group.create_task(self._plan_again(context), name=f"plan {context.ticket_id}")
+                self.run_task(self._plan_again(context), f"plan {context.ticket_id}")
             case Withdraw():
                 self._release_run(context)
                 self.queue.withdraw(context)

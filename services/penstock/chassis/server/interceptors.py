@@ -68,6 +68,9 @@ Body = Callable[[], Awaitable[Any]]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 Guard = Callable[[Context, Body], Awaitable[Any]]
 
+# Attribute of a method that takes a stream of requests and reads one message from it: no session.
+READS_ONE_MESSAGE = "reads_one_message"
+
 # Calls of operators and probes. They do not count as work, so that a watch does not delay a drain, and are not traced.
 OPERATION_PREFIXES = ("grpc.", "penstock.v1.Admin/")
 
@@ -143,7 +146,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _with_guard(self, method: str, handler: Any) -> Any:
         is_operation = method.startswith(OPERATION_PREFIXES)
         # A span over a session of days has no use; its requests have spans of their own.
-        is_session = handler.request_streaming and handler.response_streaming
+        is_session = (
+            handler.request_streaming
+            and handler.response_streaming
+            and not getattr(handler.stream_stream, READS_ONE_MESSAGE, False)
+        )
 
         async def guard(context: Context, body: Body) -> Any:
             metrics = CallMetrics(method, traceparent_in(context), is_observed=not (is_operation or is_session))

@@ -115,20 +115,21 @@ async def serving(
     is_ready: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     message_bytes: int = MAX_MESSAGE_BYTES,
+    options: Sequence[tuple[str, int]] = (),
     security: ProcessSecurity = LOCAL,
     is_door: bool = False,
     proxy_listen: str = "",
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
-    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
-    `operators` serve `admin` and the probes, until the server has drained. `is_door` makes `listen` a development door,
-    in plaintext on loopback; `proxy_listen` is a second address. Raises ConfigError if an address cannot be bound, or
-    would serve plaintext off loopback.
+    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message,
+    `options` replace those of gRPC of the same name. `operators` serve `admin` and the probes, until the server has
+    drained. `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
+    Raises ConfigError if an address cannot be bound, or would serve plaintext off loopback.
     """
     calls = CallCounter()
     peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
-    grpc_server = _new_server((CallInterceptor(calls), *peers, *interceptors), message_bytes)
+    grpc_server = _new_server((CallInterceptor(calls), *peers, *interceptors), message_bytes, options)
     health, services = _register(grpc_server, registrations)
     server = Server(grpc_server, health, calls, "")
     async with _serving_operators(operators.secured(security), admin, server, services):
@@ -163,9 +164,11 @@ async def _serving_operators(
         yield
 
 
-def _new_server(interceptors: Sequence[grpc.aio.ServerInterceptor], message_bytes: int) -> grpc.aio.Server:
-    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
-    return grpc.aio.server(interceptors=interceptors, options=options)
+def _new_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor], message_bytes: int, options: Sequence[tuple[str, int]] = ()
+) -> grpc.aio.Server:
+    all_options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": message_bytes, **dict(options)}
+    return grpc.aio.server(interceptors=interceptors, options=tuple(all_options.items()))
 
 
 def advertised_address(listen: str, port: int, advertise: str) -> str:

@@ -19,7 +19,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from penstock.chassis.errors import FailedPrecondition, PermissionDenied
+from penstock.chassis.errors import FailedPrecondition, PenstockError, PermissionDenied, error_from_rpc
 from penstock.chassis.security.identity import HelloMismatch, check_hello, peer_identity
 from penstock.chassis.streams.endpoint import FrameOutOfRange, StreamEndpoint, counters
 from penstock.v1.stream_pb2 import End, Hello
@@ -121,7 +121,8 @@ class Link(Generic[Out, In]):
     """The client end: one stream to one address, kept connected while `run` runs.
 
     Callbacks are plain calls on the loop: `on_up(hello)` after the hellos, `on_frame(frame)` for each frame except
-    hello, heartbeat and unknown ones, and `on_down(reason)` once for each `on_up`.
+    hello, heartbeat and unknown ones, and `on_down(reason)` once for each `on_up`. `on_rejected(error)` is called with
+    the status of a peer that ended the stream before its hello.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Link(Generic[Out, In]):
         on_frame: Callable[[In], None],
         on_up: Callable[[Hello], None] | None = None,
         on_down: Callable[[str], None] | None = None,
+        on_rejected: Callable[[PenstockError], None] | None = None,
         capacity: int = MAX_OUTBOX_FRAMES,
         is_quiet: bool = False,
         check_hello: Callable[[Hello], None] | None = None,
@@ -149,6 +151,7 @@ class Link(Generic[Out, In]):
         self._on_frame = on_frame
         self._on_up = on_up
         self._on_down = on_down
+        self._on_rejected = on_rejected
         self._capacity = capacity
         self._check_hello = check_hello
         self._log = _discard_event if is_quiet else log.info
@@ -218,6 +221,8 @@ class Link(Generic[Out, In]):
         ) as error:
             endpoint.close_reason = endpoint.close_reason or _reason(error)
             self._log_rejection(error)
+            if self._on_rejected and isinstance(error, grpc.aio.AioRpcError) and not endpoint.hello.instance_id:
+                self._on_rejected(error_from_rpc(error))
         except Exception:
             log.exception("frame_failed", link=self.name)  # the next stream starts from a clean state
             endpoint.close_reason = "frame failed"

@@ -1,6 +1,7 @@
 """Request planner: chooses the version of the model for a request and tokenizes its prompt for it."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,8 +25,10 @@ class RequestPlanner:
         self._pools = pools
         self._default_output_tokens = default_output_tokens
 
-    async def plan(self, spec: RequestSpec, size_bytes: int) -> GenerationPlan:
-        """Plan a request of `size_bytes`. Raises PenstockError.
+    async def plan(
+        self, spec: RequestSpec, size_bytes: int, on_begun: Callable[[], None] | None = None
+    ) -> GenerationPlan:
+        """Plan a request of `size_bytes`. Raises PenstockError. `on_begun` is called in the thread that tokenizes.
 
         A request that continues an answer stays on the version that began it, because the token ids of another
         vocabulary have another meaning, and other weights continue with another text.
@@ -39,12 +42,31 @@ class RequestPlanner:
             default_output_tokens=self._default_output_tokens,
             draw_seed=partial(_seeds.getrandbits, 64),
         )
-        return make_plan() if _is_planned_inline(spec) else await self._pools.run(size_bytes, make_plan)
+        if _is_planned_inline(spec):
+            return make_plan()
+        return await self._pools.run(size_bytes, _announced(make_plan, on_begun) if on_begun else make_plan)
+
+    async def plan_or_error(
+        self, spec: RequestSpec, size_bytes: int, on_begun: Callable[[], None]
+    ) -> GenerationPlan | Exception:
+        """Return the error of `plan` in place of raising it, for a task in a group that must not end with it."""
+        try:
+            return await self.plan(spec, size_bytes, on_begun)
+        except Exception as error:  # noqa: BLE001  # the caller raises it
+            return error
 
     async def plan_again(self, spec: RequestSpec, size_bytes: int, former: GenerationPlan) -> GenerationPlan:
         """Plan a request without output for a version that is served now. Seed and granted output stay the same."""
         plan = await self.plan(replace(spec, seed=former.sampling.seed), size_bytes)
         return replace(plan, max_output_tokens=min(plan.max_output_tokens, former.max_output_tokens))
+
+
+def _announced(work: Callable[[], GenerationPlan], on_begun: Callable[[], None]) -> Callable[[], GenerationPlan]:
+    def announce_and_work() -> GenerationPlan:
+        on_begun()
+        return work()
+
+    return announce_and_work
 
 
 def _is_planned_inline(spec: RequestSpec) -> bool:

@@ -5,8 +5,17 @@ Bytes are of UTF-8. The limits of a model (context, vocabulary) come with its ca
 
 # Of one HTTP body or gRPC message. Text at its own limit fits even if JSON escapes its characters.
 BODY_BYTES = 16 << 20
+HEAD_BYTES = 64 << 10  # request line and headers of one HTTP request
+HEADERS = 256  # of one HTTP request
 BODY_BUDGET_BYTES = 256 << 20  # of all HTTP bodies that are being read together
 BODY_READ_TIMEOUT_S = 30.0  # s without further bytes in the middle of an HTTP body
+BODY_GRACE_S = 10.0  # s after which a body must have arrived at the least rate, from its first read on
+BODY_BYTES_PER_S = 1024  # least rate of an HTTP body after the grace
+# Of the structure of a JSON body. A prompt of the most token ids, or the most messages of many parts, is within them.
+JSON_DEPTH = 64
+JSON_CONTAINERS = 64 << 10  # lists and objects
+JSON_STRINGS = 256 << 10  # names of members included
+JSON_ELEMENTS = (1 << 20) + (128 << 10)  # commas between elements of lists and members of objects
 TEXT_BYTES = 4 << 20  # raw text, or all contents of a conversation together
 RENDERED_BYTES = 8 << 20  # of a conversation after the chat template
 MODEL_NAME_BYTES = 256

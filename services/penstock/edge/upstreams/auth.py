@@ -13,6 +13,7 @@ from penstock.edge.auth_fallback.fallback import AuthFallback
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, PendingReservations
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.request.identity_headers import IdentityHeaders
@@ -63,6 +64,7 @@ class AuthClient:
         self._settlements = Settlements(self._send, asyncio.get_running_loop())
         self._pending_reservations = PendingReservations(max_entries=requests.max_active_requests)
         self._pending_identifies: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
+        self._abandoned_tokens: dict[str, int] = {}  # of prompts to charge, by ticket
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self.fallback = AuthFallback(
@@ -120,6 +122,15 @@ class AuthClient:
         if self._settlements.flush_and_send(frame):
             self._pending_reservations.add(context.ticket_id, frame)
 
+    def charge_abandoned(self, context: RequestContext, plan: GenerationPlan) -> None:
+        """Charge the prompt of a request that ended while it was tokenized. Not during an outage of auth."""
+        if self.is_unreachable or len(self._abandoned_tokens) >= self._requests.max_active_requests:
+            return
+        frame = frames.reserve_abandoned(context, plan)
+        self._abandoned_tokens[context.ticket_id] = len(plan.prompt_ids)
+        if self._settlements.flush_and_send(frame):
+            self._pending_reservations.add(context.ticket_id, frame)
+
     def settle(self, ticket_id: str, reservation_id: str, settlement: Settle) -> None:
         """Settle a reservation. A deferred one is settled once auth has recorded it."""
         if not reservation_id:
@@ -162,8 +173,11 @@ class AuthClient:
 
     async def authenticate(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Auth is asked only for a caller that it has not admitted recently."""
-        known = None if self.is_unreachable else self.fallback.find_known(credential)
-        return known or await self.identify(credential, timeout)
+        return self.find_known(credential) or await self.identify(credential, timeout)
+
+    def find_known(self, credential: Credential) -> Identity | None:
+        """Return the identity of a caller that auth has admitted or identified recently, while auth is reachable."""
+        return None if self.is_unreachable else self.fallback.find_known(credential)
 
     async def _resend_unconfirmed(self) -> None:
         """Repeat frames that auth received and did not confirm, for example because it could not write to its store."""
@@ -280,7 +294,8 @@ class AuthClient:
             return
         if context is None:  # the request is done
             if reservation_id not in self._settlements:
-                self.settle(admitted.request_id, reservation_id, Settle(0, 0, "cancelled"))
+                prompt_tokens = self._abandoned_tokens.pop(admitted.request_id, 0)
+                self.settle(admitted.request_id, reservation_id, Settle(prompt_tokens, 0, "cancelled"))
             return
         if entry:
             context.request.reservation_id = reservation_id
@@ -297,6 +312,7 @@ class AuthClient:
         if self.fallback.on_rejected(rejected):
             self._check_settled()
             return
+        self._abandoned_tokens.pop(rejected.request_id, None)
         error = error_from_failure(rejected.failure)
         if response := self._pending_identify(rejected.request_id):
             response.set_exception(error)

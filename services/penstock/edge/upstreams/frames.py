@@ -3,6 +3,7 @@
 from penstock.chassis.durations import nanos_left, nanos_since
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Settle as SettleEffect
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.upstreams.hashing import answer_fingerprint, block_hashes, poison_fingerprint
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
@@ -26,6 +27,20 @@ def reserve(context: RequestContext) -> AdmitRequest:
             answer_id=context.spec.answer_id,
             emitted_tokens=len(request.plan.resumed_ids),
             answer_fingerprint=answer_fingerprint(_lasting_name(context), context.spec.input, request.plan),
+        )
+    )
+
+
+def reserve_abandoned(context: RequestContext, plan: GenerationPlan) -> AdmitRequest:
+    """Return the reservation of a request that ended while its prompt was tokenized, which is charged all the same."""
+    return AdmitRequest(
+        reserve=Reserve(
+            request_id=context.ticket_id,
+            credential=context.credential,
+            model=plan.model,
+            prompt_tokens=len(plan.prompt_ids),
+            priority=context.spec.priority,
+            traceparent=context.telemetry.traceparent,
         )
     )
 

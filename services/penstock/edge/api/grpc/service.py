@@ -1,6 +1,6 @@
 """The gRPC service `penstock.v1.Inference` over the gateway."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -20,22 +20,18 @@ from penstock.v1.stream_pb2 import Hello
 class InferenceService(InferenceServicer):
     """The public API over gRPC."""
 
-    def __init__(self, gateway: Gateway, hello: Hello, *, is_from_proxy: Callable[[Any], bool] = is_from_proxy) -> None:
-        """`is_from_proxy`: whether the peer of a call is our own proxy by its certificate; its headers are believed."""
+    def __init__(self, gateway: Gateway, hello: Hello) -> None:
         self._gateway = gateway
         self._hello = hello
-        self._is_from_proxy = is_from_proxy
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        credential, traceparent = self._credential(context), request.traceparent or current_traceparent.get()
+        credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
         with self._gateway.naming(credential):
             admission = self._gateway.admit(
                 estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
             )
-            async with self._gateway.authenticating(credential):
-                spec = spec_of(request)
             generating = self._gateway.generate(
-                spec,
+                spec_of(request),
                 credential,
                 admission,
                 traceparent=traceparent,
@@ -47,30 +43,29 @@ class InferenceService(InferenceServicer):
                     yield response_of(event)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes
-        credential = self._credential(context)
+        credential = _credential(context)
         async with accept_stream(context, pb.SessionResponse, self._hello) as peer:
             with self._gateway.naming(credential):
                 await SessionHandler(self._gateway, peer, credential, current_traceparent.get()).run()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
-        credential, identity_header = self._caller(context)
+        credential, identity_header = _caller(context)
         with self._gateway.naming(credential):
             await self._gateway.identify(credential, identity_header)
             spec = count_spec_of(request)
             return await self._gateway.count_tokens(spec, include_token_ids=request.include_token_ids)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=await self._gateway.list_models(*self._caller(context)))
+        return pb.ListModelsResponse(models=await self._gateway.list_models(*_caller(context)))
 
-    def _credential(self, context: Any) -> Credential:
-        """Return the credential of a caller, who is known if our proxy says so."""
-        credential, identity_header = self._caller(context)
-        if identity_header:
-            self._gateway.accept_identity_header(identity_header, credential)
-        return credential
 
-    def _caller(self, context: Any) -> tuple[Credential, str]:
-        """Return the credential of a caller and the identity header; the latter is empty unless our proxy sent it."""
-        metadata, via_proxy = context.invocation_metadata() or (), self._is_from_proxy(context)
-        header = identity_header_of(metadata) if via_proxy else ""
-        return credential_of(metadata, context.peer(), via_proxy=via_proxy), header
+def _credential(context: Any) -> Credential:
+    """Return the credential of a caller. The door before this service has identified the caller."""
+    return _caller(context)[0]
+
+
+def _caller(context: Any) -> tuple[Credential, str]:
+    """Return the credential of a caller and the identity header; the latter is empty unless our own proxy sent it."""
+    metadata, via_proxy = context.invocation_metadata() or (), is_from_proxy(context)
+    header = identity_header_of(metadata) if via_proxy else ""
+    return credential_of(metadata, context.peer(), via_proxy=via_proxy), header

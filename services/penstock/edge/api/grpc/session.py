@@ -123,12 +123,12 @@ class SessionHandler:
             self.send(failed_frame(frame.handle, error))
 
     async def _reject(self, handle: int, error: PenstockError) -> None:
-        """Reject an invalid request. An unauthenticated caller receives auth's rejection instead of `error`."""
+        """Reject an invalid request. A caller whose key is no longer accepted receives that in place of `error`."""
         try:
-            async with self._gateway.authenticating(self._credential):
-                raise error
+            await self._gateway.authenticate(self._credential)
         except PenstockError as rejection:
-            self.send(failed_frame(handle, rejection))
+            error = rejection
+        self.send(failed_frame(handle, error))
 
     def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, traceparent: str) -> None:
         spec, sink = spec_of(frame.request), SessionSink(self, frame.handle, self._gateway.memory)

@@ -127,11 +127,11 @@ class OpenAIApp:
         credential, traceparent = exchange.credential, exchange.header("traceparent")
         if exchange.identity_header:
             self._gateway.accept_identity_header(exchange.identity_header, credential)
-        async with self._gateway.authenticating(credential):
-            if not exchange.has_small_body:
-                await self._gateway.authenticate(credential)
-            body = await exchange.body(self._body_budget)
-            request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
+        # First, so that a caller without a valid key costs no more than its headers.
+        await self._gateway.authenticate(credential)
+        exchange.mark_identified()
+        body = await exchange.body(self._body_budget)
+        request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
         admission = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
         serializer = serializer_type(request, created=int(time.time()))
         write = write_stream if request.stream else write_whole
@@ -142,10 +142,12 @@ class OpenAIApp:
 
     async def _list_models(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential, exchange.identity_header)
+        exchange.mark_identified()
         await exchange.respond(200, model_list(models, created=self._created))
 
     async def _show_model(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential, exchange.identity_header)
+        exchange.mark_identified()
         await exchange.respond(
             200, model_object(models, exchange.path.removeprefix(MODEL_PREFIX), created=self._created)
         )

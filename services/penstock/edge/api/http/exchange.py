@@ -8,15 +8,15 @@ from uuid import uuid4
 
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.edge.api.openai.errors import http_error
-from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge
+from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSlow
 from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
 from penstock.edge.request import limits
 from penstock.edge.request.caller import credential_of, identity_header_of
 from penstock.edge.request.validation import is_request_id
-from penstock.edge.text.executor import SMALL_INPUT_BYTES
 from penstock.mesh.v1.admission_pb2 import Credential
 
 RETRY_AFTER_S = 1.0  # s
+IDENTIFIED = "penstock.identified"  # key in the state of a request's scope, set once its caller is known
 
 
 class PendingBody:
@@ -114,31 +114,39 @@ class Exchange:
         """The identity header; empty unless our own proxy sent it."""
         return identity_header_of(self.headers) if self._via_proxy else ""
 
-    @property
-    def has_small_body(self) -> bool:
-        """Whether the announced body takes no more time to parse than a caller takes to authenticate."""
-        announced = self.header("content-length")
-        return announced.isdecimal() and int(announced) <= SMALL_INPUT_BYTES
+    def mark_identified(self) -> None:
+        """Record that the caller is known, so that its body may be read and its idle connection may stay."""
+        self._scope.get("state", {})[IDENTIFIED] = True
 
     async def body(self, budget: BodyBudget) -> bytes:
-        """Receive the body. Raises BodyTooLarge (at once by Content-Length), BodyStalled, or Overloaded / EDGE_FULL."""
+        """Receive the body.
+
+        Raises BodyTooLarge (at once by Content-Length), BodyStalled, BodyTooSlow, or Overloaded / EDGE_FULL.
+        """
         announced = self.header("content-length")
         _check_size(int(announced) if announced.isdecimal() else 0)
-        parts = []
+        parts: list[bytes] = []
+        began_at = asyncio.get_running_loop().time()
         with budget.body() as body:
             while True:
-                message = await self._receive_part()
+                message = await self._receive_part(body.size, began_at)
                 body.add(len(message["body"]))
                 _check_size(body.size)
                 parts.append(message["body"])
                 if not message["more_body"]:
                     return b"".join(parts)
 
-    async def _receive_part(self) -> Any:
+    async def _receive_part(self, size: int, began_at: float) -> Any:
+        """Receive more of a body of which `size` bytes have arrived since `began_at`."""
+        loop = asyncio.get_running_loop()
+        slowest = began_at + limits.BODY_GRACE_S + size / limits.BODY_BYTES_PER_S
+        stalled = loop.time() + limits.BODY_READ_TIMEOUT_S
         try:
-            async with asyncio.timeout(limits.BODY_READ_TIMEOUT_S):
+            async with asyncio.timeout_at(min(slowest, stalled)):
                 message = await self._receive()
         except TimeoutError:
+            if slowest < stalled:
+                raise BodyTooSlow(size, loop.time() - began_at) from None
             raise BodyStalled(f"no further byte of the body arrived in {limits.BODY_READ_TIMEOUT_S:.0f} s") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected

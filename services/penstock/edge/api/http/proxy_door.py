@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.chassis.errors import PermissionDenied
 from penstock.chassis.security.credentials import http_context
@@ -13,19 +12,20 @@ from penstock.chassis.security.identity import IdentityInvalid, identity_of_name
 from penstock.chassis.security.interceptor import check_trust_domain
 from penstock.chassis.security.permissions import DOOR_TIERS
 from penstock.chassis.security.process import ProcessSecurity
+from penstock.edge.api.http.protocol import BoundedHttpProtocol, HttpDoor
 
 log = structlog.get_logger()
 
 VIA_PROXY = "via_proxy"  # in the ASGI scope's `state`: whether the request came over a connection of a proxy
 
 
-def protocol_options(security: ProcessSecurity) -> dict[str, Any]:
-    """Return the options of uvicorn for the protocol of a listener."""
+def protocol_options(security: ProcessSecurity, door: HttpDoor) -> dict[str, Any]:
+    """Return the options of uvicorn for the protocol of a listener within the limits of `door`."""
     if security.certificates is None:
-        return {"http": "httptools"}
+        return {"http": door.protocol}
     context = http_context(security.certificates)
     return {
-        "http": partial(ProxyProtocol, trust_domain=security.trust_domain),
+        "http": partial(ProxyProtocol, door=door, trust_domain=security.trust_domain),
         "ssl_context_factory": lambda _config, _default: context,
     }
 
@@ -35,7 +35,7 @@ def is_via_proxy(scope: Any) -> bool:
     return bool(scope.get("state", {}).get(VIA_PROXY, False))
 
 
-class ProxyProtocol(HttpToolsProtocol):
+class ProxyProtocol(BoundedHttpProtocol):
     """A connection of a proxy. It is cut, before a request is read, if the certificate is not of a proxy."""
 
     def __init__(self, *args: Any, trust_domain: str, **options: Any) -> None:

@@ -13,6 +13,8 @@ from penstock.chassis.lifecycle import background, current_stop
 from penstock.chassis.security.process import LOCAL, ProcessSecurity
 from penstock.chassis.server.server import CLEANUP_GRACE_S, advertised_address
 from penstock.edge.api.http.app import OpenAIApp
+from penstock.edge.api.http.connections import ConnectionLimits
+from penstock.edge.api.http.protocol import HttpDoor
 from penstock.edge.api.http.proxy_door import protocol_options
 
 log = structlog.get_logger()
@@ -26,9 +28,15 @@ LISTEN_BACKLOG = 2_048  # connections that are not accepted yet
 
 @asynccontextmanager
 async def serving_http(
-    listen: str, app: OpenAIApp, drain_grace: float, security: ProcessSecurity = LOCAL, *, is_door: bool = True
+    listen: str,
+    app: OpenAIApp,
+    drain_grace: float,
+    door: HttpDoor | None = None,
+    security: ProcessSecurity = LOCAL,
+    *,
+    is_development: bool = True,
 ) -> AsyncIterator[str]:
-    """Serve `app` at host:port and yield the address. An empty `listen` serves nothing.
+    """Serve `app` at host:port within the limits of `door`, and yield the address. An empty `listen` serves nothing.
 
     With certificates, only proxies are served; a door on loopback serves everyone there, in plaintext. The drain
     begins at a stop request or at the end of the block, which waits for it. Raises OSError if `listen` cannot be bound,
@@ -37,11 +45,12 @@ async def serving_http(
     if not listen:
         yield ""
         return
-    if not security.is_mutual(listen, is_development_door=is_door):
+    door = door or HttpDoor(ConnectionLimits())
+    if not security.is_mutual(listen, is_development_door=is_development):
         security.check_plaintext(listen)
         security = LOCAL
-    listener = _Listener(listen, app, drain_grace, protocol_options(security))
-    async with background(listener.serve(), listener.drain_at_stop()):
+    listener = _Listener(listen, app, drain_grace, protocol_options(security, door))
+    async with background(listener.serve(), listener.drain_at_stop(), door.close_overdue()):
         log.info("http_listening", address=listener.address)
         try:
             yield listener.address

@@ -10,7 +10,7 @@ import grpc
 import orjson
 
 from penstock.chassis.errors import PenstockError, QuotaExceeded, Unimplemented
-from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge
+from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSlow, HeadStalled, HeadTooLarge
 
 _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
     {
@@ -61,7 +61,15 @@ class MethodNotAllowed(Unimplemented):
 
 # Error types whose status differs from that of their code.
 _STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
-    {MethodNotAllowed: 405, BodyStalled: 408, BodyTooLarge: 413, QuotaExceeded: 429}
+    {
+        MethodNotAllowed: 405,
+        BodyStalled: 408,
+        BodyTooSlow: 408,
+        HeadStalled: 408,
+        BodyTooLarge: 413,
+        QuotaExceeded: 429,
+        HeadTooLarge: 431,
+    }
 )
 # Reasons that are the caller's own limit.
 _STATUS_OF_REASON: Mapping[str, int] = MappingProxyType({"TOO_MANY_FAILURES": 429})

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import orjson
 
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument
+from penstock.edge.api.openai.structure import check_structure
 from penstock.edge.request import limits
 
 T = TypeVar("T")
@@ -22,6 +23,38 @@ class BodyStalled(DeadlineExceeded):
     """No further byte of a body arrived in time."""
 
     default_reason = "BODY_STALLED"
+
+
+class BodyTooSlow(DeadlineExceeded):
+    """A body arrives below the least rate."""
+
+    default_reason = "BODY_TOO_SLOW"
+
+    def __init__(self, size: int, seconds: float) -> None:
+        super().__init__(
+            f"{size} bytes of the body arrived in {seconds:.0f} s; after {limits.BODY_GRACE_S:.0f} s "
+            f"it must have arrived at {limits.BODY_BYTES_PER_S} bytes per second"
+        )
+
+
+class HeadTooLarge(InvalidArgument):
+    """Request line and headers exceed their limit."""
+
+    default_reason = "HEADERS_TOO_LARGE"
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"request line and headers exceed {limits.HEAD_BYTES} bytes or {limits.HEADERS} headers; send fewer"
+        )
+
+
+class HeadStalled(DeadlineExceeded):
+    """Request line and headers did not arrive in time."""
+
+    default_reason = "HEADERS_STALLED"
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(f"request line and headers did not arrive within {timeout:g} s; send the request again")
 
 
 class Fields:
@@ -74,9 +107,10 @@ class Fields:
 
 
 def parse_body(body: bytes) -> Fields:
-    """Parse a body. Raises BodyTooLarge, or InvalidArgument if it is not a JSON object."""
+    """Parse a body. Raises BodyTooLarge, BodyTooComplex, or InvalidArgument if it is not a JSON object."""
     if len(body) > limits.BODY_BYTES:
         raise BodyTooLarge(f"the body has {len(body)} bytes; at most {limits.BODY_BYTES} are read")
+    check_structure(body)
     try:
         members = orjson.loads(body)
     except orjson.JSONDecodeError as error:

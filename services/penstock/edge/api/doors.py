@@ -1,0 +1,63 @@
+"""The limits of both APIs toward callers, from the settings, and their figures."""
+
+from collections import Counter
+
+from penstock.edge.api.grpc.door import GrpcDoor
+from penstock.edge.api.http.connections import ConnectionLimits
+from penstock.edge.api.http.protocol import HttpDoor
+from penstock.edge.callers.connections import UnidentifiedCalls
+from penstock.edge.callers.disconnect import disconnect
+from penstock.edge.callers.messages import UnfinishedMessages
+from penstock.edge.config import EdgeConfig
+from penstock.edge.gateway import Gateway
+
+FAILURE_WINDOW_S = 10.0
+HANDSHAKE_TIMEOUT_MS = 10_000
+# A proxy has limits of its own toward its clients, keeps connections, and all of them have one source.
+PROXY_LIMITS = ConnectionLimits(max_connections=65_536, max_connections_per_source=0, idle_timeout=0.0)
+
+
+class Doors:
+    """One door for each API of an edge."""
+
+    def __init__(self, config: EdgeConfig, gateway: Gateway) -> None:
+        self.http = HttpDoor(config.connection_limits)
+        self.proxy_http = HttpDoor(PROXY_LIMITS)
+        self.grpc = GrpcDoor(
+            gateway,
+            UnidentifiedCalls(
+                max_waiting=config.max_unidentified_calls,
+                max_failures=config.max_failed_calls,
+                window=FAILURE_WINDOW_S,
+            ),
+            UnfinishedMessages(max_slow=config.max_unfinished_messages, timeout=config.message_timeout),
+            disconnect=disconnect,
+        )
+        self.grpc_options: tuple[tuple[str, int], ...] = (
+            ("grpc.http2.bdp_probe", 0),  # a call that no one reads is granted 64 KiB, with probes up to 4 MiB
+            ("grpc.max_concurrent_streams", config.max_streams_per_connection),
+            ("grpc.http2.max_deallocating_streams", config.max_streams_per_connection),
+            ("grpc.http2.ping_on_rst_stream_percent", 100),  # a client that resets streams waits for a round trip
+            ("grpc.max_allowed_incoming_connections", config.max_connections),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        )
+        self._gateway = gateway
+
+    async def run(self) -> None:
+        """Apply the time limits of the gRPC door; those of the HTTP door run with its listener."""
+        await self.grpc.end_unfinished()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot. Refusals are counted by reason."""
+        doors = (self.http.table, self.proxy_http.table)
+        counts = (*(each.refused for each in doors), self.grpc.unidentified.refused, self.grpc.messages.refused)
+        refused = sum(counts, Counter[str]())
+        return {
+            "http_connections": sum(each.connections for each in doors),
+            "unidentified_bytes": sum(each.unidentified_bytes for each in doors),
+            "unfinished_messages": len(self.grpc.messages),
+            "callers_asked": self._gateway.identification.asked,
+            "callers_rejected": self._gateway.identification.rejected,
+            **{f"refused_{reason.lower()}": float(count) for reason, count in refused.items()},
+        }
