@@ -51,7 +51,7 @@ SLOT_RELEASES: Final = 1_024
 BACKLOGS: Final = 1_024  # workers of one report
 VIRTUAL_TIMES: Final = 4 * MODELS  # one for each class
 WINDOWS: Final = 64  # rejection windows beside one rejection
-IDENTITY_KEYS: Final = 8
+IDENTITY_KEYS: Final = 16
 FRAMES: Final = 1_024  # of one bundle
 
 
