@@ -88,9 +88,10 @@ class Dispatcher:
         placed = pool.place(ticket) if pool is not None else None
         if placed is None:
             return [*ended, *self._decline(queue, ticket)]
+        lease = self._transitions.issue(queue, placed, ticket, now)
         if len(self.queues) > 1:
             self.placed_prompts.record(queue, placed.worker.worker_id, placed.new_tokens, ticket, now)
-        lease = self._transitions.issue(queue, placed, ticket, now)
+            lease += self.placed_prompts.pop_due(self.queues, now)
         if credit.shards[queue].has_waiting:  # the next head is under way; more credit follows from it
             return [*ended, *lease]
         return [*ended, *lease, *self.credit_books.grants(ticket.model)]
@@ -185,7 +186,7 @@ class Dispatcher:
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
-        placed = self.placed_prompts.pop_for(self.queues, now)
+        placed = self.placed_prompts.pop_due(self.queues, now)
         return [*effects, *placed, *stats, *times, *self.service_reports.pop_due(self.queues, now)]
 
     @property

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from penstock.chassis.durations import NANOS_PER_S
@@ -12,6 +13,7 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler.effects import SendPlacedPrompts
 
 MILLIS_PER_S = 1_000
+MIN_INTERVAL_S = 0.01  # s between two reports; without it, the frames of a busy fleet would cost more than placement
 
 
 class PlacedPrompt(NamedTuple):
@@ -29,6 +31,7 @@ class PlacedPromptReports:
     """The prompts placed since the last report, by model."""
 
     _placed: dict[str, deque[PlacedPrompt]] = field(default_factory=dict)
+    _sent_at: float = -inf  # s
 
     def record(self, queue: str, worker_id: str, new_tokens: int, ticket: Ticket, now: float) -> None:
         due_at = now + ticket.first_token_nanos / NANOS_PER_S if ticket.first_token_nanos else 0.0
@@ -37,10 +40,14 @@ class PlacedPromptReports:
             placed = self._placed[ticket.model] = deque(maxlen=PLACED)
         placed.append(PlacedPrompt(queue, worker_id, new_tokens, 2 * ticket.priority - ticket.express, due_at))
 
-    def pop_for(self, queues: Iterable[str], now: float) -> list[SendPlacedPrompts]:
-        """Return the report for every shard. All shards receive the same one, so that it is made once."""
-        if not self._placed:
+    def pop_due(self, queues: Iterable[str], now: float) -> list[SendPlacedPrompts]:
+        """Return the report for every shard, if the last one is old enough. All receive the same one: it is made once.
+
+        It is sent at once after a pause: until then, other shards expect their next prompts at the same worker.
+        """
+        if not self._placed or now - self._sent_at < MIN_INTERVAL_S:
             return []
+        self._sent_at = now
         messages = [_message(model, placed, now) for model, placed in self._placed.items()]
         self._placed = {}
         return [SendPlacedPrompts(queue, message) for queue in queues for message in messages]
