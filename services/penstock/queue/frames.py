@@ -1,6 +1,6 @@
 """Conversion of effects to frames, and of frames to the values that the book keeps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import inf
 
@@ -10,7 +10,8 @@ from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.accounting import OutputProgress, ServedTicket
 from penstock.queue.errors import AdmissionRejected, RejectionWindow
-from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
+from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease, WorkerCapacity
+from penstock.queue.prediction.prefill_backlog import RemotePrompt
 from penstock.queue.prediction.ttft_model import RemoteBacklog
 from penstock.queue.schedulers import Credit
 from penstock.queue.ticket import to_frame
@@ -18,6 +19,7 @@ from penstock.queue.ticket import to_frame
 MAX_PREFILL_BACKLOGS = 64  # workers in one report
 MAX_BACKLOG_TOKENS = 1 << 24  # tokens of one worker; a larger backlog makes no difference to a prediction
 MAX_WORKER_ID_CHARS = 256
+MILLIS_PER_S = 1_000
 
 
 def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
@@ -112,9 +114,20 @@ def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:
         leased_tokens=frame.leased_tokens,
         free_tokens=frame.free_tokens,
         prefill_backlogs=_prefill_backlogs_of(frame),
-        available_leases_by_worker=_available_leases_of(frame),
+        capacity_by_worker=_capacities_of(frame),
         releases=tuple(SlotRelease(seconds_of(each.after), each.ended_leases) for each in frame.slot_releases),
     )
+
+
+def remote_prompts_of(frame: pb.PlacedPrompts, queue: str) -> Iterator[RemotePrompt]:
+    """Yield the prompts of shards other than `queue`. An index without an entry is ignored."""
+    own = next((index for index, each in enumerate(frame.queue_ids) if each == queue), -1)
+    workers = frame.worker_ids
+    for index, worker, tokens, rank, millis in zip(
+        frame.queues, frame.workers, frame.tokens, frame.ranks, frame.first_token_millis, strict=False
+    ):
+        if index != own and worker < len(workers):
+            yield RemotePrompt(workers[worker], tokens, rank, millis / MILLIS_PER_S if millis else inf)
 
 
 def remote_backlog_of(frame: pb.VirtualTime) -> RemoteBacklog:
@@ -133,8 +146,11 @@ def _prefill_backlogs_of(frame: pb.PoolStats) -> dict[str, int]:
     }
 
 
-def _available_leases_of(frame: pb.PoolStats) -> dict[str, int]:
-    return {each.worker_id: each.available_leases for each in islice(frame.prefill_backlogs, MAX_PREFILL_BACKLOGS)}
+def _capacities_of(frame: pb.PoolStats) -> dict[str, WorkerCapacity]:
+    return {
+        each.worker_id: WorkerCapacity(each.available_leases, each.free_tokens or inf)
+        for each in islice(frame.prefill_backlogs, MAX_PREFILL_BACKLOGS)
+    }
 
 
 def served_tickets_of(tickets: Iterable[pb.ServedTicket]) -> list[ServedTicket]:

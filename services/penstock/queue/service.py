@@ -16,6 +16,7 @@ from penstock.queue.frames import (
     credit_of,
     output_progress_of,
     pool_stats_of,
+    remote_prompts_of,
     served_tickets_of,
     to_edge,
     to_scheduler,
@@ -150,6 +151,9 @@ class QueueService(QueueServiceServicer):
                 return self._book.on_pool_stats(scheduler, frame.pool_stats.model, pool_stats_of(frame.pool_stats, now))
             case "virtual_times":
                 return self._book.on_virtual_times(scheduler, frame.virtual_times.times)
+            case "placed_prompts":
+                prompts = remote_prompts_of(frame.placed_prompts, self._hello.instance_id)
+                return self._book.on_placed_prompts(scheduler, frame.placed_prompts.model, prompts, now)
             case "service_report":
                 report = frame.service_report
                 return self._book.on_service_report(

@@ -178,6 +178,7 @@ def to_frame(ticket: QueuedTicket, now: float) -> Ticket:
         may_have_run=ticket.may_have_run,
         expected_worker=ticket.expected_worker,
         readmitted=ticket.is_readmitted,
+        first_token_nanos=nanos_left(ticket.arrived + ticket.ttft_limit, now) if ticket.ttft_limit else 0,
     )
 
 

@@ -19,6 +19,7 @@ from penstock.scheduler.lease_transitions import LeaseTransitions
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.poison import PoisonReports
 from penstock.scheduler.reports.lease_progress import LeaseProgressReports
+from penstock.scheduler.reports.placed_prompts import PlacedPromptReports
 from penstock.scheduler.reports.pool_stats import PoolStatsReports
 from penstock.scheduler.reports.service_reports import ServiceReports
 
@@ -34,6 +35,7 @@ class Dispatcher:
     queues: dict[str, None] = field(default_factory=dict)  # connected shards, in order of arrival: runs are repeatable
     pool_stats: PoolStatsReports = field(default_factory=PoolStatsReports)
     virtual_times: VirtualTimeSync = field(default_factory=VirtualTimeSync)
+    placed_prompts: PlacedPromptReports = field(default_factory=PlacedPromptReports)
     service_reports: ServiceReports = field(default_factory=ServiceReports)
     poison: PoisonReports = field(default_factory=PoisonReports)
     is_draining: bool = False
@@ -87,6 +89,9 @@ class Dispatcher:
         if placed is None:
             return [*ended, *self._decline(queue, ticket)]
         lease = self._transitions.issue(queue, placed, ticket, now)
+        if len(self.queues) > 1:
+            self.placed_prompts.record(queue, placed.worker.worker_id, placed.new_tokens, ticket, now)
+            lease += self.placed_prompts.pop_due(self.queues, now)
         if credit.shards[queue].has_waiting:  # the next head is under way; more credit follows from it
             return [*ended, *lease]
         return [*ended, *lease, *self.credit_books.grants(ticket.model)]
@@ -185,11 +190,8 @@ class Dispatcher:
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
-        return [*effects, *stats, *times]
-
-    def tick_reports(self, now: float) -> list[Effect]:
-        """Do the second part of `tick`: the first slice of the reports of leases."""
-        return [*self.service_reports.pop_due(self.queues, now)]
+        placed = self.placed_prompts.pop_due(self.queues, now)
+        return [*effects, *placed, *stats, *times, *self.service_reports.pop_due(self.queues, now)]
 
     @property
     def has_due_work(self) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.mesh.v1.queue_pb2 import OutputProgress, PoolStats, ServedTicket, VirtualTime, WorkerSteps
+from penstock.mesh.v1.queue_pb2 import OutputProgress, PlacedPrompts, PoolStats, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 
 
@@ -64,6 +64,14 @@ class SendVirtualTimes:
 
 
 @dataclass(slots=True)
+class SendPlacedPrompts:
+    """To a queue shard: the prompts of all shards that were placed recently."""
+
+    queue: str
+    prompts: PlacedPrompts
+
+
+@dataclass(slots=True)
 class CatalogUpdate:
     """To every queue shard: the models that this scheduler serves, and the reported poison requests."""
 
@@ -87,6 +95,6 @@ class Revoke:
     lease_id: str
 
 
-ToQueue = Place | Decline | GrantCredit | SendPoolStats | SendServiceReport | SendVirtualTimes
+ToQueue = Place | Decline | GrantCredit | SendPoolStats | SendServiceReport | SendVirtualTimes | SendPlacedPrompts
 ToWorker = Expect | Revoke
 Effect = ToQueue | ToWorker | CatalogUpdate

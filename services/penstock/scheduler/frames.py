@@ -30,6 +30,8 @@ def to_queue(effect: out.ToQueue | out.CatalogUpdate) -> queue_pb2.DispatchReque
             return queue_pb2.DispatchRequest(service_report=report)
         case out.SendVirtualTimes():
             return queue_pb2.DispatchRequest(virtual_times=queue_pb2.VirtualTimes(times=effect.times))
+        case out.SendPlacedPrompts():
+            return queue_pb2.DispatchRequest(placed_prompts=effect.prompts)
         case out.CatalogUpdate():
             return queue_pb2.DispatchRequest(
                 catalog=queue_pb2.Catalog(entries=effect.entries, poison_reports=effect.poison_reports)

@@ -49,6 +49,7 @@ PREFIX_HASHES: Final = 64  # of one ticket
 AVOIDED_WORKERS: Final = 16  # of one ticket
 SLOT_RELEASES: Final = 1_024
 BACKLOGS: Final = 1_024  # workers of one report
+PLACED: Final = 1_024  # prompts of one report
 VIRTUAL_TIMES: Final = 4 * MODELS  # one for each class
 WINDOWS: Final = 64  # rejection windows beside one rejection
 IDENTITY_KEYS: Final = 16

@@ -22,6 +22,7 @@ from penstock.mesh.limits.shared import (
 )
 
 TICKET_IDS = Many(bounds.NUMBERED, ID)
+INDEX = Unchecked("the shard ignores an index without an entry")
 WINDOWS = Many(bounds.WINDOWS, Part())
 
 QUEUE: Table = {
@@ -76,8 +77,23 @@ QUEUE: Table = {
         "free_tokens": TOTAL_TOKENS,
         "prefill_backlogs": Many(bounds.BACKLOGS, Part()),
     },
-    "penstock.mesh.v1.PrefillBacklog": {"worker_id": ID, "tokens": UINT32, "available_leases": UINT32},
+    "penstock.mesh.v1.PrefillBacklog": {
+        "worker_id": ID,
+        "tokens": UINT32,
+        "available_leases": UINT32,
+        "free_tokens": UINT32,
+    },
     "penstock.mesh.v1.SlotRelease": {"after": Part(), "ended_leases": UINT32},
+    "penstock.mesh.v1.PlacedPrompts": {
+        "model": MODEL_KEY,
+        "queue_ids": Many(bounds.PLACED, ID),
+        "worker_ids": Many(bounds.PLACED, ID),
+        "queues": Many(bounds.PLACED, INDEX),
+        "workers": Many(bounds.PLACED, INDEX),
+        "tokens": Many(bounds.PLACED, TOKENS),
+        "ranks": Many(bounds.PLACED, KEY),
+        "first_token_millis": Many(bounds.PLACED, UINT32),
+    },
     "penstock.mesh.v1.VirtualTimes": {"times": Many(bounds.VIRTUAL_TIMES, Part())},
     "penstock.mesh.v1.VirtualTime": {
         "model": MODEL_KEY,

@@ -79,6 +79,7 @@ TICKETS: Table = {
         "time_left_nanos": REQUEST_NANOS,
         "age_nanos": REQUEST_NANOS,
         "readmitted": FLAG,
+        "first_token_nanos": REQUEST_NANOS,
     },
     "penstock.mesh.v1.PoisonReport": {"fingerprint": HASH, "is_confirmed": FLAG, "ttl": Part()},
     "penstock.mesh.v1.Lease": {

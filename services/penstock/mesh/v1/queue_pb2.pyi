@@ -413,6 +413,7 @@ class DispatchRequest(_message.Message):
     POOL_STATS_FIELD_NUMBER: _builtins.int
     SERVICE_REPORT_FIELD_NUMBER: _builtins.int
     VIRTUAL_TIMES_FIELD_NUMBER: _builtins.int
+    PLACED_PROMPTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -455,6 +456,10 @@ class DispatchRequest(_message.Message):
         """Virtual time of other shards."""
 
     @_builtins.property
+    def placed_prompts(self) -> Global___PlacedPrompts:
+        """Prompts of all shards that were placed recently."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___DispatchRequest]:
         """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
@@ -471,13 +476,14 @@ class DispatchRequest(_message.Message):
         pool_stats: Global___PoolStats | None = ...,
         service_report: Global___ServiceReport | None = ...,
         virtual_times: Global___VirtualTimes | None = ...,
+        placed_prompts: Global___PlacedPrompts | None = ...,
         more: _abc.Iterable[Global___DispatchRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "place", b"place", "pool_stats", b"pool_stats", "service_report", b"service_report", "virtual_times", b"virtual_times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "place", b"place", "placed_prompts", b"placed_prompts", "pool_stats", b"pool_stats", "service_report", b"service_report", "virtual_times", b"virtual_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "place", b"place", "pool_stats", b"pool_stats", "service_report", b"service_report", "virtual_times", b"virtual_times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "place", b"place", "placed_prompts", b"placed_prompts", "pool_stats", b"pool_stats", "service_report", b"service_report", "virtual_times", b"virtual_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pool_stats", "service_report", "virtual_times"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pool_stats", "service_report", "virtual_times", "placed_prompts"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -648,22 +654,28 @@ class PrefillBacklog(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     AVAILABLE_LEASES_FIELD_NUMBER: _builtins.int
+    FREE_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its instance id, at most 256 characters."""
     tokens: _builtins.int
     """Prompt tokens accepted and not prefilled, including those of leases that have not started."""
     available_leases: _builtins.int
     """Leases that the worker accepts before one of its leases ends. Without any, tickets are placed on other workers."""
+    free_tokens: _builtins.int
+    """Prompt plus output tokens that the worker can still promise. Larger tickets are placed on other workers. 0: not
+    known.
+    """
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         tokens: _builtins.int = ...,
         available_leases: _builtins.int = ...,
+        free_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_leases", b"available_leases", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_leases", b"available_leases", "free_tokens", b"free_tokens", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -698,13 +710,78 @@ class SlotRelease(_message.Message):
 Global___SlotRelease: _TypeAlias = SlotRelease  # noqa: Y015
 
 @_typing.final
-class VirtualTimes(_message.Message):
+class PlacedPrompts(_message.Message):
     """VirtualTimes synchronizes virtual time between shards, so that tenants of a shard that was idle or has just started
     get no more service than those of other shards, and tells each shard which tickets wait at the others, because these
     take a part of the released slots. Sent after hello before all other frames, and on change, at most ten times a second.
     Without it, shards are ordered by their heads only, and each predicts as if no tickets waited at the others.
+    The prompts that a scheduler has placed since its last frame of this kind, before the statistics of the same time. They
+    share the steps of their workers with the prompts of the receiving shard, which skips its own. The arrays have one entry
+    for each prompt, oldest first; at most 1,024, and the newest are kept.
     """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_MILLIS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Key of the model, as in tickets."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Instance ids of shards, which `queues` names by index."""
+
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Instance ids of workers, which `workers` names by index."""
+
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Shard of the ticket."""
+
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Worker of the lease."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens to prefill."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Twice the priority class, less 1 if the ticket is express."""
+
+    @_builtins.property
+    def first_token_millis(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Milliseconds, from when the frame is sent, until the first token is due; 0: none was promised."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.str] | None = ...,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+        queues: _abc.Iterable[_builtins.int] | None = ...,
+        workers: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        first_token_millis: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_millis", b"first_token_millis", "model", b"model", "queue_ids", b"queue_ids", "queues", b"queues", "ranks", b"ranks", "tokens", b"tokens", "worker_ids", b"worker_ids", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedPrompts: _TypeAlias = PlacedPrompts  # noqa: Y015
+
+@_typing.final
+class VirtualTimes(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMES_FIELD_NUMBER: _builtins.int

@@ -9,7 +9,7 @@ and one step are added for the first token. Safety margins do not learn from the
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from penstock.queue.prediction.commitments import TtftCommitments
 from penstock.queue.prediction.estimators import PromptSizeHistogram, SafetyMargin
 from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease, combined, merged_releases
-from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog, PromptDelay
+from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog, PromptDelay, RemotePrompt
 from penstock.queue.prediction.prefill_sharing import StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.throughput import Throughput
@@ -132,7 +132,7 @@ class Forecast:
             steps = self._step_costs = step_costs_of(combined([each for each in pool_stats if each.has_step_costs]))
             mean = self.prompt_sizes.mean_tokens
             self.prefill_backlog.on_report(scheduler, stats.prefill_backlogs, mean, now, steps)
-            self.prefill_backlog.on_available_leases(scheduler, stats.available_leases_by_worker, now)
+            self.prefill_backlog.on_capacities(scheduler, stats.capacity_by_worker, now)
         self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
 
     def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:
@@ -141,12 +141,20 @@ class Forecast:
         if pool_stats and all(each.has_step_costs for each in pool_stats):
             stats = combined(pool_stats)
             self._step_costs = step_costs_of(stats)
-            prompt = PendingPrompt(ticket.prompt_tokens, ticket.is_express, ticket.commitment_rank)
+            prompt = PendingPrompt(ticket.prompt_tokens, ticket.is_express, ticket.commitment_rank, ticket.tokens)
             if ticket.ttft_limit:
                 prompt.promised_by = ticket.arrived + ticket.ttft_limit
                 prompt.usable_share = self.margins[ticket.was_predicted_to_wait].usable_share
             ticket.pending_prompt = prompt
             self.prefill_backlog.on_offered(prompt, now, max(1, stats.workers), self._step_costs)
+
+    def record_remote_prompts(self, scheduler: str, prompts: Iterable[RemotePrompt], now: float) -> None:
+        """Record prompts of other shards that `scheduler` has placed."""
+        if self._step_costs:
+            self._view = None
+            share = self.margins[False].usable_share
+            for each in prompts:
+                self.prefill_backlog.on_placed_elsewhere(each, scheduler, share, now, self._step_costs)
 
     def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         self._view = None

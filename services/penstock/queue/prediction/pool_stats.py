@@ -10,6 +10,22 @@ from typing import NamedTuple
 NO_BACKLOGS: Mapping[str, int] = MappingProxyType({})
 
 
+class WorkerCapacity(NamedTuple):
+    """What one worker accepts before one of its leases ends."""
+
+    leases: int
+    tokens: float  # prompt and output tokens; inf: not known
+
+    def accepts(self, tokens: int) -> bool:
+        return self.leases > 0 and tokens <= self.tokens
+
+    def plus(self, leases: int, tokens: int) -> "WorkerCapacity":
+        return WorkerCapacity(self.leases + leases, self.tokens + tokens)
+
+
+NO_CAPACITIES: Mapping[str, WorkerCapacity] = MappingProxyType({})
+
+
 class SlotRelease(NamedTuple):
     """A point of the slot release curve."""
 
@@ -38,7 +54,7 @@ class PoolStats(NamedTuple):
     free_tokens: int = 0  # not promised
     releases: tuple[SlotRelease, ...] = ()
     prefill_backlogs: Mapping[str, int] = NO_BACKLOGS  # prompt tokens by worker, of workers that have any
-    available_leases_by_worker: Mapping[str, int] = NO_BACKLOGS  # of workers with a backlog or with few of them
+    capacity_by_worker: Mapping[str, WorkerCapacity] = NO_CAPACITIES  # of workers with a backlog or with little of it
     placed_since: int = 0  # tickets offered to the scheduler since the report
 
     @property

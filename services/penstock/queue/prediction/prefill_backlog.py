@@ -10,10 +10,16 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from penstock.queue.prediction.pool_stats import WorkerCapacity
 from penstock.queue.prediction.prefill_sharing import StepCosts, busy_prefill_time, completions, idle_prefill_time
 
 MAX_UNKNOWN_PROMPTS = 16  # prompts of other shards that are modelled separately at one worker
-MAX_AVAILABLE_AGE_S = 2.0  # twice the longest time between reports of a scheduler
+MAX_REMOTE_PROMPTS = 64  # prompts at one worker, beyond which prompts of other shards are not modelled separately
+MAX_CAPACITY_AGE_S = 2.0  # twice the longest time between reports of a scheduler
+ROUNDING_S = 1e-6  # s; more than the error of a difference of times
+# Budgets. Which of two prompts is the shorter one is not certain if their lengths differ by less, because a report may be
+# a step old. A joining prompt is then taken to delay the other.
+TIE_BUDGETS = 1.0
 PLACEHOLDER_PREFIX = "?"  # starts the name of an idle worker until a placement has its instance id
 
 
@@ -24,7 +30,8 @@ class PendingPrompt:
     left_tokens: float  # tokens
     is_express: bool = False
     rank: int = 0  # of the ticket; lower ranks are not delayed past their targets by higher ones
-    expected_at: float = inf  # s; time of the first token if no other prompt joins
+    reserved_tokens: int = 0  # prompt and output tokens that are promised to the ticket
+    expected_at: float = inf  # s; time of the first token, as estimated when the newest prompt joined its worker
     promised_by: float = inf  # s; inf: no target
     usable_share: float = 1.0  # of the time until then that the expectation may take, as predictions have errors
     worker: str = ""
@@ -39,17 +46,37 @@ class PendingPrompt:
         return not self.worker.startswith(PLACEHOLDER_PREFIX)
 
 
+class RemotePrompt(NamedTuple):
+    """A prompt of another shard, as its scheduler reports it."""
+
+    worker: str
+    tokens: int  # to prefill
+    rank: int  # as that of a commitment
+    due_in: float  # s; inf: no first token was promised
+
+    @property
+    def is_express(self) -> bool:
+        return bool(self.rank & 1)
+
+
 class PromptDelay(NamedTuple):
     """The first-token time of a prompt if another joins."""
 
     prompt: PendingPrompt
     expected_at: float  # s
     due_at: float  # s; the latest expectation that keeps the target
+    undelayed_at: float  # s; the expectation without the joining prompt
 
     def is_breach(self, rank: int) -> bool:
-        """Tell whether a joining prompt of this rank makes it late. A prompt that is late anyway is not counted."""
+        """Tell whether a joining prompt of this rank makes it late.
+
+        A prompt that is late anyway is not counted. One that is expected within its safety margin is counted if it is
+        delayed at all, as each further delay would make it more likely to be late.
+        """
         prompt = self.prompt
-        return prompt.rank <= rank and self.expected_at > self.due_at >= prompt.expected_at
+        if self.expected_at <= self.due_at or prompt.rank > rank:
+            return False
+        return self.undelayed_at <= prompt.promised_by and self.expected_at - self.undelayed_at > ROUNDING_S
 
     def blocked_range(self, joining_tokens: int) -> tuple[float, int]:
         """Return the s for which a joining prompt of this length makes it late, and the fewest tokens that do.
@@ -57,8 +84,8 @@ class PromptDelay(NamedTuple):
         A joining prompt stops to overtake it when fewer tokens are left of it; a worker computes these no faster than
         if it had this prompt alone.
         """
-        delay_per_token = (self.expected_at - self.prompt.expected_at) / joining_tokens
-        slack = self.due_at - self.prompt.expected_at
+        delay_per_token = (self.expected_at - self.undelayed_at) / joining_tokens
+        slack = max(0.0, self.due_at - self.undelayed_at)
         duration = max(0.0, self.prompt.left_tokens - joining_tokens) * delay_per_token
         return duration, int(slack / delay_per_token) + 1
 
@@ -113,29 +140,37 @@ class WorkerBacklog:
     def estimate_join(self, prompt_tokens: float, *, is_express: bool, now: float, steps: StepCosts) -> JoinEstimate:
         if not self.prompts:
             return JoinEstimate(idle_prefill_time(steps, prompt_tokens))
-        left = [*(each.left_tokens for each in self.prompts), prompt_tokens]
-        *others, own = completions(left, [*(each.is_express for each in self.prompts), is_express])
+        left, express = [each.left_tokens for each in self.prompts], [each.is_express for each in self.prompts]
+        alone = completions(left[:], express)
+        express.append(is_express)
+        own = completions([*left, prompt_tokens], express)[-1]
+        tie = min(TIE_BUDGETS * steps.budget_tokens, prompt_tokens / 2)
+        others = completions([*left, prompt_tokens - tie], express)
         total = self.left_tokens + prompt_tokens
+
+        def time_of(completion: float) -> float:
+            return now + busy_prefill_time(steps, completion, total)
+
         delays = [
-            PromptDelay(each, now + busy_prefill_time(steps, completion, total), each.due_at(now))
-            for each, completion in zip(self.prompts, others, strict=True)
+            PromptDelay(prompt, time_of(after + tie if after > before else before), prompt.due_at(now), time_of(before))
+            for prompt, before, after in zip(self.prompts, alone, others, strict=False)
         ]
         return JoinEstimate(busy_prefill_time(steps, own, total), delays)
 
 
 @dataclass(slots=True)
-class AvailableLeases:
-    """Leases that workers of one scheduler accept, less the tickets since the report. Unnamed workers accept many."""
+class ReportedCapacities:
+    """Capacities of workers of one scheduler, less the tickets since the report. Unnamed workers accept any ticket."""
 
     received_at: float  # s
-    by_worker: dict[str, int]
+    by_worker: dict[str, WorkerCapacity]
 
     def is_current(self, now: float) -> bool:
-        return now - self.received_at <= MAX_AVAILABLE_AGE_S
+        return now - self.received_at <= MAX_CAPACITY_AGE_S
 
-    @property
-    def full_workers(self) -> list[str]:
-        return [worker for worker, leases in self.by_worker.items() if leases <= 0]
+    def refusing_workers(self, tokens: int) -> list[str]:
+        """Return the workers that do not accept a ticket of `tokens` prompt and output tokens."""
+        return [worker for worker, capacity in self.by_worker.items() if not capacity.accepts(tokens)]
 
 
 @dataclass(slots=True)
@@ -143,16 +178,16 @@ class PrefillBacklog:
     """The pending prompts of all workers of one model. A worker without an entry has none."""
 
     _workers: dict[str, WorkerBacklog] = field(default_factory=dict)  # by instance id
-    _available: dict[str, AvailableLeases] = field(default_factory=dict)  # by scheduler
+    _capacities: dict[str, ReportedCapacities] = field(default_factory=dict)  # by scheduler
 
     def __len__(self) -> int:
         return len(self._workers)
 
     def estimate_join(
-        self, prompt_tokens: int, *, is_express: bool, now: float, workers: int, steps: StepCosts
+        self, prompt_tokens: int, reserved_tokens: int, *, is_express: bool, now: float, workers: int, steps: StepCosts
     ) -> JoinEstimate:
-        """Return the effect of a prompt that is placed now."""
-        worker = self._next_worker(now, workers, steps)
+        """Return the effect of a prompt that is placed now, for whose ticket `reserved_tokens` are reserved."""
+        worker = self._next_worker(reserved_tokens, now, workers, steps)
         if worker is None:
             return JoinEstimate(idle_prefill_time(steps, prompt_tokens))
         backlog = self._workers[worker]
@@ -161,19 +196,31 @@ class PrefillBacklog:
 
     def on_offered(self, prompt: PendingPrompt, now: float, workers: int, steps: StepCosts) -> None:
         """Add a prompt to the next worker's backlog until its placement is known."""
-        worker = self._next_worker(now, workers, steps) or f"{PLACEHOLDER_PREFIX}{id(prompt)}"
+        worker = self._next_worker(prompt.reserved_tokens, now, workers, steps) or f"{PLACEHOLDER_PREFIX}{id(prompt)}"
         self._add(worker, prompt, now, steps)
-        self._add_available(worker, -1)
+        self._add_capacity(worker, -1, -prompt.reserved_tokens)
 
     def on_placed(self, prompt: PendingPrompt, worker: str, scheduler: str, now: float, steps: StepCosts) -> None:
         prompt.is_placed = True
         if prompt.worker != worker:
-            self._add_available(prompt.worker, 1)
+            self._add_capacity(prompt.worker, 1, prompt.reserved_tokens)
             self.remove(prompt, now, steps)
             self._add(worker, prompt, now, steps)
-            self._add_available(worker, -1)
+            self._add_capacity(worker, -1, -prompt.reserved_tokens)
         if backlog := self._workers.get(worker):
             backlog.scheduler = scheduler
+
+    def on_placed_elsewhere(
+        self, placed: RemotePrompt, scheduler: str, usable_share: float, now: float, steps: StepCosts
+    ) -> None:
+        """Add a prompt that another shard has placed."""
+        backlog = self._workers.get(placed.worker)
+        if backlog and len(backlog.prompts) >= MAX_REMOTE_PROMPTS:
+            return
+        prompt = PendingPrompt(placed.tokens, placed.is_express, placed.rank, is_placed=True)
+        prompt.promised_by, prompt.usable_share = now + placed.due_in, usable_share
+        self._add(placed.worker, prompt, now, steps)
+        self._workers[placed.worker].scheduler = scheduler
 
     def on_report(
         self, scheduler: str, backlogs: Mapping[str, int], mean_prompt_tokens: float, now: float, steps: StepCosts
@@ -186,10 +233,10 @@ class PrefillBacklog:
             if not backlog.prompts:
                 del self._workers[worker]
 
-    def on_available_leases(self, scheduler: str, available: Mapping[str, int], now: float) -> None:
-        """Apply the number of leases that workers of a scheduler accept."""
-        current = {key: each for key, each in self._available.items() if each.is_current(now)}
-        self._available = current | {scheduler: AvailableLeases(now, dict(available))}
+    def on_capacities(self, scheduler: str, capacities: Mapping[str, WorkerCapacity], now: float) -> None:
+        """Apply the capacities of a scheduler's workers."""
+        current = {key: each for key, each in self._capacities.items() if each.is_current(now)}
+        self._capacities = current | {scheduler: ReportedCapacities(now, dict(capacities))}
 
     def remove(self, prompt: PendingPrompt, now: float, steps: StepCosts) -> None:
         """Remove a prompt that is complete at `now`, or will not be computed."""
@@ -202,17 +249,18 @@ class PrefillBacklog:
             if not backlog.prompts:
                 del self._workers[prompt.worker]
 
-    def _add_available(self, worker: str, leases: int) -> None:
-        for available in self._available.values():
-            if worker in available.by_worker:
-                available.by_worker[worker] += leases
+    def _add_capacity(self, worker: str, leases: int, tokens: int) -> None:
+        for reported in self._capacities.values():
+            if capacity := reported.by_worker.get(worker):
+                reported.by_worker[worker] = capacity.plus(leases, tokens)
 
-    def _next_worker(self, now: float, workers: int, steps: StepCosts) -> str | None:
-        """Return the worker with the smallest backlog among those that accept leases; None if one of these is idle.
+    def _next_worker(self, reserved_tokens: int, now: float, workers: int, steps: StepCosts) -> str | None:
+        """Return the worker with the smallest backlog among those that accept the ticket; None if one of these is idle.
 
-        If no worker accepts a lease, the next released slot may be at any of them.
+        If no worker accepts it, the next one to do so may be any of them.
         """
-        full = {key for each in self._available.values() if each.is_current(now) for key in each.full_workers}
+        current = [each for each in self._capacities.values() if each.is_current(now)]
+        full = {key for each in current for key in each.refusing_workers(reserved_tokens)}
         if len(full) >= workers:
             full = set()
         best, fewest, accepting = None, inf, 0

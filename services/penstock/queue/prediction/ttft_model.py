@@ -152,6 +152,7 @@ class TtftModel:
         """Estimate a ticket that has a slot and nothing ahead of it: the prompts at its worker are known."""
         joined = self._prefill_backlog.estimate_join(
             demand.prompt_tokens,
+            demand.tokens,
             is_express=demand.is_express,
             now=self._now,
             workers=self._workers,

@@ -35,6 +35,7 @@ from penstock.queue.policies.policy import SchedulingPolicy
 from penstock.queue.prediction.estimators import OutputLengthPredictor
 from penstock.queue.prediction.forecast import Prediction
 from penstock.queue.prediction.pool_stats import PoolStats
+from penstock.queue.prediction.prefill_backlog import RemotePrompt
 from penstock.queue.schedulers import Credit, SchedulerSessions
 from penstock.queue.ticket import QueuedTicket
 from penstock.queue.tickets.recent_leases import RecentLeases
@@ -165,6 +166,14 @@ class TicketBook:
     def on_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> list[Effect]:
         if self._keeps_model(scheduler, model):
             self.model_queues.record_pool_stats(scheduler, model, stats)
+        return []
+
+    def on_placed_prompts(
+        self, scheduler: str, model: str, prompts: Iterable[RemotePrompt], now: float
+    ) -> list[Effect]:
+        """Apply the prompts of other shards that a scheduler has placed."""
+        if self._keeps_model(scheduler, model):
+            self.model_queues[model].forecast.record_remote_prompts(scheduler, prompts, now)
         return []
 
     def on_virtual_times(self, scheduler: str, times: Iterable[VirtualTime]) -> list[Effect]:

@@ -8,7 +8,10 @@ from penstock.scheduler.fleet.worker import Worker
 
 TYPICAL_PROMPT_TOKENS = 512  # prompt tokens assumed for the rank of workers without a ticket
 FULL_BATCH_PENALTY_STEPS = 10.0  # steps of delay that a full batch counts as
-UNEXPECTED_WORKER_PENALTY_STEPS = 2.0  # steps of delay that a worker counts as that the queue does not expect
+# Steps of delay, and new tokens of the ticket by which the worker counts as slower, if the queue does not expect the worker:
+# it has not checked which first tokens the ticket delays there.
+UNEXPECTED_WORKER_PENALTY_STEPS = 2.0
+UNEXPECTED_WORKER_PENALTY_SHARE = 1.0
 EVICTION_PRICE = 1.0  # of a prompt token that evicts another, in prompt tokens, at a cache with the largest turnover
 TURNOVER_RANK_S = 0.1  # s that one turnover of its cache adds to the rank of a worker without a ticket
 CROSS_ZONE_COST_S = 0.002  # s; round trip to another zone, about a tenth of a step
@@ -62,7 +65,7 @@ class LowestTtft:
             tokens = new_tokens[worker]
             crossing = CROSS_ZONE_COST_S if zone and worker.zone and worker.zone != zone else 0.0
             is_unexpected = expected and worker.worker_id != expected
-            penalty = UNEXPECTED_WORKER_PENALTY_STEPS * worker.decode_step_s if is_unexpected else 0.0
+            penalty = _unexpected_cost(worker, tokens) if is_unexpected else 0.0
             return _cost(worker, tokens, delay_share(tokens)) + crossing + penalty, worker.worker_id
 
         return min(new_tokens, key=rank)
@@ -72,6 +75,11 @@ def _cost(worker: Worker, tokens: int, delay_share: float) -> float:
     price = EVICTION_PRICE * (1 + worker.excess_turnover) / 2
     prefill = (delay_share * worker.prefill_backlog_tokens + (1 + price) * tokens) / worker.prefill_tokens_per_s
     return prefill + _decode_cost(worker)
+
+
+def _unexpected_cost(worker: Worker, tokens: int) -> float:
+    delay = UNEXPECTED_WORKER_PENALTY_SHARE * tokens / worker.prefill_tokens_per_s
+    return UNEXPECTED_WORKER_PENALTY_STEPS * worker.decode_step_s + delay
 
 
 def _decode_cost(worker: Worker) -> float:

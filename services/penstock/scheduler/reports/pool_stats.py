@@ -62,7 +62,8 @@ def _lease_ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]
 
 
 RESEND_INTERVAL_S = 1.0  # s; unchanged statistics are sent again, because shards ignore old ones
-FEW_AVAILABLE_LEASES = 8  # an idle worker with more of them is not reported by itself
+FEW_AVAILABLE_LEASES = 8  # an idle worker with more of them, and of free KV blocks, is not reported by itself
+FEW_FREE_BLOCKS_SHARE = 1 / 4  # of its KV blocks
 MAX_PREFILL_BACKLOGS = 64  # workers whose backlog is reported; the next tickets go to those with the smallest
 SIGNIFICANT_DIGITS = 3  # digits of a rate, so that noise does not cause frames
 
@@ -130,9 +131,7 @@ def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn
 
 
 def _prefill_backlogs(workers: Sequence[Worker]) -> list[PrefillBacklog]:
-    busy = [
-        each for each in workers if each.prefill_backlog_tokens > 0 or each.available_leases <= FEW_AVAILABLE_LEASES
-    ]
+    busy = [each for each in workers if each.prefill_backlog_tokens > 0 or _has_little_capacity(each)]
     if len(busy) > MAX_PREFILL_BACKLOGS:
         busy = nsmallest(MAX_PREFILL_BACKLOGS, busy, key=lambda each: each.prefill_backlog_tokens)
     return [
@@ -140,9 +139,17 @@ def _prefill_backlogs(workers: Sequence[Worker]) -> list[PrefillBacklog]:
             worker_id=each.worker_id,
             tokens=at_most(each.prefill_backlog_tokens, COUNT),
             available_leases=at_most(each.available_leases, COUNT),
+            free_tokens=at_most(each.free_blocks * each.block_size, COUNT),
         )
         for each in busy
     ]
+
+
+def _has_little_capacity(worker: Worker) -> bool:
+    return (
+        worker.available_leases <= FEW_AVAILABLE_LEASES
+        or worker.free_blocks <= FEW_FREE_BLOCKS_SHARE * worker.profile.kv_blocks
+    )
 
 
 def _mean(measured: Sequence[float]) -> float:

@@ -181,6 +181,8 @@ class SimMesh:
                 self._send(self.shards[effect.queue].on_pool_stats, scheduler, effect.stats)
             case scheduler_out.SendVirtualTimes():
                 self._send(self.shards[effect.queue].on_virtual_times, scheduler, effect.times)
+            case scheduler_out.SendPlacedPrompts():
+                self._send(self.shards[effect.queue].on_placed_prompts, scheduler, effect.prompts)
             case scheduler_out.SendServiceReport():
                 report = ServiceReport(tickets=effect.tickets, workers=effect.workers, progress=effect.progress)
                 self._send(self.shards[effect.queue].on_service_report, scheduler, report)

@@ -3,11 +3,17 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import PoolStats, ServiceReport, VirtualTime
+from penstock.mesh.v1.queue_pb2 import PlacedPrompts, PoolStats, ServiceReport, VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.admission.admission import QueueLimits
-from penstock.queue.frames import output_progress_of, pool_stats_of, served_tickets_of, worker_steps_of
+from penstock.queue.frames import (
+    output_progress_of,
+    pool_stats_of,
+    remote_prompts_of,
+    served_tickets_of,
+    worker_steps_of,
+)
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.schedulers import Credit
 from penstock.queue.ticket import QueuedTicket
@@ -85,6 +91,10 @@ class SimShard:
 
     def on_virtual_times(self, scheduler: str, times: Iterable[VirtualTime]) -> None:
         self._perform(self.book.on_virtual_times(scheduler, times))
+
+    def on_placed_prompts(self, scheduler: str, placed: PlacedPrompts) -> None:
+        prompts = remote_prompts_of(placed, self.name)
+        self._perform(self.book.on_placed_prompts(scheduler, placed.model, prompts, self._events.now))
 
     def on_service_report(self, scheduler: str, report: ServiceReport) -> None:
         tickets, steps = served_tickets_of(report.tickets), worker_steps_of(report.workers)
