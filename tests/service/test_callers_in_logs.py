@@ -57,7 +57,7 @@ async def test_an_unauthenticated_caller_and_its_key_are_not_logged():
         with capture_logs() as logs:
             await rejected_call(mesh.generate(metadata=(("authorization", "Bearer pk_abc_stolen"),)))
             await wait_at_rest(mesh)
-    assert lines_of(logs, "ticket_done") == [("", "")]
+    assert lines_of(logs, "ticket_done") == []  # a stranger's call is counted, and costs no line
     assert "stolen" not in str(logs)
 
 
@@ -88,8 +88,7 @@ async def test_a_crashed_handler_is_logged_with_its_caller(monkeypatch):
         monkeypatch.setattr("penstock.edge.api.grpc.service.spec_of", lambda _: 1 / 0)
         with capture_logs([merge_contextvars]) as logs:
             await rejected_call(mesh.generate())
-            await rejected_call(mesh.generate(metadata=()))
-    assert lines_of(logs, "handler_crashed") == [KNOWN_CALLER, ("", "")]
+    assert lines_of(logs, "handler_crashed") == [KNOWN_CALLER]
 
 
 async def test_auth_names_a_rejected_caller_that_presented_a_valid_secret():

@@ -113,8 +113,10 @@ async def test_calls_that_wait_for_the_same_key_ask_auth_once():
 async def test_a_call_whose_question_to_auth_is_cancelled_leaves_others_their_own():
     async with edge_mesh() as mesh:
         async with silent_auth(mesh):
-            first, second = mesh.generate(max_output_tokens=2), mesh.generate(max_output_tokens=2)
+            first = mesh.generate(max_output_tokens=2)
             await wait_for_figure(mesh, "callers_asked", 1)
+            second = mesh.generate(max_output_tokens=2)
+            await wait_for_figure(mesh, "calls", 2)
         first.cancel()
         assert (await read_answer(second))[1] == text_of(2)
 
