@@ -191,7 +191,11 @@ class Dispatcher:
         # With one shard there is no virtual time of other shards.
         times = self.virtual_times.updates(self.queues, self.credit_books) if len(self.queues) > 1 else []
         placed = self.placed_prompts.pop_due(self.queues, now)
-        return [*effects, *placed, *stats, *times, *self.service_reports.pop_due(self.queues, now)]
+        return [*effects, *placed, *stats, *times]
+
+    def tick_reports(self, now: float) -> list[Effect]:
+        """Do the second part of `tick`: the first slice of the reports of leases."""
+        return [*self.service_reports.pop_due(self.queues, now)]
 
     @property
     def has_due_work(self) -> bool:

@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 import grpc
 
+from penstock.chassis.addresses import is_loopback
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.chassis.security.identity import is_from_proxy
 from penstock.chassis.server.interceptors import READS_ONE_MESSAGE
 from penstock.chassis.server.write_timeout import write_responses
 from penstock.edge.callers.connections import UnidentifiedCalls
 from penstock.edge.callers.messages import MessageRead, UnfinishedMessages
-from penstock.edge.request.caller import PROXY_HEADER_PREFIXES, credential_of, identity_header_of, is_loopback
+from penstock.edge.request.caller import PROXY_HEADER_PREFIXES, credential_of, identity_header_of
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
