@@ -13,6 +13,7 @@ from edge_calls import read_answer, wait_at_rest
 from edge_mesh import KEY, TIMEOUT_S, edge_mesh, text_of
 from openai_calls import wait_until
 from penstock.chassis.channels import channel
+from penstock.edge.callers import connections as callers
 from penstock.edge.callers import messages
 from penstock.edge.request import limits
 from penstock.v1.inference_pb2 import GenerateRequest
@@ -142,7 +143,7 @@ async def test_a_connection_of_nothing_but_failures_is_closed_and_no_other():
         handle = await mesh.workers[0].paused.get()
         for number in range(3):
             connection = await stack.enter_async_context(raw_connection(mesh.address))
-            for _ in range(25 if number == 0 else 1):
+            for _ in range(40 if number == 0 else callers.FAILURES_PER_CLOSE):
                 connection.call()
             await connection.pump(lambda connection=connection: connection.is_closed)
         mesh.workers[0].send_tokens(handle)

@@ -89,12 +89,18 @@ def test_calls_that_wait_for_auth_are_bounded_by_connection_except_for_proxies()
 
 def test_failures_count_by_address_within_a_window():
     calls = unidentified()
-    assert [fail(calls, f"ipv4:10.0.0.1:{port}", now=port) for port in range(5)] == [False, False, False, True, True]
+    assert [fail(calls, f"ipv4:10.0.0.1:{port}", now=port) for port in range(4)] == [False, False, False, True]
     assert not fail(calls, "ipv4:10.0.0.2:1", now=4.0)
     assert not fail(calls, now=10.1)
 
 
-def test_a_connection_with_a_known_caller_is_never_closed():
+def test_one_of_many_failures_beyond_the_limit_closes_a_connection():
+    calls = unidentified()
+    assert sum(fail(calls) for _ in range(3 + 10 * callers.FAILURES_PER_CLOSE)) == 10
+
+
+def test_a_connection_with_a_known_caller_or_of_a_proxy_is_never_closed(monkeypatch):
+    monkeypatch.setattr(callers, "FAILURES_PER_CLOSE", 1)
     calls = unidentified()
     calls.mark_known(PEER)
     assert not any(fail(calls) for _ in range(10))

@@ -9,6 +9,7 @@ from penstock.chassis.errors import Overloaded
 Value = TypeVar("Value")
 
 RETRY_AFTER_S = 1.0
+FAILURES_PER_CLOSE = 20  # beyond the limit: to accept a connection costs as much as to refuse two calls
 MAX_TRACKED = 10_000  # connections, or addresses; the oldest are forgotten first
 
 
@@ -55,7 +56,7 @@ class UnidentifiedCalls:
     def end(self, peer: str, now: float, *, is_identified: bool, is_proxy: bool) -> bool:
         """Uncount a call. Returns whether its connection should be closed.
 
-        That is so if its address had many failures, and neither a proxy nor a known caller uses the connection.
+        That is so for some failures of an address that had many, unless a proxy or a known caller uses the connection.
         """
         self._waiting[peer] -= 1
         if not self._waiting[peer]:
@@ -63,7 +64,8 @@ class UnidentifiedCalls:
         if is_identified:
             self.mark_known(peer)
             return False
-        if self._count_failure(peer.rpartition(":")[0], now) <= self._max_failures or is_proxy or peer in self._known:
+        excess = self._count_failure(peer.rpartition(":")[0], now) - self._max_failures
+        if excess <= 0 or (excess - 1) % FAILURES_PER_CLOSE or is_proxy or peer in self._known:
             return False
         self.refused["CONNECTION_CLOSED"] += 1
         return True
