@@ -219,7 +219,7 @@ class EchoApp:
 )
 async def test_the_http_door_of_proxies_serves_envoys_alone(identities, tier, domain, is_served):
     security = identities.security("edge")
-    async with serving_http("127.0.0.1:0", EchoApp(), 1.0, security, is_door=False) as address:
+    async with serving_http("127.0.0.1:0", EchoApp(), 1.0, security=security, is_development=False) as address:
         authority = Identities(identities.folder, identities.authority).authority
         object.__setattr__(authority, "trust_domain", domain)
         paths = identities.issue(tier, "caller", authority=authority)
@@ -240,7 +240,7 @@ async def test_the_http_door_of_proxies_serves_envoys_alone(identities, tier, do
 
 async def test_the_http_door_of_clients_is_plaintext_on_loopback(identities):
     async with (
-        serving_http("127.0.0.1:0", EchoApp(), 1.0, identities.security("edge")) as address,
+        serving_http("127.0.0.1:0", EchoApp(), 1.0, security=identities.security("edge")) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as http,
     ):
         assert (await http.get("/")).text == "False"
