@@ -199,6 +199,22 @@ class FakeCall:
     def done(self) -> bool:
         return self._status is not None
 
+    async def code(self) -> StatusCode:
+        """Return the status of a call that is done; grpc.aio would wait for it."""
+        assert self._status
+        return self._status[0]
+
+    async def details(self) -> str:
+        assert self._status
+        return self._status[1]
+
+    async def initial_metadata(self) -> Metadata:
+        return ()
+
+    async def trailing_metadata(self) -> Metadata:
+        assert self._status
+        return self._status[2]
+
     async def write(self, frame: Any) -> None:
         await self._started.wait()
         if self._stream is None or self.done():

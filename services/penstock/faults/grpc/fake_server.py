@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 from grpc import StatusCode
 
+from penstock.chassis.security.identity import TIERS, new_identity
 from penstock.faults.grpc.fake_channel import CallStream, Metadata
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Connection, Network
 from penstock.faults.world.event_loop import ProcessLoop
 
 PEER = "ipv4:127.0.0.1:1"
+TRUST_DOMAIN = "faults"
 
 
 class HandlerCallDetails(NamedTuple):
@@ -56,6 +58,15 @@ class FakeServicerContext:
 
     def peer(self) -> str:
         return PEER
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return the identity of a process of the mesh, as its certificate would state it; clients have none."""
+        name = self._stream.connection.loops[0].name
+        tier = name.rstrip("0123456789-")
+        if tier not in TIERS:
+            return {}
+        uri = new_identity(TRUST_DOMAIN, tier, name).uri
+        return {"transport_security_type": [b"ssl"], "peer_spiffe_id": [uri.encode()]}
 
     def time_remaining(self) -> float | None:
         deadline = self._stream.deadline

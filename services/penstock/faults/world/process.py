@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.chassis.lifecycle import request_stop
+from penstock.chassis.security.identity import START_SEPARATOR
 from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.grpc.network import Network
 from penstock.faults.world.event_loop import ProcessLoop
@@ -47,7 +48,7 @@ class Process:
         self.started_at = self.network.world.now
         loop = self.loop = self.network.world.add_loop(self.name)
         with self.network.world.running_as(loop):
-            main_task = loop.create_task(self.main(f"{self.name}-{self.start_count}"), name=self.name)
+            main_task = loop.create_task(self.main(f"{self.name}{START_SEPARATOR}{self.start_count}"), name=self.name)
         main_task.add_done_callback(lambda _: self._on_main_ended(loop, main_task))
 
     def kill(self) -> None:
