@@ -196,7 +196,10 @@ async def test_a_caller_that_auth_identified_for_the_proxy_needs_no_round_trip(t
             await list_models(mesh, [metadata[0], (HEADER, metadata[1][1][:-2] + "AA")])
         assert unanswered.value.code() is grpc.StatusCode.UNAVAILABLE
         figures = await mesh.figures()
-        assert (figures["identity_headers_accepted"], figures["identity_headers_rejected"]) == (2, 2)  # by the door and by the call
+        assert (figures["identity_headers_accepted"], figures["identity_headers_rejected"]) == (
+            2,
+            2,
+        )  # by the door and by the call
 
 
 async def test_an_identity_header_from_any_other_connection_is_ignored(tmp_path):

@@ -7,13 +7,14 @@ import asyncio
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
 from auth_server import DEV_KEY, auth_process
-from edge_mesh import edge_mesh, text_of
+from edge_mesh import KEY, edge_mesh, text_of
 from frame_samples import random_frame, wrong_frames
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
@@ -284,7 +285,7 @@ async def test_a_worker_with_absurd_slots_does_not_end_its_scheduler():
 
 async def test_a_session_with_a_hello_out_of_range_ends_alone():
     async with edge_mesh() as mesh:
-        target = Target(mesh.address, lambda to: InferenceStub(to).Session, SessionRequest, None)
+        target = Target(mesh.address, lambda to: partial(InferenceStub(to).Session, metadata=KEY), SessionRequest, None)
         error = await target.send(instance_id="i" * 257)
         assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FRAME_OUT_OF_RANGE")
         assert "".join([each.delta.text async for each in mesh.generate(max_output_tokens=3)]) == text_of(3)
