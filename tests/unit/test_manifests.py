@@ -111,7 +111,8 @@ def test_the_door_has_a_certificate_from_a_secret_and_the_proxies_ask_auth(rende
 
 
 def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
-    written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902", secrets="/etc/envoy")
+    options = {"secrets": "/etc/envoy", "max_heap_bytes": 768 * 2**20}
+    written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902", **options)
     assert json.loads(get_object(rendered, "ConfigMap", "envoy")["data"]["bootstrap.json"]) == written
     ready = written["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"]
     assert ports(get_object(rendered, "Deployment", "envoy"))["ready"] == ready
