@@ -64,7 +64,7 @@ class AdmissionService(AdmissionServiceServicer):
         self._hello = hello
         self._clock = clock
         self._grant_time_left_nanos = nanos_left(authorizer.grants.ttl, 0.0)
-        self._peers: set[EdgePeer] = set()
+        self._peers: dict[EdgePeer, None] = {}  # in order of connection, so that fault worlds replay exactly
         self._invalid_grants = 0
         store.notify_availability(self._on_store_availability)
 
@@ -90,7 +90,7 @@ class AdmissionService(AdmissionServiceServicer):
         async with accept_stream(context, AdmitResponse, self._hello, tiers=("edge",)) as peer:
             edge_id = peer.hello.instance_id
             self._edge_sessions.on_connected(edge_id)
-            self._peers.add(peer)
+            self._peers[peer] = None
             if not self._store.is_available:
                 peer.send(frames.store_state(is_unavailable=True))
             self._send_identity_keys(peer)
@@ -98,7 +98,7 @@ class AdmissionService(AdmissionServiceServicer):
                 async for frame in peer:
                     self._on_frame(peer, edge_id, frame)
             finally:
-                self._peers.remove(peer)
+                del self._peers[peer]
                 self._edge_sessions.on_disconnected(edge_id, self._clock())
 
     async def sweep(self) -> None:
