@@ -12,15 +12,6 @@ from penstock.proofs.hostile.proof import HostileOptions, hostile
 ATTACKS = ("ping-flood", "rapid-reset")
 CORPORA = ("http-framing", "inner-services", "impersonation", "insiders")
 
-# Groups of cases that a mesh accepts as long as it lacks their defence. A group leaves the table with its defence: a
-# group of the table of which no case is accepted fails the test, as does an accepted case of any other group.
-OPEN_GROUPS = {
-    "impersonation": "tiers have no certificates",
-    "operators' services": "Admin, channelz and reflection are on the main ports",
-    "vouching": "auth believes every edge",
-}
-
-
 @pytest.fixture(scope="module")
 def short_phases():
     with pytest.MonkeyPatch.context() as patch:
@@ -40,7 +31,7 @@ async def test_a_mesh_is_attacked_beside_an_honest_load(tiny_model, short_phases
     accepted = {
         figure.removeprefix("accepted: "): line.measured for figure, line in lines.items() if "accepted: " in figure
     }
-    assert {group for group, count in accepted.items() if count} == set(OPEN_GROUPS), card.notes
+    assert not {group for group, count in accepted.items() if count}, card.notes
     assert len(accepted) >= 7
     assert lines["cases"].measured >= 300
     assert lines["attacks that last"].measured == 4, "each attack on each of its ports"

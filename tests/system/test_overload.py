@@ -8,7 +8,7 @@ import httpx
 from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
 from penstock.chassis.errors import Overloaded, error_from_rpc
 
-QUEUE_DEPTH = 100
+QUEUE_DEPTH = 60  # a connection of a client carries 100 calls
 
 
 async def test_a_request_above_the_queue_limit_is_rejected_at_once_and_the_others_finish(tiny_model):
