@@ -155,6 +155,8 @@ class Forecast:
             share = self.margins[False].usable_share
             for each in prompts:
                 self.prefill_backlog.on_placed_elsewhere(each, scheduler, share, now, self._step_costs)
+                self.prompt_inflow.record(each.tokens, now)
+                self.prompt_sizes.record(each.tokens)
 
     def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         self._view = None

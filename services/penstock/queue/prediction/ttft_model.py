@@ -159,9 +159,10 @@ class TtftModel:
             steps=self._step_costs,
         )
         inflow_share = min(1.0, self._placements.prompt_tokens_per_second / self._fleet_tokens_per_second)
-        overtaken = 1 + INFLOW_PERSISTENCE_SHARE * demand.share_of_shorter * inflow_share
+        # Shorter prompts that arrive while it is overtaken overtake it as well.
+        left_share = 1 - INFLOW_PERSISTENCE_SHARE * demand.share_of_shorter * inflow_share
         return TtftEstimate(
-            0.0, overtaken * joined.ttft, False, joined.ttft, self._prefill_delay(demand), joined.delays
+            0.0, joined.ttft / left_share, False, joined.ttft, self._prefill_delay(demand), joined.delays
         )
 
     def _prefill_delay(self, demand: TokenDemand) -> float:
