@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.chassis.durations import NANOS_PER_S, nanos_left, nanos_since
 from penstock.chassis.garbage import untracked
 from penstock.mesh.v1.ticket_pb2 import Ticket
-from penstock.queue.prediction.prefill_backlog import PendingPrompt
+from penstock.queue.prediction.worker_backlog import PendingPrompt
 
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 TRACEPARENT_DASH_OFFSETS = (2, 34, 50)  # offsets in the hex digits

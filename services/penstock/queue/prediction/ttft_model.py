@@ -14,9 +14,10 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from penstock.queue.prediction.pool_stats import PoolStats
-from penstock.queue.prediction.prefill_backlog import PrefillBacklog, PromptDelay
+from penstock.queue.prediction.prefill_backlog import PrefillBacklog
 from penstock.queue.prediction.prefill_sharing import OLDEST_PROMPT_BUDGET_SHARE, StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
+from penstock.queue.prediction.worker_backlog import PromptDelay
 
 MIN_BUDGET_SHARE = 1 / 8  # of the budget; a prompt gets at least this share
 MAX_INFLOW_BUDGETS = 16.0  # budgets per step; a larger inflow makes no difference
