@@ -123,11 +123,12 @@ def remote_prompts_of(frame: pb.PlacedPrompts, queue: str) -> Iterator[RemotePro
     """Yield the prompts of shards other than `queue`. An index without an entry is ignored."""
     own = next((index for index, each in enumerate(frame.queue_ids) if each == queue), -1)
     workers = frame.worker_ids
-    for index, worker, tokens, rank, millis in zip(
-        frame.queues, frame.workers, frame.tokens, frame.ranks, frame.first_token_millis, strict=False
+    promises = zip(frame.first_token_millis, frame.usable_shares, strict=False)
+    for index, worker, tokens, rank, (millis, share) in zip(
+        frame.queues, frame.workers, frame.tokens, frame.ranks, promises, strict=False
     ):
         if index != own and worker < len(workers):
-            yield RemotePrompt(workers[worker], tokens, rank, millis / MILLIS_PER_S if millis else inf)
+            yield RemotePrompt(workers[worker], tokens, rank, millis / MILLIS_PER_S if millis else inf, share)
 
 
 def remote_backlog_of(frame: pb.VirtualTime) -> RemoteBacklog:

@@ -179,6 +179,7 @@ def to_frame(ticket: QueuedTicket, now: float) -> Ticket:
         expected_worker=ticket.expected_worker,
         readmitted=ticket.is_readmitted,
         first_token_nanos=nanos_left(ticket.arrived + ticket.ttft_limit, now) if ticket.ttft_limit else 0,
+        usable_share=ticket.pending_prompt.usable_share if ticket.pending_prompt else 1.0,
     )
 
 

@@ -12,6 +12,7 @@ from penstock.mesh.limits.shared import (
     RATE,
     REASON,
     REQUEST_NANOS,
+    SHARE,
     STEPS,
     TICKETS_PER_TOKEN,
     TOKEN_SECONDS,
@@ -93,6 +94,7 @@ QUEUE: Table = {
         "tokens": Many(bounds.PLACED, TOKENS),
         "ranks": Many(bounds.PLACED, KEY),
         "first_token_millis": Many(bounds.PLACED, UINT32),
+        "usable_shares": Many(bounds.PLACED, SHARE),
     },
     "penstock.mesh.v1.VirtualTimes": {"times": Many(bounds.VIRTUAL_TIMES, Part())},
     "penstock.mesh.v1.VirtualTime": {

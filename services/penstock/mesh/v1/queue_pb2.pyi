@@ -730,6 +730,7 @@ class PlacedPrompts(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_MILLIS_FIELD_NUMBER: _builtins.int
+    USABLE_SHARES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Key of the model, as in tickets."""
     @_builtins.property
@@ -760,6 +761,12 @@ class PlacedPrompts(_message.Message):
     def first_token_millis(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Milliseconds, from when the frame is sent, until the first token is due; 0: none was promised."""
 
+    @_builtins.property
+    def usable_shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Share of this time that an expectation of the first token may take, by the errors of the predictions of its shard; 0
+        to 1.
+        """
+
     def __init__(
         self,
         *,
@@ -771,10 +778,11 @@ class PlacedPrompts(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         first_token_millis: _abc.Iterable[_builtins.int] | None = ...,
+        usable_shares: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_millis", b"first_token_millis", "model", b"model", "queue_ids", b"queue_ids", "queues", b"queues", "ranks", b"ranks", "tokens", b"tokens", "worker_ids", b"worker_ids", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_millis", b"first_token_millis", "model", b"model", "queue_ids", b"queue_ids", "queues", b"queues", "ranks", b"ranks", "tokens", b"tokens", "usable_shares", b"usable_shares", "worker_ids", b"worker_ids", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

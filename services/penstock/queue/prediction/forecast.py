@@ -153,9 +153,8 @@ class Forecast:
         """Record prompts of other shards that `scheduler` has placed."""
         if self._step_costs:
             self._view = None
-            share = self.margins[False].usable_share
             for each in prompts:
-                self.prefill_backlog.on_placed_elsewhere(each, scheduler, share, now, self._step_costs)
+                self.prefill_backlog.on_placed_elsewhere(each, scheduler, now, self._step_costs)
                 self.prompt_inflow.record(each.tokens, now)
                 self.prompt_sizes.record(each.tokens)
 

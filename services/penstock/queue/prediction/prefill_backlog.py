@@ -29,6 +29,7 @@ class RemotePrompt(NamedTuple):
     tokens: int  # to prefill
     rank: int  # as that of a commitment
     due_in: float  # s; inf: no first token was promised
+    usable_share: float  # of this time
 
     @property
     def is_express(self) -> bool:
@@ -87,15 +88,13 @@ class PrefillBacklog:
         if backlog := self._workers.get(worker):
             backlog.scheduler = scheduler
 
-    def on_placed_elsewhere(
-        self, placed: RemotePrompt, scheduler: str, usable_share: float, now: float, steps: StepCosts
-    ) -> None:
+    def on_placed_elsewhere(self, placed: RemotePrompt, scheduler: str, now: float, steps: StepCosts) -> None:
         """Add a prompt that another shard has placed."""
         backlog = self._workers.get(placed.worker)
         if backlog and len(backlog.prompts) >= MAX_REMOTE_PROMPTS:
             return
         prompt = PendingPrompt(placed.tokens, placed.is_express, placed.rank, is_placed=True)
-        prompt.promised_by, prompt.usable_share = now + placed.due_in, usable_share
+        prompt.promised_by, prompt.usable_share = now + placed.due_in, placed.usable_share
         self._add(placed.worker, prompt, now, steps)
         self._workers[placed.worker].scheduler = scheduler
 

@@ -134,18 +134,18 @@ class WorkerBacklog:
         wrong = prompt.left_tokens - steps.budget_tokens if prompt in self.prompts else 0.0
         self.remove(prompt)
         if wrong > 0:
-            self._restore(wrong)
+            wrong = self._restore(wrong)
+        for each in sorted(self.prompts, key=attrgetter("left_tokens")):
+            wrong -= self._add_tokens(each, wrong)
 
     def _restore(self, tokens: float) -> float:
-        """Add tokens to the prompts that were computed last, and return how many of them no prompt can have."""
+        """Add tokens to the prompts that are taken to be computed, and return how many of them remain."""
         oldest = self.updated_at - MAX_COMPUTED_AGE_S
         while tokens > 0 and self._computed:
             computed_at, prompt = self._computed.pop()
             if computed_at >= oldest:
                 tokens -= self._add_tokens(prompt, tokens)
                 insort(self.prompts, prompt, key=attrgetter("joined_at"))
-        for prompt in sorted(self.prompts, key=attrgetter("left_tokens")):
-            tokens -= self._add_tokens(prompt, tokens)
         return tokens
 
     def _add_tokens(self, prompt: PendingPrompt, tokens: float) -> float:

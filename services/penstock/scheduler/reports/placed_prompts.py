@@ -24,6 +24,7 @@ class PlacedPrompt(NamedTuple):
     tokens: int  # to prefill
     rank: int
     due_at: float  # s; 0: no first token was promised
+    usable_share: float  # of the time until then
 
 
 @dataclass(slots=True)
@@ -38,7 +39,11 @@ class PlacedPromptReports:
         placed = self._placed.get(ticket.model)
         if placed is None:
             placed = self._placed[ticket.model] = deque(maxlen=PLACED)
-        placed.append(PlacedPrompt(queue, worker_id, new_tokens, 2 * ticket.priority - ticket.express, due_at))
+        placed.append(
+            PlacedPrompt(
+                queue, worker_id, new_tokens, 2 * ticket.priority - ticket.express, due_at, ticket.usable_share
+            )
+        )
 
     def pop_due(self, queues: Iterable[str], now: float) -> list[SendPlacedPrompts]:
         """Return the report for every shard, if the last one is old enough. All receive the same one: it is made once.
@@ -62,6 +67,7 @@ def _message(model: str, placed: Iterable[PlacedPrompt], now: float) -> PlacedPr
         tokens=[each.tokens for each in placed],
         ranks=[each.rank for each in placed],
         first_token_millis=[_millis_left(each.due_at, now) for each in placed],
+        usable_shares=[each.usable_share for each in placed],
     )
     message.queue_ids.extend(queues)
     message.worker_ids.extend(workers)
