@@ -214,7 +214,7 @@ def test_capacities_of_a_lost_scheduler_expire():
 def test_prompts_of_other_shards_are_protected_as_own_ones():
     found = PrefillBacklog()
     for due_in in (1.0, inf):
-        found.on_placed_elsewhere(RemotePrompt(f"w{due_in}", 6_000, 2, due_in, 1.0), "s", 0.0, STEP_COSTS)
+        found.on_placed_elsewhere(RemotePrompt(f"w{due_in}", 6_000, 1, False, due_in, 1.0), "s", 0.0, STEP_COSTS)
     [delay] = join(found, 3_000, workers=1).delays
     assert delay.is_breach(2)
     assert not delay.is_breach(1)
@@ -250,5 +250,15 @@ def test_tokens_that_were_computed_of_the_wrong_prompt_are_given_back():
     [delay] = join(found, 100, now=now).delays
     assert delay.prompt is first
     assert first.left_tokens == pytest.approx(3_100 - BUDGET_TOKENS, rel=0.01)
-    found.on_report("s", {"w": 3_400}, 1_000.0, now, STEP_COSTS)
-    assert first.left_tokens == pytest.approx(2_900, rel=0.01), "up to a step may have been computed since"
+
+
+def test_an_excess_of_a_report_belongs_to_a_prompt_whose_first_token_is_not_known():
+    first, second = (PendingPrompt(tokens, promised_by=9.0) for tokens in (3_000, 9_000))
+    found = backlog_of(first, second)
+    for prompt in (first, second):
+        found.on_placed(prompt, "w", "s", 0.0, STEP_COSTS)
+    now = 3_000 / STEP_COSTS.tokens_per_second
+    assert [each.prompt for each in join(found, 100, now=now).delays] == [second]
+    found.on_report("s", {"w": 9_000 + BUDGET_TOKENS + 700}, 1_000.0, now, STEP_COSTS)
+    assert {id(each.prompt) for each in join(found, 100, now=now).delays} == {id(first), id(second)}
+    assert first.left_tokens == pytest.approx(700)

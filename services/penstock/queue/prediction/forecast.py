@@ -144,7 +144,7 @@ class Forecast:
             self._step_costs = step_costs_of(stats)
             prompt = PendingPrompt(ticket.prompt_tokens, ticket.is_express, ticket.commitment_rank, ticket.tokens)
             if ticket.ttft_limit:
-                prompt.promised_by = ticket.arrived + ticket.ttft_limit
+                prompt.promised_by = ticket.promised_by
                 prompt.usable_share = self.margins[ticket.was_predicted_to_wait].usable_share
             ticket.pending_prompt = prompt
             self.prefill_backlog.on_offered(prompt, now, max(1, stats.workers), self._step_costs)

@@ -16,6 +16,7 @@ from penstock.queue.prediction.worker_backlog import (
     JoinEstimate,
     PendingPrompt,
     WorkerBacklog,
+    commitment_rank,
 )
 
 MAX_REMOTE_PROMPTS = 64  # prompts at one worker, beyond which prompts of other shards are not modelled separately
@@ -27,13 +28,14 @@ class RemotePrompt(NamedTuple):
 
     worker: str
     tokens: int  # to prefill
-    rank: int  # as that of a commitment
+    priority: int
+    is_express: bool
     due_in: float  # s; inf: no first token was promised
     usable_share: float  # of this time
 
     @property
-    def is_express(self) -> bool:
-        return bool(self.rank & 1)
+    def rank(self) -> int:
+        return commitment_rank(self.priority, is_express=self.is_express)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,14 @@ TIE_BUDGETS = 1.0
 PLACEHOLDER_PREFIX = "?"  # starts the name of an idle worker until a placement has its instance id
 
 
+def commitment_rank(priority: int, *, is_express: bool) -> int:
+    """Return the rank for commitments: only commitments of its own or a lower rank block a ticket.
+
+    An express ticket is not blocked by commitments to tenants above their share.
+    """
+    return 2 * priority - is_express
+
+
 @dataclass(slots=True, eq=False)
 class PendingPrompt:
     """A prompt that is not computed yet."""
@@ -133,8 +141,9 @@ class WorkerBacklog:
         """Remove a prompt whose first token is known. If it has tokens left, others were computed instead of it."""
         wrong = prompt.left_tokens - steps.budget_tokens if prompt in self.prompts else 0.0
         self.remove(prompt)
-        if wrong > 0:
-            wrong = self._restore(wrong)
+        if wrong <= 0:
+            return
+        wrong = self._restore(wrong)
         for each in sorted(self.prompts, key=attrgetter("left_tokens")):
             wrong -= self._add_tokens(each, wrong)
 
@@ -178,13 +187,10 @@ class WorkerBacklog:
         own = completions([*left, prompt_tokens], express)[-1]
         tie = min(TIE_BUDGETS * steps.budget_tokens, prompt_tokens / 2)
         others = completions([*left, prompt_tokens - tie], express)
-        total = self.left_tokens + prompt_tokens
-
-        def time_of(completion: float) -> float:
-            return now + busy_prefill_time(steps, completion, total)
-
-        delays = [
-            PromptDelay(prompt, time_of(after + tie if after > before else before), prompt.due_at(now), time_of(before))
-            for prompt, before, after in zip(self.prompts, alone, others, strict=False)
-        ]
+        total, delays = self.left_tokens + prompt_tokens, []
+        for prompt, before, after in zip(self.prompts, alone, others, strict=False):
+            undelayed_at = expected_at = now + busy_prefill_time(steps, before, self.left_tokens)
+            if after > before:
+                expected_at = now + busy_prefill_time(steps, after + tie, total)
+            delays.append(PromptDelay(prompt, expected_at, prompt.due_at(now), undelayed_at))
         return JoinEstimate(busy_prefill_time(steps, own, total), delays)
