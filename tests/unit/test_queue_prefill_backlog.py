@@ -96,7 +96,7 @@ def test_a_new_prompt_delays_prompts_with_more_tokens_left_and_waits_for_those_w
     found = backlog_of(short, long)
     assert long.expected_at == pytest.approx(seconds(7_000), rel=0.04)
     joined = join(found, 3_000)
-    delays = {id(each.prompt): each.expected_at - each.prompt.expected_at for each in joined.delays}
+    delays = {id(each.prompt): each.expected_at - each.undelayed_at for each in joined.delays}
     assert delays == {
         id(short): pytest.approx(0.0),
         id(long): pytest.approx(3_000 / STEP_COSTS.tokens_per_second, rel=0.02),
