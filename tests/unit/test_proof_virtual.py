@@ -220,7 +220,7 @@ def test_a_cell_offers_each_worker_what_fifo_serves(cell):
 
 def test_rejections_of_a_fleet_are_compared_with_those_of_a_clairvoyant_of_a_part_of_it():
     figures = fleet.simulate_cell(replace(fleet_scenario(Cell(8), seed=0, load=3.0), duration=11.0))
-    assert figures["rejections"].ours.requests > 1_000
+    assert figures["rejections"].ours.requests > 100
     excess = [fleet.excess_percent([figures], kind) for kind in GOODPUT_KEYS]
     assert max(excess) < overload.MAX_EXCESS_REJECTIONS_PERCENT
     rejects_all = replace(fleet_scenario(Cell(4), seed=0, load=1.0), duration=10.0)
