@@ -241,6 +241,9 @@ class CoreMesh:
             return book.on_pool_stats(
                 scheduler, frame.pool_stats.model, queue_frames.pool_stats_of(frame.pool_stats, self.now)
             )
+        if kind == "placed_prompts":
+            prompts = queue_frames.remote_prompts_of(frame.placed_prompts, shard)
+            return book.on_placed_prompts(scheduler, frame.placed_prompts.model, prompts, self.now)
         if kind == "virtual_times":
             return book.on_virtual_times(scheduler, frame.virtual_times.times)
         if kind == "service_report":

@@ -7,7 +7,7 @@ import pytest
 from penstock.bench.transcript import OK, Transcript
 from penstock.proofs.simulated import bursts, fairness, fleet, neighbour, overload, prefixes, work_conservation
 from penstock.proofs.simulated.fleet_cells import CHAT, LONG, SHORT, Cell, bounded_fifo_scenario, fleet_scenario
-from penstock.proofs.simulated.overload import GOODPUT_KEYS, LoadSweep
+from penstock.proofs.simulated.overload import GOODPUT_KEYS, ComparedRejections, LoadSweep, Rejections
 from penstock.proofs.simulated.recovery import BURST_END_S, recovery_time
 from penstock.proofs.simulated.scenarios import chat_tenant, proof_scenario
 from penstock.queue.admission.admission import Admission
@@ -179,9 +179,9 @@ def test_a_fleet_under_overload_serves_as_many_requests_per_worker_as_one_worker
 
 
 def test_a_cell_of_a_fleet_is_compared_with_its_own_peak():
-    both = dict.fromkeys(GOODPUT_KEYS.values(), 100.0) | {"late_share": 0.0}
-    half = dict.fromkeys(GOODPUT_KEYS.values(), 50.0) | {"late_share": 0.02}
-    bounded = both | {"excess_rejections": {"tokens": 6.0, "requests": -20.0}}
+    both = dict.fromkeys(GOODPUT_KEYS.values(), 100.0) | {"first_tokens": 100, "late": 0}
+    half = dict.fromkeys(GOODPUT_KEYS.values(), 50.0) | {"first_tokens": 100, "late": 2}
+    bounded = both | {"rejections": ComparedRejections(Rejections(100, 100.0), Rejections(120, 94.0))}
     sweep = LoadSweep({1.0: [both], 1.5: [both], 3.0: [bounded], 10.0: [half]})
     lines = fleet.cell_lines(Cell(8), sweep)
     assert lines[0].measured == 100.0 / 8
@@ -194,6 +194,17 @@ def test_the_cells_of_a_fleet_cover_its_sizes_shards_tenants_and_prompt_lengths(
     assert {1, 8} <= {cell.shards for cell in fleet.CELLS}
     assert {1, 16} <= {cell.tenants for cell in fleet.CELLS}
     assert {CHAT, SHORT, LONG} == {cell.prompts for cell in fleet.CELLS}
+    for prompts in (SHORT, LONG):
+        cells = [cell for cell in fleet.CELLS if cell.prompts == prompts]
+        assert len({cell.workers for cell in cells if cell.shards > 1}) > 1
+
+
+def test_shares_of_a_cell_are_those_of_all_seeds_together():
+    runs = [{"first_tokens": 100, "late": 3}, {"first_tokens": 900, "late": 2}]
+    assert fleet.late_percent(runs) == 0.5
+    pairs = [(Rejections(100, 10.0), Rejections(90, 10.0)), (Rejections(300, 30.0), Rejections(310, 28.0))]
+    compared = [{"rejections": ComparedRejections(*pair)} for pair in pairs]
+    assert [fleet.excess_percent(compared, kind) for kind in ("requests", "tokens")] == [0.0, 5.0]
 
 
 @pytest.mark.parametrize("cell", [Cell(4, tenants=2), Cell(2, prompts=SHORT), Cell(4, prompts=LONG)], ids=str)
@@ -209,8 +220,9 @@ def test_a_cell_offers_each_worker_what_fifo_serves(cell):
 
 def test_rejections_of_a_fleet_are_compared_with_those_of_a_clairvoyant_of_a_part_of_it():
     figures = fleet.simulate_cell(replace(fleet_scenario(Cell(8), seed=0, load=3.0), duration=11.0))
-    assert set(figures["excess_rejections"]) == set(GOODPUT_KEYS)
-    assert max(figures["excess_rejections"].values()) < overload.MAX_EXCESS_REJECTIONS_PERCENT
+    assert figures["rejections"].ours.requests > 100
+    excess = [fleet.excess_percent([figures], kind) for kind in GOODPUT_KEYS]
+    assert max(excess) < overload.MAX_EXCESS_REJECTIONS_PERCENT
     rejects_all = replace(fleet_scenario(Cell(4), seed=0, load=1.0), duration=10.0)
     rejects_all = replace(rejects_all, queues=replace(rejects_all.queues, policy_options={"ttft_headroom": 0.02}))
     assert overload.excess_rejections(Simulation(rejects_all).run())[1] > 50

@@ -1,13 +1,17 @@
 """Prompts that prefill at the same worker share its steps: when each has its first token, and what delays it."""
 
+from math import inf
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue.frames import MAX_BACKLOG_TOKENS, MAX_PREFILL_BACKLOGS, MAX_WORKER_ID_CHARS, pool_stats_of
-from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog
+from penstock.queue.prediction.pool_stats import WorkerCapacity
+from penstock.queue.prediction.prefill_backlog import PrefillBacklog, RemotePrompt
 from penstock.queue.prediction.prefill_sharing import StepCosts, completions
+from penstock.queue.prediction.worker_backlog import PendingPrompt
 from penstock.worker.engine.batching.policy import ContinuousBatching
 
 BUDGET_TOKENS = 500
@@ -21,8 +25,8 @@ def backlog_of(*prompts, workers=1, now=0.0):
     return found
 
 
-def join(found, prompt, *, now=0.0, workers=1, is_express=False):
-    return found.estimate_join(prompt, is_express=is_express, now=now, workers=workers, steps=STEP_COSTS)
+def join(found, prompt, *, now=0.0, workers=1, is_express=False, reserved=0):
+    return found.estimate_join(prompt, reserved, is_express=is_express, now=now, workers=workers, steps=STEP_COSTS)
 
 
 def seconds(tokens):
@@ -92,7 +96,7 @@ def test_a_new_prompt_delays_prompts_with_more_tokens_left_and_waits_for_those_w
     found = backlog_of(short, long)
     assert long.expected_at == pytest.approx(seconds(7_000), rel=0.04)
     joined = join(found, 3_000)
-    delays = {id(each.prompt): each.expected_at - each.prompt.expected_at for each in joined.delays}
+    delays = {id(each.prompt): each.expected_at - each.undelayed_at for each in joined.delays}
     assert delays == {
         id(short): pytest.approx(0.0),
         id(long): pytest.approx(3_000 / STEP_COSTS.tokens_per_second, rel=0.02),
@@ -181,16 +185,80 @@ def test_the_shard_keeps_only_valid_fields_of_a_report():
 def test_a_prompt_is_expected_at_a_worker_that_accepts_leases():
     found = PrefillBacklog()
     found.on_report("s", {"full": 100, "free": 9_000}, 1_000.0, 0.0, STEP_COSTS)
-    found.on_available_leases("s", {"full": 0, "free": 1}, 0.0)
-    alone = found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEP_COSTS).ttft
-    found.on_available_leases("s", {"full": 1, "free": 1}, 0.0)
-    assert found.estimate_join(1_000, is_express=False, now=0.0, workers=2, steps=STEP_COSTS).ttft < alone
+    found.on_capacities("s", {"full": WorkerCapacity(0, inf), "free": WorkerCapacity(1, inf)}, 0.0)
+    alone = join(found, 1_000, workers=2).ttft
+    found.on_capacities("s", {"full": WorkerCapacity(1, inf), "free": WorkerCapacity(1, inf)}, 0.0)
+    assert join(found, 1_000, workers=2).ttft < alone
 
 
-def test_available_leases_of_a_lost_scheduler_expire():
+def test_a_prompt_is_not_expected_at_a_worker_whose_free_tokens_it_exceeds():
     found = PrefillBacklog()
-    found.on_available_leases("lost", {"w": 0}, 0.0)
+    found.on_report("s", {"full": 100, "free": 9_000}, 1_000.0, 0.0, STEP_COSTS)
+    found.on_capacities("s", {"full": WorkerCapacity(9, 1_500), "free": WorkerCapacity(9, 90_000)}, 0.0)
+    assert join(found, 1_000, workers=2, reserved=1_500).ttft < join(found, 1_000, workers=2, reserved=1_501).ttft
+    found.on_offered(PendingPrompt(50, reserved_tokens=200), 0.0, 2, STEP_COSTS)
+    assert join(found, 1_000, workers=2, reserved=1_301).ttft == join(found, 1_000, workers=2, reserved=1_501).ttft, (
+        "the offered ticket has taken its tokens"
+    )
+
+
+def test_capacities_of_a_lost_scheduler_expire():
+    found = PrefillBacklog()
+    found.on_capacities("lost", {"w": WorkerCapacity(0, inf)}, 0.0)
     found.on_report("s", {"w": 100_000, "busy": 200_000}, 1_000.0, 3.0, STEP_COSTS)
-    joined = found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEP_COSTS)
-    found.on_available_leases("s", {"w": 0, "busy": 1}, 3.0)
-    assert joined.ttft <= found.estimate_join(1_000, is_express=False, now=3.0, workers=2, steps=STEP_COSTS).ttft
+    joined = join(found, 1_000, now=3.0, workers=2)
+    found.on_capacities("s", {"w": WorkerCapacity(0, inf), "busy": WorkerCapacity(1, inf)}, 3.0)
+    assert joined.ttft <= join(found, 1_000, now=3.0, workers=2).ttft
+
+
+def test_prompts_of_other_shards_are_protected_as_own_ones():
+    found = PrefillBacklog()
+    for due_in in (1.0, inf):
+        found.on_placed_elsewhere(RemotePrompt(f"w{due_in}", 6_000, 1, False, due_in, 1.0), "s", 0.0, STEP_COSTS)
+    [delay] = join(found, 3_000, workers=1).delays
+    assert delay.is_breach(2)
+    assert not delay.is_breach(1)
+    found.on_report("s", {"w1.0": 6_000, "winf": 5_000}, 1_000.0, 0.0, STEP_COSTS)
+    [delay] = join(found, 3_000, workers=1).delays
+    assert not delay.is_breach(2), "no first token was promised to the other one"
+
+
+def test_a_prompt_within_its_safety_margin_is_not_delayed_further():
+    prompt = PendingPrompt(6_000, rank=2, promised_by=1.0, usable_share=0.7)
+    found = backlog_of(prompt)
+    assert 0.7 < prompt.expected_at < 1.0
+    assert join(found, 1_000).delays[0].is_breach(2)
+    assert not join(found, 9_000).delays[0].is_breach(2), "a longer prompt does not delay it"
+
+
+def test_a_prompt_that_is_shorter_by_less_than_a_step_may_delay_the_other():
+    prompt = PendingPrompt(6_000)
+    found = backlog_of(prompt)
+    delays = {tokens: join(found, tokens).delays[0] for tokens in (5_000, 6_300, 8_000)}
+    delayed = {tokens: each.expected_at > each.undelayed_at for tokens, each in delays.items()}
+    assert delayed == {5_000: True, 6_300: True, 8_000: False}
+
+
+def test_tokens_that_were_computed_of_the_wrong_prompt_are_given_back():
+    first, second = (PendingPrompt(tokens, promised_by=9.0) for tokens in (3_000, 3_100))
+    found = backlog_of(first, second)
+    for prompt in (first, second):
+        found.on_placed(prompt, "w", "s", 0.0, STEP_COSTS)
+    now = 3_000 / STEP_COSTS.tokens_per_second
+    assert [each.prompt for each in join(found, 100, now=now).delays] == [second], "the first one should be complete"
+    found.remove(second, now, STEP_COSTS, is_complete=True)
+    [delay] = join(found, 100, now=now).delays
+    assert delay.prompt is first
+    assert first.left_tokens == pytest.approx(3_100 - BUDGET_TOKENS, rel=0.01)
+
+
+def test_an_excess_of_a_report_belongs_to_a_prompt_whose_first_token_is_not_known():
+    first, second = (PendingPrompt(tokens, promised_by=9.0) for tokens in (3_000, 9_000))
+    found = backlog_of(first, second)
+    for prompt in (first, second):
+        found.on_placed(prompt, "w", "s", 0.0, STEP_COSTS)
+    now = 3_000 / STEP_COSTS.tokens_per_second
+    assert [each.prompt for each in join(found, 100, now=now).delays] == [second]
+    found.on_report("s", {"w": 9_000 + BUDGET_TOKENS + 700}, 1_000.0, now, STEP_COSTS)
+    assert {id(each.prompt) for each in join(found, 100, now=now).delays} == {id(first), id(second)}
+    assert first.left_tokens == pytest.approx(700)

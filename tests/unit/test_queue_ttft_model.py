@@ -13,7 +13,7 @@ from penstock.queue.prediction.estimators import (
     SafetyMargin,
 )
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease, combined, merged_releases
-from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog
+from penstock.queue.prediction.prefill_backlog import PrefillBacklog
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.ttft_model import (
     INFLOW_PERSISTENCE_SHARE,
@@ -23,6 +23,7 @@ from penstock.queue.prediction.ttft_model import (
     WorkAhead,
     step_costs_of,
 )
+from penstock.queue.prediction.worker_backlog import PendingPrompt
 
 STEP_S, PREFILL_TOKEN_S = 0.01, 0.0001
 RELEASES = tuple(SlotRelease(number / 10, number) for number in range(1, 9))
@@ -111,7 +112,7 @@ def test_later_prompts_overtake_a_long_prompt_and_not_a_short_one():
     without_inflow = ttft_of(partly_idle, WorkAhead(), 900)
     assert ttft_of(partly_idle, WorkAhead(), 900, inflow=burst, shorter=0.0) == without_inflow
     longest = ttft_of(partly_idle, WorkAhead(), 900, inflow=burst, shorter=1.0)
-    assert longest == pytest.approx((1 + INFLOW_PERSISTENCE_SHARE) * without_inflow)
+    assert longest == pytest.approx(without_inflow / (1 - INFLOW_PERSISTENCE_SHARE))
 
 
 def test_one_long_prompt_ahead_does_not_count_as_a_stream_of_long_prompts():

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import inf
 
-from penstock.chassis.durations import nanos_since, seconds_of, set_seconds
+from penstock.chassis.durations import NANOS_PER_S, nanos_since, seconds_of, set_seconds
 from penstock.mesh.limits.bounds import COUNT, RATE, TOTAL_TOKENS, VIRTUAL_TOKENS, at_most
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
@@ -19,7 +19,6 @@ from penstock.queue.ticket import to_frame
 MAX_PREFILL_BACKLOGS = 64  # workers in one report
 MAX_BACKLOG_TOKENS = 1 << 24  # tokens of one worker; a larger backlog makes no difference to a prediction
 MAX_WORKER_ID_CHARS = 256
-MILLIS_PER_S = 1_000
 
 
 def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
@@ -120,14 +119,13 @@ def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:
 
 
 def remote_prompts_of(frame: pb.PlacedPrompts, queue: str) -> Iterator[RemotePrompt]:
-    """Yield the prompts of shards other than `queue`. An index without an entry is ignored."""
-    own = next((index for index, each in enumerate(frame.queue_ids) if each == queue), -1)
-    workers = frame.worker_ids
-    for index, worker, tokens, rank, millis in zip(
-        frame.queues, frame.workers, frame.tokens, frame.ranks, frame.first_token_millis, strict=False
-    ):
-        if index != own and worker < len(workers):
-            yield RemotePrompt(workers[worker], tokens, rank, millis / MILLIS_PER_S if millis else inf)
+    """Yield the prompts of shards other than `queue`."""
+    for each in frame.prompts:
+        if each.queue_id != queue and each.worker_id:
+            due_in = each.first_token_nanos / NANOS_PER_S if each.first_token_nanos else inf
+            yield RemotePrompt(
+                each.worker_id, each.prompt_tokens, each.priority, each.express, due_in, each.usable_share
+            )
 
 
 def remote_backlog_of(frame: pb.VirtualTime) -> RemoteBacklog:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.chassis.durations import NANOS_PER_S, nanos_left, nanos_since
 from penstock.chassis.garbage import untracked
 from penstock.mesh.v1.ticket_pb2 import Ticket
-from penstock.queue.prediction.prefill_backlog import PendingPrompt
+from penstock.queue.prediction.worker_backlog import PendingPrompt, commitment_rank
 
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 TRACEPARENT_DASH_OFFSETS = (2, 34, 50)  # offsets in the hex digits
@@ -104,11 +104,12 @@ class QueuedTicket:
 
     @property
     def commitment_rank(self) -> int:
-        """Rank for commitments: only commitments of its own or a lower rank block a ticket.
+        return commitment_rank(self.priority, is_express=self.is_express)
 
-        An express ticket is not blocked by commitments to tenants above their share.
-        """
-        return 2 * self.priority - self.is_express
+    @property
+    def promised_by(self) -> float:
+        """Time in s by which its first token was promised; inf: none was promised."""
+        return self.arrived + self.ttft_limit if self.ttft_limit else math.inf
 
     @property
     def was_predicted_to_wait(self) -> bool:
@@ -178,7 +179,8 @@ def to_frame(ticket: QueuedTicket, now: float) -> Ticket:
         may_have_run=ticket.may_have_run,
         expected_worker=ticket.expected_worker,
         readmitted=ticket.is_readmitted,
-        first_token_nanos=nanos_left(ticket.arrived + ticket.ttft_limit, now) if ticket.ttft_limit else 0,
+        first_token_nanos=nanos_left(ticket.promised_by, now),
+        usable_share=ticket.pending_prompt.usable_share if ticket.pending_prompt else 0.0,
     )
 
 

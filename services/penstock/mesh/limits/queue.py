@@ -12,6 +12,7 @@ from penstock.mesh.limits.shared import (
     RATE,
     REASON,
     REQUEST_NANOS,
+    SHARE,
     STEPS,
     TICKETS_PER_TOKEN,
     TOKEN_SECONDS,
@@ -22,7 +23,6 @@ from penstock.mesh.limits.shared import (
 )
 
 TICKET_IDS = Many(bounds.NUMBERED, ID)
-INDEX = Unchecked("the shard ignores an index without an entry")
 WINDOWS = Many(bounds.WINDOWS, Part())
 
 QUEUE: Table = {
@@ -84,15 +84,15 @@ QUEUE: Table = {
         "free_tokens": UINT32,
     },
     "penstock.mesh.v1.SlotRelease": {"after": Part(), "ended_leases": UINT32},
-    "penstock.mesh.v1.PlacedPrompts": {
-        "model": MODEL_KEY,
-        "queue_ids": Many(bounds.PLACED, ID),
-        "worker_ids": Many(bounds.PLACED, ID),
-        "queues": Many(bounds.PLACED, INDEX),
-        "workers": Many(bounds.PLACED, INDEX),
-        "tokens": Many(bounds.PLACED, TOKENS),
-        "ranks": Many(bounds.PLACED, KEY),
-        "first_token_millis": Many(bounds.PLACED, UINT32),
+    "penstock.mesh.v1.PlacedPrompts": {"model": MODEL_KEY, "prompts": Many(bounds.PLACED, Part())},
+    "penstock.mesh.v1.PlacedPrompt": {
+        "queue_id": KEY,
+        "worker_id": ID,
+        "prompt_tokens": TOKENS,
+        "priority": PRIORITY,
+        "express": FLAG,
+        "first_token_nanos": REQUEST_NANOS,
+        "usable_share": SHARE,
     },
     "penstock.mesh.v1.VirtualTimes": {"times": Many(bounds.VIRTUAL_TIMES, Part())},
     "penstock.mesh.v1.VirtualTime": {

@@ -25,6 +25,7 @@ RATE = Real(bounds.RATE)
 TOKEN_SECONDS = Real(bounds.TOKEN_SECONDS, -bounds.TOKEN_SECONDS)
 VIRTUAL_TOKENS = Real(bounds.VIRTUAL_TOKENS, -bounds.VIRTUAL_TOKENS)
 TICKETS_PER_TOKEN = Real(bounds.RATE, -bounds.RATE)
+SHARE = Real(1.0)
 REQUEST_NANOS = Whole(bounds.REQUEST_NANOS)
 
 STREAM: Table = {
@@ -80,6 +81,7 @@ TICKETS: Table = {
         "age_nanos": REQUEST_NANOS,
         "readmitted": FLAG,
         "first_token_nanos": REQUEST_NANOS,
+        "usable_share": SHARE,
     },
     "penstock.mesh.v1.PoisonReport": {"fingerprint": HASH, "is_confirmed": FLAG, "ttl": Part()},
     "penstock.mesh.v1.Lease": {

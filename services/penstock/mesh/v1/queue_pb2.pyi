@@ -711,77 +711,90 @@ Global___SlotRelease: _TypeAlias = SlotRelease  # noqa: Y015
 
 @_typing.final
 class PlacedPrompts(_message.Message):
-    """VirtualTimes synchronizes virtual time between shards, so that tenants of a shard that was idle or has just started
-    get no more service than those of other shards, and tells each shard which tickets wait at the others, because these
-    take a part of the released slots. Sent after hello before all other frames, and on change, at most ten times a second.
-    Without it, shards are ordered by their heads only, and each predicts as if no tickets waited at the others.
-    The prompts that a scheduler has placed since its last frame of this kind, before the statistics of the same time. They
-    share the steps of their workers with the prompts of the receiving shard, which skips its own. The arrays have one entry
-    for each prompt, oldest first; at most 1,024, and the newest are kept.
+    """The prompts that a scheduler has placed since its last frame of this kind, for every shard, before the statistics of the
+    same time. They share the steps of their workers with the prompts of the receiving shard, which skips its own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
-    QUEUE_IDS_FIELD_NUMBER: _builtins.int
-    WORKER_IDS_FIELD_NUMBER: _builtins.int
-    QUEUES_FIELD_NUMBER: _builtins.int
-    WORKERS_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    RANKS_FIELD_NUMBER: _builtins.int
-    FIRST_TOKEN_MILLIS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Key of the model, as in tickets."""
     @_builtins.property
-    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Instance ids of shards, which `queues` names by index."""
-
-    @_builtins.property
-    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Instance ids of workers, which `workers` names by index."""
-
-    @_builtins.property
-    def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shard of the ticket."""
-
-    @_builtins.property
-    def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Worker of the lease."""
-
-    @_builtins.property
-    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens to prefill."""
-
-    @_builtins.property
-    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Twice the priority class, less 1 if the ticket is express."""
-
-    @_builtins.property
-    def first_token_millis(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Milliseconds, from when the frame is sent, until the first token is due; 0: none was promised."""
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedPrompt]:
+        """Oldest first; at most 1,024, and the newest are kept."""
 
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
-        queue_ids: _abc.Iterable[_builtins.str] | None = ...,
-        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
-        queues: _abc.Iterable[_builtins.int] | None = ...,
-        workers: _abc.Iterable[_builtins.int] | None = ...,
-        tokens: _abc.Iterable[_builtins.int] | None = ...,
-        ranks: _abc.Iterable[_builtins.int] | None = ...,
-        first_token_millis: _abc.Iterable[_builtins.int] | None = ...,
+        prompts: _abc.Iterable[Global___PlacedPrompt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_millis", b"first_token_millis", "model", b"model", "queue_ids", b"queue_ids", "queues", b"queues", "ranks", b"ranks", "tokens", b"tokens", "worker_ids", b"worker_ids", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompts", b"prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlacedPrompts: _TypeAlias = PlacedPrompts  # noqa: Y015
 
 @_typing.final
+class PlacedPrompt(_message.Message):
+    """A prompt that was placed, without its content."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    EXPRESS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_NANOS_FIELD_NUMBER: _builtins.int
+    USABLE_SHARE_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """Instance id of the shard that offered its ticket."""
+    worker_id: _builtins.str
+    """Instance id of the worker that has the lease."""
+    prompt_tokens: _builtins.int
+    """Tokens to prefill."""
+    priority: _inference_pb2.Priority.ValueType
+    """Priority class of the ticket."""
+    express: _builtins.bool
+    """The ticket is express."""
+    first_token_nanos: _builtins.int
+    """Nanoseconds, from when the frame is sent, until the first token is due, as promised at admission; 0: none was promised."""
+    usable_share: _builtins.float
+    """Share of this time that an expectation of the first token may take, by the errors of the predictions of its shard; 0
+    to 1.
+    """
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        priority: _inference_pb2.Priority.ValueType = ...,
+        express: _builtins.bool = ...,
+        first_token_nanos: _builtins.int = ...,
+        usable_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["express", b"express", "first_token_nanos", b"first_token_nanos", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "usable_share", b"usable_share", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedPrompt: _TypeAlias = PlacedPrompt  # noqa: Y015
+
+@_typing.final
 class VirtualTimes(_message.Message):
+    """VirtualTimes synchronizes virtual time between shards, so that tenants of a shard that was idle or has just started
+    get no more service than those of other shards, and tells each shard which tickets wait at the others, because these
+    take a part of the released slots. Sent after hello before all other frames, and on change, at most ten times a second.
+    Without it, shards are ordered by their heads only, and each predicts as if no tickets waited at the others.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMES_FIELD_NUMBER: _builtins.int

@@ -47,6 +47,7 @@ class Ticket(_message.Message):
     AGE_NANOS_FIELD_NUMBER: _builtins.int
     READMITTED_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_NANOS_FIELD_NUMBER: _builtins.int
+    USABLE_SHARE_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Chosen by the edge; unique per request and the same over all of its attempts."""
     tenant_id: _builtins.str
@@ -104,6 +105,10 @@ class Ticket(_message.Message):
     """Nanoseconds, from when the frame is sent, until its first token is due, as promised at its admission; 0: none was
     promised. Other shards receive it with the placement. Set by the queue.
     """
+    usable_share: _builtins.float
+    """Share of this time that an expectation of the first token may take, as predictions have errors; 0 to 1. Set by the
+    queue together with `first_token_nanos`.
+    """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Chained hashes of full KV blocks of the prompt, salted per tenant; at most 64. They name the blocks at the depths 1
@@ -138,10 +143,11 @@ class Ticket(_message.Message):
         age_nanos: _builtins.int = ...,
         readmitted: _builtins.bool = ...,
         first_token_nanos: _builtins.int = ...,
+        usable_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "attempt", b"attempt", "avoid_workers", b"avoid_workers", "expected_worker", b"expected_worker", "express", b"express", "fingerprint", b"fingerprint", "first_token_nanos", b"first_token_nanos", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "readmitted", b"readmitted", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "attempt", b"attempt", "avoid_workers", b"avoid_workers", "expected_worker", b"expected_worker", "express", b"express", "fingerprint", b"fingerprint", "first_token_nanos", b"first_token_nanos", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "readmitted", b"readmitted", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "traceparent", b"traceparent", "usable_share", b"usable_share", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ from penstock.simulator.scenario import Scenario, SimTenant, SloTargets
 from penstock.simulator.traffic.demand import LogNormal, SampledDemand
 
 JUDGED_REQUESTS = 3_000.0  # requests after the warm-up at load 1
-JUDGED_S_BOUNDS = 4.0, 36.0
+JUDGED_S_BOUNDS = 4.0, 72.0
 LARGE_FLEET = 64  # workers; the least of a fleet that is simulated with half of the seeds
 
 
@@ -87,8 +87,11 @@ CELLS = (
     Cell(32),
     Cell(128, shards=8, tenants=16),
     Cell(8, shards=2, tenants=4, prompts=SHORT),
+    Cell(32, shards=4, tenants=8, prompts=SHORT),
+    Cell(4, tenants=2, prompts=LONG),
     Cell(8, tenants=4, prompts=LONG),
     Cell(8, shards=2, tenants=4, prompts=LONG),
+    Cell(32, shards=4, tenants=8, prompts=LONG),
 )
 
 

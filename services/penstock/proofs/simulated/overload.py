@@ -248,23 +248,56 @@ def _predicted_ttfts(simulation: Simulation) -> list[tuple[float, float]]:
 
 
 def excess_rejections(simulation: Simulation) -> tuple[float, float]:
-    """Return the excess of our rejections over a clairvoyant's in weighted tokens and in requests, in % of ours.
+    """Return the excess of our rejections over a clairvoyant's in weighted tokens and in requests, in % of ours."""
+    compared = compare_rejections(simulation)
+    assert compared.ours.requests, "an overloaded mesh rejects requests"
+    return compared.excess_percent("tokens"), compared.excess_percent("requests")
+
+
+@dataclass(slots=True)
+class Rejections:
+    """Rejected requests, and their weighted tokens."""
+
+    requests: int = 0
+    tokens: float = 0.0
+
+    def add(self, rejected: Sequence[SimRequest]) -> None:
+        self.requests += len(rejected)
+        self.tokens += sum(map(weighted_tokens, rejected))
+
+    def of(self, kind: str) -> float:
+        return self.tokens if kind == "tokens" else self.requests
+
+
+@dataclass(slots=True)
+class ComparedRejections:
+    """Our rejections and those of a clairvoyant of the same requests."""
+
+    ours: Rejections = field(default_factory=Rejections)
+    theirs: Rejections = field(default_factory=Rejections)
+
+    def excess_percent(self, kind: str) -> float:
+        """Return the excess of ours in % of ours; 0 if we rejected none."""
+        return 100 - 100 * self.theirs.of(kind) / self.ours.of(kind) if self.ours.requests else 0.0
+
+
+def compare_rejections(simulation: Simulation, max_parts: int = 1) -> ComparedRejections:
+    """Compare the rejections of up to `max_parts` parts of the requests with those of a clairvoyant.
 
     The clairvoyant has at most MAX_CLAIRVOYANT_WORKERS workers and an equal part of the requests, because its cost
-    grows with both. Only the requests of this part are compared.
+    grows with both.
     """
     scenario = simulation.scenario
     parts = -(-scenario.worker_count // MAX_CLAIRVOYANT_WORKERS)
-    offered = simulation.ledger.requests[::parts]
-    before = sum(each.transcript.started_at < scenario.warm_up for each in offered)
-    offered = offered[: before + MAX_CLAIRVOYANT_REQUESTS]
-    workers, target = scenario.worker_count // parts, scenario.targets.ttft
-    ours = [each for each in offered[before:] if each.transcript.outcome == "OVERLOADED"]
-    rejected = clairvoyant.clairvoyant_rejections(offered, scenario.workers[0], target, workers)
-    theirs = [each for each in rejected if each.transcript.started_at >= scenario.warm_up]
-    assert ours, "an overloaded mesh rejects requests"
-    tokens = 100 - 100 * sum(map(weighted_tokens, theirs)) / sum(map(weighted_tokens, ours))
-    return tokens, 100 - 100 * len(theirs) / len(ours)
+    workers, target, found = scenario.worker_count // parts, scenario.targets.ttft, ComparedRejections()
+    for part in range(min(parts, max_parts)):
+        offered = simulation.ledger.requests[part::parts]
+        before = sum(each.transcript.started_at < scenario.warm_up for each in offered)
+        offered = offered[: before + MAX_CLAIRVOYANT_REQUESTS]
+        found.ours.add([each for each in offered[before:] if each.transcript.outcome == "OVERLOADED"])
+        rejected = clairvoyant.clairvoyant_rejections(offered, scenario.workers[0], target, workers)
+        found.theirs.add([each for each in rejected if each.transcript.started_at >= scenario.warm_up])
+    return found
 
 
 def _requests_after_warm_up(simulation: Simulation) -> list[SimRequest]:
@@ -292,8 +325,14 @@ def _late_shares(found: LoadSweep, load: float) -> list[float]:
 
 def _late_share(simulation: Simulation) -> float:
     """Return the share of late first tokens after the warm-up; 1 if there was no first token."""
+    firsts, late = count_late(simulation)
+    return late / firsts if firsts else 1.0
+
+
+def count_late(simulation: Simulation) -> tuple[int, int]:
+    """Return the number of first tokens after the warm-up, and of the late ones among them."""
     firsts = [first for each in _requests_after_warm_up(simulation) if (first := each.transcript.ttft) is not None]
-    return sum(first > simulation.scenario.targets.ttft for first in firsts) / len(firsts) if firsts else 1.0
+    return len(firsts), sum(first > simulation.scenario.targets.ttft for first in firsts)
 
 
 def _noisy_scenarios(seeds: Sequence[int], load: float) -> list[Scenario]:

@@ -17,11 +17,12 @@ from typing import NamedTuple
 from penstock.queue.prediction.commitments import TtftCommitments
 from penstock.queue.prediction.estimators import PromptSizeHistogram, SafetyMargin
 from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease, combined, merged_releases
-from penstock.queue.prediction.prefill_backlog import PendingPrompt, PrefillBacklog, PromptDelay, RemotePrompt
+from penstock.queue.prediction.prefill_backlog import PrefillBacklog, RemotePrompt
 from penstock.queue.prediction.prefill_sharing import StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.throughput import Throughput
 from penstock.queue.prediction.ttft_model import PlacementStats, TokenDemand, TtftModel, WorkAhead, step_costs_of
+from penstock.queue.prediction.worker_backlog import PendingPrompt, PromptDelay
 from penstock.queue.ticket import QueuedTicket
 
 EWMA_GAIN = 1 / 64  # weight of the latest wait: about the latest 64 count
@@ -143,7 +144,7 @@ class Forecast:
             self._step_costs = step_costs_of(stats)
             prompt = PendingPrompt(ticket.prompt_tokens, ticket.is_express, ticket.commitment_rank, ticket.tokens)
             if ticket.ttft_limit:
-                prompt.promised_by = ticket.arrived + ticket.ttft_limit
+                prompt.promised_by = ticket.promised_by
                 prompt.usable_share = self.margins[ticket.was_predicted_to_wait].usable_share
             ticket.pending_prompt = prompt
             self.prefill_backlog.on_offered(prompt, now, max(1, stats.workers), self._step_costs)
@@ -152,9 +153,10 @@ class Forecast:
         """Record prompts of other shards that `scheduler` has placed."""
         if self._step_costs:
             self._view = None
-            share = self.margins[False].usable_share
             for each in prompts:
-                self.prefill_backlog.on_placed_elsewhere(each, scheduler, share, now, self._step_costs)
+                self.prefill_backlog.on_placed_elsewhere(each, scheduler, now, self._step_costs)
+                self.prompt_inflow.record(each.tokens, now)
+                self.prompt_sizes.record(each.tokens)
 
     def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         self._view = None
@@ -174,14 +176,14 @@ class Forecast:
         if prompt:
             if not waited:  # the expectation includes the delay by prompts that were admitted later
                 predicted = max(predicted, prompt.expected_at - ticket.arrived)
-            self.discard_prompt(ticket, ticket.arrived + realised)
+            self.discard_prompt(ticket, ticket.arrived + realised, is_complete=True)
         if ticket.ttft_limit and (prompt or waited):
             self.margins[waited].record(predicted, realised, ticket.ttft_limit)
 
-    def discard_prompt(self, ticket: QueuedTicket, now: float) -> None:
-        """Remove the prompt of an offered ticket, which is complete at `now` or will not be computed."""
+    def discard_prompt(self, ticket: QueuedTicket, now: float, *, is_complete: bool = False) -> None:
+        """Remove the prompt of an offered ticket, which will not be computed or is complete at `now`."""
         if ticket.pending_prompt and self._step_costs:
-            self.prefill_backlog.remove(ticket.pending_prompt, now, self._step_costs)
+            self.prefill_backlog.remove(ticket.pending_prompt, now, self._step_costs, is_complete=is_complete)
             ticket.pending_prompt = self._view = None
 
     def record_wait(self, prediction: float, raw: float, realised: float) -> None:

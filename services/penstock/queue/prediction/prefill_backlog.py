@@ -1,49 +1,26 @@
-"""The prompts that each worker of a model prefills now, and when the first token of each is expected. Pure arithmetic.
+"""The prompts that the workers of a model prefill now, by worker. Pure arithmetic.
 
-Prompts at one worker share the token budget of its steps (`prefill_sharing`). A new prompt therefore delays each prompt
-there that has more tokens left, and waits for all that have fewer. Both follow from the tokens left of each prompt.
-They are tracked by worker, from placements, the time that passes and the backlogs that schedulers report.
+They are tracked from placements of this and of other shards, the time that passes and the backlogs that schedulers
+report.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
 from penstock.queue.prediction.pool_stats import WorkerCapacity
-from penstock.queue.prediction.prefill_sharing import StepCosts, busy_prefill_time, completions, idle_prefill_time
+from penstock.queue.prediction.prefill_sharing import StepCosts, idle_prefill_time
+from penstock.queue.prediction.worker_backlog import (
+    PLACEHOLDER_PREFIX,
+    JoinEstimate,
+    PendingPrompt,
+    WorkerBacklog,
+    commitment_rank,
+)
 
-MAX_UNKNOWN_PROMPTS = 16  # prompts of other shards that are modelled separately at one worker
 MAX_REMOTE_PROMPTS = 64  # prompts at one worker, beyond which prompts of other shards are not modelled separately
 MAX_CAPACITY_AGE_S = 2.0  # twice the longest time between reports of a scheduler
-ROUNDING_S = 1e-6  # s; more than the error of a difference of times
-# Budgets. Which of two prompts is the shorter one is not certain if their lengths differ by less, because a report may be
-# a step old. A joining prompt is then taken to delay the other.
-TIE_BUDGETS = 1.0
-PLACEHOLDER_PREFIX = "?"  # starts the name of an idle worker until a placement has its instance id
-
-
-@dataclass(slots=True, eq=False)
-class PendingPrompt:
-    """A prompt that is not computed yet."""
-
-    left_tokens: float  # tokens
-    is_express: bool = False
-    rank: int = 0  # of the ticket; lower ranks are not delayed past their targets by higher ones
-    reserved_tokens: int = 0  # prompt and output tokens that are promised to the ticket
-    expected_at: float = inf  # s; time of the first token, as estimated when the newest prompt joined its worker
-    promised_by: float = inf  # s; inf: no target
-    usable_share: float = 1.0  # of the time until then that the expectation may take, as predictions have errors
-    worker: str = ""
-    is_placed: bool = False  # a placement has confirmed the worker
-
-    def due_at(self, now: float) -> float:
-        """Return the latest time at which the first token may be expected. The margin shrinks with the time left."""
-        return now + self.usable_share * (self.promised_by - now)
-
-    @property
-    def has_known_worker(self) -> bool:
-        return not self.worker.startswith(PLACEHOLDER_PREFIX)
 
 
 class RemotePrompt(NamedTuple):
@@ -51,111 +28,14 @@ class RemotePrompt(NamedTuple):
 
     worker: str
     tokens: int  # to prefill
-    rank: int  # as that of a commitment
+    priority: int
+    is_express: bool
     due_in: float  # s; inf: no first token was promised
+    usable_share: float  # of this time
 
     @property
-    def is_express(self) -> bool:
-        return bool(self.rank & 1)
-
-
-class PromptDelay(NamedTuple):
-    """The first-token time of a prompt if another joins."""
-
-    prompt: PendingPrompt
-    expected_at: float  # s
-    due_at: float  # s; the latest expectation that keeps the target
-    undelayed_at: float  # s; the expectation without the joining prompt
-
-    def is_breach(self, rank: int) -> bool:
-        """Tell whether a joining prompt of this rank makes it late.
-
-        A prompt that is late anyway is not counted. One that is expected within its safety margin is counted if it is
-        delayed at all, as each further delay would make it more likely to be late.
-        """
-        prompt = self.prompt
-        if self.expected_at <= self.due_at or prompt.rank > rank:
-            return False
-        return self.undelayed_at <= prompt.promised_by and self.expected_at - self.undelayed_at > ROUNDING_S
-
-    def blocked_range(self, joining_tokens: int) -> tuple[float, int]:
-        """Return the s for which a joining prompt of this length makes it late, and the fewest tokens that do.
-
-        A joining prompt stops to overtake it when fewer tokens are left of it; a worker computes these no faster than
-        if it had this prompt alone.
-        """
-        delay_per_token = (self.expected_at - self.undelayed_at) / joining_tokens
-        slack = max(0.0, self.due_at - self.undelayed_at)
-        duration = max(0.0, self.prompt.left_tokens - joining_tokens) * delay_per_token
-        return duration, int(slack / delay_per_token) + 1
-
-
-class JoinEstimate(NamedTuple):
-    """The effect of a prompt that joins now, on itself and on others."""
-
-    ttft: float  # s from now
-    delays: Sequence[PromptDelay] = ()
-
-
-@dataclass(slots=True)
-class WorkerBacklog:
-    """The pending prompts of one worker."""
-
-    updated_at: float  # s; the time for which `left_tokens` is correct
-    left_tokens: float = 0.0  # sum over the prompts
-    prompts: list[PendingPrompt] = field(default_factory=list)  # oldest first
-    scheduler: str = ""  # reports this worker
-
-    def advance(self, now: float, steps: StepCosts) -> None:
-        if now > self.updated_at:
-            self.compute((now - self.updated_at) * steps.tokens_per_second)
-            self.updated_at = now
-
-    def compute(self, tokens: float) -> None:
-        """Subtract computed tokens, in the order in which the worker computes prompts."""
-        if tokens >= self.left_tokens:
-            self.left_tokens, self.prompts = 0.0, []
-            return
-        left = [each.left_tokens for each in self.prompts]
-        completions(left, [each.is_express for each in self.prompts], tokens)
-        for prompt, left_tokens in zip(self.prompts, left, strict=True):
-            prompt.left_tokens = left_tokens
-        self.prompts = [each for each in self.prompts if each.left_tokens > 0]
-        self.left_tokens = sum([each.left_tokens for each in self.prompts])
-
-    def correct(self, reported_tokens: float, mean_prompt_tokens: float, now: float, steps: StepCosts) -> None:
-        """Apply the backlog that the worker had at the end of its last step, without prompts that are not placed yet.
-
-        Up to one step's budget may have been computed since. A larger excess belongs to prompts of other shards.
-        """
-        self.advance(now, steps)
-        known = sum([each.left_tokens for each in self.prompts if each.is_placed])
-        if known > reported_tokens:
-            self.compute(known - reported_tokens)
-        elif (unknown := reported_tokens - known - steps.budget_tokens) > 0:
-            count = min(MAX_UNKNOWN_PROMPTS, max(1, round(unknown / mean_prompt_tokens))) if mean_prompt_tokens else 1
-            self.prompts[:0] = [PendingPrompt(unknown / count, is_placed=True) for _ in range(count)]
-            self.left_tokens += unknown
-
-    def estimate_join(self, prompt_tokens: float, *, is_express: bool, now: float, steps: StepCosts) -> JoinEstimate:
-        if not self.prompts:
-            return JoinEstimate(idle_prefill_time(steps, prompt_tokens))
-        left, express = [each.left_tokens for each in self.prompts], [each.is_express for each in self.prompts]
-        alone = completions(left[:], express)
-        express.append(is_express)
-        own = completions([*left, prompt_tokens], express)[-1]
-        tie = min(TIE_BUDGETS * steps.budget_tokens, prompt_tokens / 2)
-        others = completions([*left, prompt_tokens - tie], express)
-        total = self.left_tokens + prompt_tokens
-
-        def time_of(completion: float) -> float:
-            return now + busy_prefill_time(steps, completion, total)
-
-        delays = [
-            PromptDelay(prompt, time_of(after + tie if after > before else before), prompt.due_at(now), time_of(before))
-            for prompt, before, after in zip(self.prompts, alone, others, strict=False)
-        ]
-        return JoinEstimate(busy_prefill_time(steps, own, total), delays)
+    def rank(self) -> int:
+        return commitment_rank(self.priority, is_express=self.is_express)
 
 
 @dataclass(slots=True)
@@ -210,15 +90,13 @@ class PrefillBacklog:
         if backlog := self._workers.get(worker):
             backlog.scheduler = scheduler
 
-    def on_placed_elsewhere(
-        self, placed: RemotePrompt, scheduler: str, usable_share: float, now: float, steps: StepCosts
-    ) -> None:
+    def on_placed_elsewhere(self, placed: RemotePrompt, scheduler: str, now: float, steps: StepCosts) -> None:
         """Add a prompt that another shard has placed."""
         backlog = self._workers.get(placed.worker)
         if backlog and len(backlog.prompts) >= MAX_REMOTE_PROMPTS:
             return
         prompt = PendingPrompt(placed.tokens, placed.is_express, placed.rank, is_placed=True)
-        prompt.promised_by, prompt.usable_share = now + placed.due_in, usable_share
+        prompt.promised_by, prompt.usable_share = now + placed.due_in, placed.usable_share
         self._add(placed.worker, prompt, now, steps)
         self._workers[placed.worker].scheduler = scheduler
 
@@ -238,16 +116,18 @@ class PrefillBacklog:
         current = {key: each for key, each in self._capacities.items() if each.is_current(now)}
         self._capacities = current | {scheduler: ReportedCapacities(now, dict(capacities))}
 
-    def remove(self, prompt: PendingPrompt, now: float, steps: StepCosts) -> None:
-        """Remove a prompt that is complete at `now`, or will not be computed."""
+    def remove(self, prompt: PendingPrompt, now: float, steps: StepCosts, *, is_complete: bool = False) -> None:
+        """Remove a prompt that will not be computed, or is complete at `now`."""
         backlog = self._workers.get(prompt.worker)
-        if backlog and prompt in backlog.prompts:
-            backlog.advance(now, steps)
-        if backlog and prompt in backlog.prompts:
-            backlog.prompts.remove(prompt)
-            backlog.left_tokens -= prompt.left_tokens
-            if not backlog.prompts:
-                del self._workers[prompt.worker]
+        if backlog is None:
+            return
+        backlog.advance(now, steps)
+        if is_complete:
+            backlog.complete(prompt, steps)
+        else:
+            backlog.remove(prompt)
+        if not backlog.prompts:
+            del self._workers[prompt.worker]
 
     def _add_capacity(self, worker: str, leases: int, tokens: int) -> None:
         for reported in self._capacities.values():
@@ -281,6 +161,5 @@ class PrefillBacklog:
         for each in joined.delays:
             each.prompt.expected_at = each.expected_at
         prompt.expected_at = now + joined.ttft
-        backlog.prompts.append(prompt)
-        backlog.left_tokens += prompt.left_tokens
+        backlog.append(prompt, now)
         prompt.worker = worker

@@ -14,9 +14,10 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from penstock.queue.prediction.pool_stats import PoolStats
-from penstock.queue.prediction.prefill_backlog import PrefillBacklog, PromptDelay
+from penstock.queue.prediction.prefill_backlog import PrefillBacklog
 from penstock.queue.prediction.prefill_sharing import OLDEST_PROMPT_BUDGET_SHARE, StepCosts
 from penstock.queue.prediction.slot_releases import ReleaseCurve
+from penstock.queue.prediction.worker_backlog import PromptDelay
 
 MIN_BUDGET_SHARE = 1 / 8  # of the budget; a prompt gets at least this share
 MAX_INFLOW_BUDGETS = 16.0  # budgets per step; a larger inflow makes no difference
@@ -159,9 +160,10 @@ class TtftModel:
             steps=self._step_costs,
         )
         inflow_share = min(1.0, self._placements.prompt_tokens_per_second / self._fleet_tokens_per_second)
-        overtaken = 1 + INFLOW_PERSISTENCE_SHARE * demand.share_of_shorter * inflow_share
+        # Shorter prompts that arrive while it is overtaken overtake it as well.
+        left_share = 1 - INFLOW_PERSISTENCE_SHARE * demand.share_of_shorter * inflow_share
         return TtftEstimate(
-            0.0, overtaken * joined.ttft, False, joined.ttft, self._prefill_delay(demand), joined.delays
+            0.0, joined.ttft / left_share, False, joined.ttft, self._prefill_delay(demand), joined.delays
         )
 
     def _prefill_delay(self, demand: TokenDemand) -> float:

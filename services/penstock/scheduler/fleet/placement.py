@@ -8,10 +8,10 @@ from penstock.scheduler.fleet.worker import Worker
 
 TYPICAL_PROMPT_TOKENS = 512  # prompt tokens assumed for the rank of workers without a ticket
 FULL_BATCH_PENALTY_STEPS = 10.0  # steps of delay that a full batch counts as
-# Steps of delay, and new tokens of the ticket by which the worker counts as slower, if the queue does not expect the worker:
-# it has not checked which first tokens the ticket delays there.
+# A worker that the queue does not expect counts more by these steps of delay and by this share of the new tokens of the
+# ticket, because the queue has not checked which promised first tokens the ticket delays there.
 UNEXPECTED_WORKER_PENALTY_STEPS = 2.0
-UNEXPECTED_WORKER_PENALTY_SHARE = 1.0
+UNEXPECTED_WORKER_PENALTY_SHARE = 2.0
 EVICTION_PRICE = 1.0  # of a prompt token that evicts another, in prompt tokens, at a cache with the largest turnover
 TURNOVER_RANK_S = 0.1  # s that one turnover of its cache adds to the rank of a worker without a ticket
 CROSS_ZONE_COST_S = 0.002  # s; round trip to another zone, about a tenth of a step

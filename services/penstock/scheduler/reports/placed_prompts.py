@@ -4,41 +4,40 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
 
-from penstock.chassis.durations import NANOS_PER_S
-from penstock.mesh.limits.bounds import COUNT, PLACED, at_most
-from penstock.mesh.v1.queue_pb2 import PlacedPrompts
+from penstock.chassis.durations import NANOS_PER_S, nanos_left
+from penstock.mesh.limits.bounds import PLACED, TOKENS, at_most
+from penstock.mesh.v1.queue_pb2 import PlacedPrompt, PlacedPrompts
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler.effects import SendPlacedPrompts
 
-MILLIS_PER_S = 1_000
-MIN_INTERVAL_S = 0.01  # s between two reports; without it, the frames of a busy fleet would cost more than placement
-
-
-class PlacedPrompt(NamedTuple):
-    """A prompt that was placed since the last report."""
-
-    queue: str
-    worker_id: str
-    tokens: int  # to prefill
-    rank: int
-    due_at: float  # s; 0: no first token was promised
+# s between two reports. Without it, the frames of a busy fleet would cost more than the placements.
+MIN_INTERVAL_S = 0.01
 
 
 @dataclass(slots=True)
 class PlacedPromptReports:
-    """The prompts placed since the last report, by model."""
+    """The prompts that were placed since the last report."""
 
-    _placed: dict[str, deque[PlacedPrompt]] = field(default_factory=dict)
+    # By model: prompts, and the time in s at which the first token of each is due; inf: none was promised.
+    _placed: dict[str, deque[tuple[PlacedPrompt, float]]] = field(default_factory=dict)
     _sent_at: float = -inf  # s
 
     def record(self, queue: str, worker_id: str, new_tokens: int, ticket: Ticket, now: float) -> None:
-        due_at = now + ticket.first_token_nanos / NANOS_PER_S if ticket.first_token_nanos else 0.0
+        """Record a placement. `new_tokens`: prompt tokens that are not cached at the worker."""
+        prompt = PlacedPrompt(
+            queue_id=queue,
+            worker_id=worker_id,
+            prompt_tokens=at_most(new_tokens, TOKENS),
+            priority=ticket.priority,
+            express=ticket.express,
+            usable_share=ticket.usable_share,
+        )
         placed = self._placed.get(ticket.model)
         if placed is None:
             placed = self._placed[ticket.model] = deque(maxlen=PLACED)
-        placed.append(PlacedPrompt(queue, worker_id, new_tokens, 2 * ticket.priority - ticket.express, due_at))
+        promise = ticket.first_token_nanos
+        placed.append((prompt, now + promise / NANOS_PER_S if promise else inf))
 
     def pop_due(self, queues: Iterable[str], now: float) -> list[SendPlacedPrompts]:
         """Return the report for every shard, if the last one is old enough. All receive the same one: it is made once.
@@ -53,20 +52,7 @@ class PlacedPromptReports:
         return [SendPlacedPrompts(queue, message) for queue in queues for message in messages]
 
 
-def _message(model: str, placed: Iterable[PlacedPrompt], now: float) -> PlacedPrompts:
-    queues, workers = dict[str, int](), dict[str, int]()
-    message = PlacedPrompts(
-        model=model,
-        queues=[queues.setdefault(each.queue, len(queues)) for each in placed],
-        workers=[workers.setdefault(each.worker_id, len(workers)) for each in placed],
-        tokens=[each.tokens for each in placed],
-        ranks=[each.rank for each in placed],
-        first_token_millis=[_millis_left(each.due_at, now) for each in placed],
-    )
-    message.queue_ids.extend(queues)
-    message.worker_ids.extend(workers)
-    return message
-
-
-def _millis_left(due_at: float, now: float) -> int:
-    return at_most(max(1, round((due_at - now) * MILLIS_PER_S)), COUNT) if due_at else 0
+def _message(model: str, placed: Iterable[tuple[PlacedPrompt, float]], now: float) -> PlacedPrompts:
+    for prompt, due_at in placed:
+        prompt.first_token_nanos = nanos_left(due_at, now)
+    return PlacedPrompts(model=model, prompts=[prompt for prompt, _ in placed])
