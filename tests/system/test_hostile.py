@@ -12,6 +12,7 @@ from penstock.proofs.hostile.proof import HostileOptions, hostile
 ATTACKS = ("ping-flood", "rapid-reset")
 CORPORA = ("http-framing", "inner-services", "impersonation", "insiders")
 
+
 @pytest.fixture(scope="module")
 def short_phases():
     with pytest.MonkeyPatch.context() as patch:

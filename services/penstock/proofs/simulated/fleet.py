@@ -93,7 +93,7 @@ def simulate_cell(scenario: Scenario) -> Figures:
 
 def late_percent(runs: Sequence[Figures]) -> float:
     """Return the late first tokens of all runs, in %."""
-    return 100 * sum(each["late"] for each in runs) / max(1, sum(each["first_tokens"] for each in runs))
+    return float(100 * sum(each["late"] for each in runs) / max(1, sum(each["first_tokens"] for each in runs)))
 
 
 def excess_percent(runs: Sequence[Figures], kind: str) -> float:
