@@ -1,6 +1,7 @@
 """Certificates that change while a process runs: new handshakes use them, open streams stay, wrong sets are ignored."""
 
 import asyncio
+import gc
 import socket
 from datetime import timedelta
 
@@ -47,6 +48,25 @@ async def test_new_handshakes_use_rotated_certificates_and_open_streams_stay(ide
             new = Ends(AdmissionServiceStub(second).Admit, edge_hello())
             async with background(new.link.run()):
                 assert await new.next() == ("up", "auth-1")
+            assert old.link.is_up
+            assert old.events.empty()
+
+
+async def test_a_stream_outlives_several_rotations_with_other_calls_of_its_channel(identities):
+    edge_files = CertificateFiles(identities.issue("edge"), clock=ticking())
+    async with (
+        echo_server(ProcessSecurity(certificates=CertificateFiles(identities.issue("auth")))) as (_, address),
+        Dialer(edge_files).channel(address, "auth") as shared,
+    ):
+        old = Ends(AdmissionServiceStub(shared).Admit, edge_hello())
+        async with background(old.link.run()):
+            assert await old.next() == ("up", "auth-1")
+            for _ in range(3):
+                identities.issue("edge")
+                new = Ends(AdmissionServiceStub(shared).Admit, edge_hello())
+                async with background(new.link.run()):
+                    assert await new.next() == ("up", "auth-1")
+                gc.collect()
             assert old.link.is_up
             assert old.events.empty()
 
