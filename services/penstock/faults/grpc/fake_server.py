@@ -222,8 +222,11 @@ class ServerSide:
 
 
 async def _run_handler(handler: Any, context: FakeServicerContext) -> None:
-    if handler.request_streaming:
+    if handler.request_streaming and handler.response_streaming:
         await handler.stream_stream(None, context)
+        return
+    if handler.request_streaming:
+        await context.write(await handler.stream_unary(None, context))
         return
     request = await context.read()
     if handler.response_streaming:
