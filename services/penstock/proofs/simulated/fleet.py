@@ -34,7 +34,7 @@ from penstock.simulator.simulation import Simulation
 
 LOADS = (1.0, MAX_PEAK_LOAD, *MIN_GOODPUT_PERCENT)  # multiples of the rate that FIFO serves with as many workers
 CLAIRVOYANT_LOAD = 3.0
-MAX_CLAIRVOYANT_PARTS = 4  # parts of the requests; which requests a part has changes its share by several %
+MAX_CLAIRVOYANT_PARTS = 2  # parts of the requests; which requests a part has changes its share by several %
 FIFO_LOAD = 10.0
 FIFO_BOUNDS = (0.4, 0.7, 1.0)  # tickets of a bounded FIFO, as shares of what it serves within the TTFT target
 
@@ -93,13 +93,15 @@ def simulate_cell(scenario: Scenario) -> Figures:
 
 def late_percent(runs: Sequence[Figures]) -> float:
     """Return the late first tokens of all runs, in %."""
-    return float(100 * sum(each["late"] for each in runs) / max(1, sum(each["first_tokens"] for each in runs)))
+    first_tokens, late = (sum(int(each[key]) for each in runs) for key in ("first_tokens", "late"))
+    return 100 * late / max(1, first_tokens)
 
 
 def excess_percent(runs: Sequence[Figures], kind: str) -> float:
     """Return the rejections of all runs beyond those of a clairvoyant, in % of ours."""
     compared: list[ComparedRejections] = [each["rejections"] for each in runs]
-    ours, theirs = sum(each.ours.of(kind) for each in compared), sum(each.theirs.of(kind) for each in compared)
+    ours = sum(each.ours.of(kind) for each in compared)
+    theirs = sum(each.theirs.of(kind) for each in compared)
     return 100 - 100 * theirs / ours if ours else 0.0
 
 
