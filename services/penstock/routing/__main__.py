@@ -8,10 +8,10 @@ import structlog
 from penstock.chassis.config import ConfigError
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
-from penstock.chassis.security.process import open_security
+from penstock.chassis.security.process import is_loopback_address, open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
-from penstock.routing.config import RoutingConfig, is_loopback
+from penstock.routing.config import RoutingConfig
 from penstock.routing.door_certificate import CertificateInvalid, DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
@@ -54,7 +54,7 @@ async def run_routing(config: RoutingConfig) -> None:
 async def door_of(config: RoutingConfig) -> DoorCertificate | None:
     """Return the certificate of the door, None for a plaintext door. Raises ConfigError if it cannot be used."""
     if not config.door_certificate:
-        if not is_loopback(config.envoy_listen):
+        if not is_loopback_address(config.envoy_listen):
             log.warning("door_is_plaintext", address=config.envoy_listen)
         return None
     try:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, setting
+from penstock.chassis.security.process import is_loopback_address
 from penstock.routing.edges.discovery import FILE_SCHEME
 from penstock.routing.edges.edge_spec import DNS_SCHEME, Address, parse_specs
 
@@ -95,7 +95,7 @@ class RoutingConfig(ServiceConfig):
     def _check_door(self) -> None:
         if bool(self.door_certificate) != bool(self.door_key):
             raise ValueError("door_certificate and door_key must be set together")
-        if not (self.door_certificate or self.door_plaintext or is_loopback(self.envoy_listen)):
+        if not (self.door_certificate or self.door_plaintext or is_loopback_address(self.envoy_listen)):
             text = "without TLS must be on loopback; set door_certificate and door_key, or door_plaintext to allow it"
             raise ValueError(f"envoy_listen {text}")
         if self.redirect_listen:
@@ -112,11 +112,3 @@ class RoutingConfig(ServiceConfig):
     @property
     def auth_addresses(self) -> tuple[Address, ...]:
         return tuple(Address.parse(auth.removeprefix(DNS_SCHEME)) for auth in self.auths)
-
-
-def is_loopback(address: str) -> bool:
-    host = Address.parse(address).host
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,4 +1,4 @@
-"""Who is an operator: owners of the unix socket, certificates of tier `operator`, and bearers of the token."""
+"""Authorization of operators: owners of the Unix socket, certificates of tier `operator`, and bearers of the token."""
 
 import hashlib
 import hmac

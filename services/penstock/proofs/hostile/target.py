@@ -1,4 +1,4 @@
-"""What an attacker knows of a mesh: its ports, a valid key of a tenant, and certificates that it made or stole."""
+"""The knowledge of an attacker about a mesh: ports, a valid key of a tenant, and made or stolen certificates."""
 
 import ssl
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What every attack shares: its bounds, its pace, its connections, and the report of what it did and got."""
+"""The common part of attacks: bounds, pace, connections, and the report of actions and responses."""
 
 import asyncio
 import time
