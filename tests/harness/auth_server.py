@@ -6,12 +6,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import grpc
+import httpx
 
 from operators import operators_at_socket
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
-from penstock.auth.ext_authz.authorization import SERVICE, AuthorizationService, add_authorization_to_server
+from penstock.auth.ext_authz.authorization import Authorization
+from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
 from penstock.auth.service import AdmissionService
@@ -24,10 +26,10 @@ from penstock.chassis.errors import error_from_failure
 from penstock.chassis.server.server import serving
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, IdentityKeys, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
-from penstock.mesh.v1.authorization_pb2 import CheckRequest, CheckResponse
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.stream_pb2 import Hello
+from proxy_checks import check
 
 DEV_KEY = "pk_dev_" + "0123456789abcdef" * 2
 START_UNIX_S = 1_800_000_000.0
@@ -51,13 +53,18 @@ class AuthProcess:
     clock: FakeClock
     admin: AdminStub
     stub: AdmissionServiceStub
-    check: grpc.aio.UnaryUnaryMultiCallable | None = None
+    check_address: str = ""
+    authorization: Authorization | None = None
     authorizer: Authorizer | None = None
     tokens: KeyRefresh | None = None
 
     @property
     def figures(self) -> dict[str, float]:
         return self.service.figures
+
+    async def check(self, bearer: str = "", source: str = "203.0.113.9", **headers: str) -> httpx.Response:
+        """Ask about a request as a proxy does."""
+        return await check(self.check_address, bearer, source, **headers)
 
 
 @asynccontextmanager
@@ -76,24 +83,22 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
             tokens = await stack.enter_async_context(accepting_tokens(config, authorizer.authenticator, clock))
         wait = {"wait_for_keys": tokens.wait if tokens else None}
         served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys, **wait)
-        authorization = AuthorizationService(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops, **wait)
+        authorization = Authorization(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops, **wait)
         admin = AuthAdmin(
             *("auth-1", authorizer, store, clock, lambda: served.figures),
             key_retention=config.ledger_retention,
         )
         sweeping = asyncio.create_task(served.sweep())
-        registrations = [(add_AdmissionServiceServicer_to_server, served), (add_authorization_to_server, authorization)]
+        registrations = [(add_AdmissionServiceServicer_to_server, served)]
         with operators_at_socket(audit_log=config.audit_log_path) as operators:
             async with (
                 serving(config.listen, registrations, admin=admin, operators=operators) as server,
                 channel(server.address) as to_auth,
                 channel(server.admin_address) as to_admin,
+                serving_checks("127.0.0.1:0", authorization) as checks,
             ):
-                check = to_auth.unary_unary(
-                    f"/{SERVICE}/Check", CheckRequest.SerializeToString, CheckResponse.FromString
-                )
-                stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth), check
-                yield AuthProcess(served, server.address, clock, *stubs, authorizer, tokens)
+                stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
+                yield AuthProcess(served, server.address, clock, *stubs, checks, authorization, authorizer, tokens)
                 await served.drain()
         sweeping.cancel()
 

@@ -18,6 +18,7 @@ ADDRESS = re.compile(r"(?P<dns>dns:///)?(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(
 LISTENERS = {  # setting -> name of its port
     "listen": "grpc",
     "http_listen": "http",
+    "check_listen": "checks",
     "metrics_listen": "metrics",
     "admin_listen": "admin",
     "health_listen": "health",
@@ -26,7 +27,7 @@ OPERATOR_PODS = "operator"  # a component of no Deployment: operators run such p
 DYNAMIC_CALLS = [
     ("envoy", "edge", 7001),
     ("envoy", "edge", 7080),
-    ("envoy", "auth", 7002),
+    ("envoy", "auth", 7007),
     ("edge", "worker", 7005),
 ]  # by xDS and by lease
 

@@ -3,26 +3,28 @@
 import json
 from contextlib import asynccontextmanager
 
+import httpx
+
 from envoy_proxy import ENVOY, free_port, logged_process
-from penstock.auth.ext_authz.authorization import SERVICE
-from penstock.mesh.v1.authorization_pb2 import CheckRequest
+from penstock.auth.ext_authz.http_check import CHECK_PATH
 
 CONNECTION_MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 EXT_AUTHZ = "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz"
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 ROUTER = "envoy.extensions.filters.http.router.v3.Router"
-CHECK = f"/{SERVICE}/Check"
+CHECK = CHECK_PATH.decode()
 
 
-def check_request(bearer="", source="203.0.113.9", **headers) -> CheckRequest:
-    request = CheckRequest()
-    found = request.attributes.request.http.headers
-    if bearer:
-        found["authorization"] = f"Bearer {bearer}"
-    for name, value in headers.items():
-        found[name.replace("_", "-")] = value
-    request.attributes.source.address.socket_address.address = source
-    return request
+def checked_headers(bearer="", source="203.0.113.9", **more) -> dict[str, str]:
+    """The headers of a check, as Envoy sends them for a request of `source`."""
+    headers = {"x-forwarded-for": source} | {name.replace("_", "-"): value for name, value in more.items()}
+    return headers | {"authorization": f"Bearer {bearer}"} if bearer else headers
+
+
+async def check(address, bearer="", source="203.0.113.9", **more) -> httpx.Response:
+    """Ask auth at `address` about a request."""
+    async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+        return await client.post(CHECK, headers=checked_headers(bearer, source, **more))
 
 
 def any_of(kind, **fields):
@@ -42,8 +44,19 @@ def cluster(name, address, *, is_http2):
 
 
 def filters():
-    service = {"envoy_grpc": {"cluster_name": "auth"}, "timeout": "2s"}
-    check = any_of(EXT_AUTHZ, transport_api_version="V3", grpc_service=service, failure_mode_allow=False)
+    sent, passed = ["authorization", "content-type", "x-forwarded-for"], ["x-penstock-identity"]
+    service = {
+        "server_uri": {"uri": "http://auth", "cluster": "auth", "timeout": "2s"},
+        "path_override": CHECK,
+        "authorization_response": {"allowed_upstream_headers": {"patterns": [{"exact": each} for each in passed]}},
+    }
+    check = any_of(
+        EXT_AUTHZ,
+        transport_api_version="V3",
+        http_service=service,
+        failure_mode_allow=False,
+        allowed_headers={"patterns": [{"exact": each} for each in sent]},
+    )
     return [
         {"name": "envoy.filters.http.ext_authz", "typed_config": check},
         {"name": "envoy.filters.http.router", "typed_config": any_of(ROUTER)},
@@ -69,7 +82,7 @@ def bootstrap(port, auth, grpc_backend, http_backend):
         "filter_chains": [chain],
     }
     clusters = [
-        cluster("auth", auth, is_http2=True),
+        cluster("auth", auth, is_http2=False),
         cluster("grpc", grpc_backend, is_http2=True),
         cluster("http", http_backend, is_http2=False),
     ]
@@ -78,7 +91,7 @@ def bootstrap(port, auth, grpc_backend, http_backend):
 
 @asynccontextmanager
 async def authorizing_envoy(folder, auth, backend):
-    """The address of an Envoy in front of `backend` that asks the auth process at address `auth`."""
+    """The address of an Envoy in front of `backend` that asks auth's listener for checks at address `auth`."""
     port, file = free_port(), folder / "authorizing.json"
     file.write_text(
         json.dumps(bootstrap(port, auth, f"127.0.0.1:{backend.grpc_port}", f"127.0.0.1:{backend.http_port}"))

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from identified_peers import Ends, echo_server, edge_hello
 from mesh_identities import OUR_RPCS, Identities, Rpc, is_refused
+from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError, ServiceConfig
 from penstock.chassis.lifecycle import background
@@ -26,7 +27,6 @@ TIMEOUT_S = 20.0
 OTHER_RPCS = [
     Rpc("envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources", True, True),
     Rpc("envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", True, True),
-    Rpc("envoy.service.auth.v3.Authorization/Check", False, False),
 ]
 ALL_RPCS = [*OUR_RPCS, *OTHER_RPCS]
 
@@ -168,9 +168,10 @@ async def test_plaintext_off_loopback_stops_the_start(listen):
     with pytest.raises(ConfigError, match=r"PENSTOCK_TLS_CERTIFICATE.*PENSTOCK_INSECURE"):
         async with serving(listen, []):
             pass
-    with pytest.raises(ConfigError, match="PENSTOCK_INSECURE"):
-        async with serving_http(listen, None, 0.0):
-            pass
+    for listener in (serving_http(listen, None, 0.0), serving_checks(listen, None)):
+        with pytest.raises(ConfigError, match="PENSTOCK_INSECURE"):
+            async with listener:
+                pass
 
 
 async def test_insecure_serves_plaintext_anywhere_and_warns_at_each_start():
@@ -213,29 +214,47 @@ class EchoApp:
         return 0
 
 
+def http_door(security):
+    return serving_http("127.0.0.1:0", EchoApp(), 1.0, security=security, is_development=False)
+
+
+def check_listener(security):
+    return serving_checks("127.0.0.1:0", None, security)
+
+
+@pytest.mark.parametrize("port", [(http_door, "edge"), (check_listener, "auth")], ids=["edge", "auth"])
 @pytest.mark.parametrize(
     ("tier", "domain", "is_served"),
     [("envoy", "penstock.local", True), ("edge", "penstock.local", False), ("envoy", "other.example", False)],
 )
-async def test_the_http_door_of_proxies_serves_envoys_alone(identities, tier, domain, is_served):
-    security = identities.security("edge")
-    async with serving_http("127.0.0.1:0", EchoApp(), 1.0, security=security, is_development=False) as address:
+async def test_http_ports_of_proxies_serve_envoys_alone(identities, port, tier, domain, is_served):
+    listener, tier_of_listener = port
+    async with listener(identities.security(tier_of_listener)) as address:
         authority = Identities(identities.folder, identities.authority).authority
         object.__setattr__(authority, "trust_domain", domain)
         paths = identities.issue(tier, "caller", authority=authority)
         context = CertificateFiles(paths).current().client_context
         async with httpx.AsyncClient(verify=context, base_url=f"https://{address}") as http:
             if is_served:
-                assert (await http.get("/")).text == "True"
+                assert (await http.get("/health")).status_code == 200
             else:
                 with pytest.raises(httpx.TransportError):
-                    await http.get("/")
+                    await http.get("/health")
         async with httpx.AsyncClient(base_url=f"http://{address}") as http:
             with pytest.raises(httpx.TransportError):
-                await http.get("/")
+                await http.get("/health")
         async with httpx.AsyncClient(verify=False, base_url=f"https://{address}") as http:
             with pytest.raises(httpx.TransportError):
-                await http.get("/")
+                await http.get("/health")
+
+
+async def test_a_request_knows_whether_it_came_through_a_proxy(identities):
+    context = CertificateFiles(identities.issue("envoy", "caller")).current().client_context
+    async with (
+        http_door(identities.security("edge")) as address,
+        httpx.AsyncClient(verify=context, base_url=f"https://{address}") as http,
+    ):
+        assert (await http.get("/")).text == "True"
 
 
 async def test_the_http_door_of_clients_is_plaintext_on_loopback(identities):

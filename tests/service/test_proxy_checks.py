@@ -1,5 +1,6 @@
 """Checks of a proxy at a real auth: known callers pass with a signed header, strangers are answered."""
 
+import asyncio
 import base64
 import json
 from functools import partial
@@ -11,7 +12,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 
 from auth_server import DEV_KEY, auth_process, edge, tenant_with_key
 from edge_auth_mesh import KEY, edge_auth_mesh
-from penstock.auth.ext_authz import responses
+from penstock.auth.ext_authz import answers, http_check
 from penstock.auth.ext_authz.caller import caller_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import Overloaded, PermissionDenied, Unauthenticated, Unavailable
@@ -25,31 +26,23 @@ from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
-from proxy_checks import check_request
+from proxy_checks import checked_headers
 
 UNKNOWN = "pk_unknown_" + "0123456789abcdef" * 2
-OTHER_PROXY, LOCAL_PROXY = "ipv4:10.0.0.7:4000", "ipv4:127.0.0.1:4000"
-
-
-def headers_of(response):
-    found = response.denied_response.headers or response.ok_response.headers
-    assert all(each.append_action == 2 and not each.append.value for each in found)
-    return {each.header.key: each.header.value for each in found}
+OTHER_PROXY, LOCAL_PROXY = "10.0.0.7", "127.0.0.1"
 
 
 def status_of(response):
-    raw = headers_of(response)["grpc-status-details-bin"]
+    raw = response.headers["grpc-status-details-bin"]
     return status_pb2.Status.FromString(base64.b64decode(raw + "=" * (-len(raw) % 4)))
 
 
 async def test_a_known_caller_passes_with_a_header_that_an_edge_of_auth_accepts():
     async with auth_process() as found, edge(found) as stream:
         key = (await tenant_with_key(found)).bearer
-        response = await found.check(check_request(key, x_penstock_identity="forged"))
-        assert response.status.code == 0
-        assert dict(response.dynamic_metadata)["tenant"] == "acme"
-        [(name, header)] = headers_of(response).items()
-        assert name == HEADER
+        response = await found.check(key, x_penstock_identity="forged")
+        assert (response.status_code, response.content) == (200, b"")
+        header = response.headers[HEADER]
         await stream.reserve(credential=Credential(bearer=key))
         headers = IdentityHeaders()
         headers.on_keys("auth", stream.identity_keys, 7.0)
@@ -60,19 +53,18 @@ async def test_a_known_caller_passes_with_a_header_that_an_edge_of_auth_accepts(
 async def test_a_stranger_over_http_receives_the_answer_of_an_edge():
     async with auth_process() as found:
         for bearer, reason in (("", "KEY_MISSING"), (UNKNOWN, "KEY_UNKNOWN")):
-            response = await found.check(check_request(bearer, content_type="application/json"))
-            assert (response.status.code, response.denied_response.status.code) == (16, 401)
-            headers = headers_of(response)
+            response = await found.check(bearer, content_type="application/json")
+            assert response.status_code == 401
+            headers = response.headers
             assert (headers["www-authenticate"], headers["x-penstock-reason"]) == ("Bearer", reason)
-            assert json.loads(response.denied_response.body)["error"]["code"] == "invalid_api_key"
-            assert dict(response.dynamic_metadata) == {"reason": reason}
+            assert response.json()["error"]["code"] == "invalid_api_key"
 
 
 async def test_a_stranger_over_grpc_receives_a_status_with_its_reason():
     async with auth_process() as found:
-        response = await found.check(check_request(UNKNOWN, content_type="application/grpc+proto"))
-        assert headers_of(response)["grpc-status"] == "16"
-        assert response.denied_response.body == "this API key is unknown"
+        response = await found.check(UNKNOWN, content_type="application/grpc+proto")
+        assert response.headers["grpc-status"] == "16"
+        assert response.text == "this API key is unknown"
         status, info = status_of(response), ErrorInfo()
         status.details[0].Unpack(info)
         assert (status.code, info.reason) == (16, "KEY_UNKNOWN")
@@ -81,50 +73,93 @@ async def test_a_stranger_over_grpc_receives_a_status_with_its_reason():
 async def test_a_guesser_is_told_when_to_come_back_and_never_reaches_the_store():
     async with auth_process(failures_per_source=3) as found:
         for number in range(3):
-            await found.check(check_request(f"pk_dev_{number:026d}"))
-        limited = await found.check(check_request(DEV_KEY))
-        assert (limited.status.code, limited.denied_response.status.code) == (8, 429)
-        assert headers_of(limited)["retry-after"] == "20"
-        limited = await found.check(check_request(DEV_KEY, content_type="application/grpc"))
-        assert headers_of(limited)["grpc-status"] == "8"
+            await found.check(f"pk_dev_{number:026d}")
+        limited = await found.check(DEV_KEY)
+        assert limited.status_code == 429
+        assert limited.headers["retry-after"] == "20"
+        limited = await found.check(DEV_KEY, content_type="application/grpc")
+        assert limited.headers["grpc-status"] == "8"
         retry = RetryInfo()
         status_of(limited).details[1].Unpack(retry)
         assert retry.retry_delay.seconds == 20
-        assert (await found.check(check_request(DEV_KEY, source="127.0.0.1"))).status.code == 0
+        assert (await found.check(DEV_KEY, source="127.0.0.1")).status_code == 200
         assert found.figures["store_pending"] == 0
+        assert found.authorization.figures == {"proxy_checks_passed": 1, "proxy_checks_denied": 5}
 
 
 async def test_a_revoked_key_passes_no_more():
     async with auth_process() as found:
         key = (await tenant_with_key(found)).bearer
-        assert (await found.check(check_request(key))).status.code == 0
+        assert (await found.check(key)).status_code == 200
         await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=key.split("_")[1]))
-        response = await found.check(check_request(key))
-        assert headers_of(response)["x-penstock-reason"] == "KEY_REVOKED"
+        assert (await found.check(key)).headers["x-penstock-reason"] == "KEY_REVOKED"
 
 
-async def test_bytes_that_are_no_check_do_not_pass():
-    async with auth_process() as found:
-        raw = found.check
-        raw._request_serializer = None
-        response = await raw(b"\xff" * 40)
-        assert (response.status.code, response.denied_response.status.code) == (13, 500)
+async def exchange(address, *parts):
+    """Send bytes to the listener for checks and return what it answers until it closes, or for the last request."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for part in parts:
+        writer.write(part)
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        received = await reader.read()
+    writer.close()
+    return received
 
 
 @pytest.mark.parametrize(
-    ("proxy", "source", "forwarded", "expected"),
+    ("request_bytes", "status"),
     [
-        (LOCAL_PROXY, "127.0.0.1", "127.0.0.1", True),
-        (LOCAL_PROXY, "127.0.0.1", None, True),
-        (LOCAL_PROXY, "203.0.113.9", "127.0.0.1", False),
-        (LOCAL_PROXY, "127.0.0.1", "203.0.113.9, 127.0.0.1", False),
-        (OTHER_PROXY, "127.0.0.1", "127.0.0.1", False),
-        (LOCAL_PROXY, "", "127.0.0.1", False),
+        (b"GET /health HTTP/1.1\r\n\r\n", 200),
+        (b"POST /check HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}", 413),
+        (b"GET /check/ HTTP/1.1\r\n\r\n", 404),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET /check HTTP/1.1\r\n" + b"".join(b"a%d: b\r\n" % each for each in range(65)) + b"\r\n", 431),
+        (b"\xff" * 40, 400),
+        (b"GET /check HTTP/1.1\r\nno header\r\n\r\n", 400),
+        (b"GET /check HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", 401),
     ],
 )
-def test_loopback_needs_the_proxy_its_client_and_every_hop_on_this_host(proxy, source, forwarded, expected):
-    more = {"x_forwarded_for": forwarded} if forwarded else {}
-    assert caller_of(check_request("k", source, **more), proxy, trusted_hops=0).loopback is expected
+async def test_what_is_no_check_is_refused_and_the_next_connection_is_served(request_bytes, status):
+    async with auth_process() as found:
+        assert (await exchange(found.check_address, request_bytes)).startswith(b"HTTP/1.1 %d " % status)
+        assert (await found.check(DEV_KEY, source="127.0.0.1")).status_code == 200
+
+
+async def test_a_request_in_pieces_and_two_at_once_are_answered_in_their_order():
+    async with auth_process() as found:
+        check = b"GET /check HTTP/1.1\r\nauthorization: Bearer " + DEV_KEY.encode() + b"\r\n"
+        local = check + b"x-forwarded-for: 127.0.0.1\r\n\r\n"
+        received = await exchange(found.check_address, local[:30], local[30:], check + b"\r\n" + local)
+        assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"403", b"200"]
+
+
+async def test_connections_beyond_the_limit_are_closed(monkeypatch):
+    monkeypatch.setattr(http_check, "MAX_CONNECTIONS", 2)
+    async with auth_process() as found, asyncio.timeout(5):
+        host, _, port = found.check_address.rpartition(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        for each in (writer, *(connection[1] for connection in held)):
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("proxy", "forwarded", "expected"),
+    [
+        (LOCAL_PROXY, "127.0.0.1", True),
+        (LOCAL_PROXY, "127.0.0.1,::1", True),
+        (LOCAL_PROXY, "203.0.113.9", False),
+        (LOCAL_PROXY, "203.0.113.9, 127.0.0.1", False),
+        (LOCAL_PROXY, "127.0.0.1, 203.0.113.9", False),
+        (OTHER_PROXY, "127.0.0.1", False),
+        (LOCAL_PROXY, "", False),
+    ],
+)
+def test_loopback_needs_the_proxy_its_client_and_every_hop_on_this_host(proxy, forwarded, expected):
+    assert caller_of(checked_headers("k", forwarded), proxy, trusted_hops=0).loopback is expected
 
 
 @pytest.mark.parametrize(
@@ -132,8 +167,7 @@ def test_loopback_needs_the_proxy_its_client_and_every_hop_on_this_host(proxy, s
 )
 def test_the_source_is_behind_the_proxies_that_are_trusted(hops, source):
     listed = "198.51.100.1, 192.0.2.1, 192.0.2.2, 10.0.0.1"  # the last is the client of Envoy
-    request = check_request("k", "10.0.0.1", x_forwarded_for=listed)
-    assert caller_of(request, OTHER_PROXY, trusted_hops=hops).source == source
+    assert caller_of(checked_headers("k", listed), OTHER_PROXY, trusted_hops=hops).source == source
 
 
 @pytest.mark.parametrize(
@@ -148,10 +182,12 @@ def test_the_source_is_behind_the_proxies_that_are_trusted(hops, source):
     ids=lambda each: each.reason,
 )
 def test_a_proxy_answers_as_an_edge_does(error):
-    answer, expected = responses.denied(error, is_grpc=False), http_error(error)
-    assert answer.denied_response.status.code == expected.status
-    assert headers_of(answer) == dict(expected.headers)
-    assert json.loads(answer.denied_response.body) == json.loads(expected.body)
+    head, _, body = answers.denied(error, is_grpc=False).partition(b"\r\n\r\n")
+    expected = http_error(error)
+    status, *lines = head.decode().split("\r\n")
+    assert status.split()[1] == str(expected.status)
+    assert dict(line.split(": ") for line in lines) == {**expected.headers, "content-length": str(len(body))}
+    assert json.loads(body) == json.loads(expected.body)
 
 
 async def test_two_thousand_guesses_through_one_edge_are_limited():

@@ -25,7 +25,7 @@ async def test_envoy_asks_auth_about_every_caller(tmp_path):
     async with (
         auth_process(failures_per_source=5) as auth,
         Backend("edge").running() as backend,
-        authorizing_envoy(tmp_path, auth.address, backend) as address,
+        authorizing_envoy(tmp_path, auth.check_address, backend) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as http,
         grpc.aio.insecure_channel(address) as channel,
     ):

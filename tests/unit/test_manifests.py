@@ -107,7 +107,10 @@ def test_the_door_has_a_certificate_from_a_secret_and_the_proxies_ask_auth(rende
     assert settings["PENSTOCK_ROUTING_DOOR_KEY"] == f"{mount['mountPath']}/tls.key"
     (volume,) = (each for each in routing["spec"]["template"]["spec"]["volumes"] if each["name"] == "door")
     assert volume["secret"]["secretName"] == "door-tls"
-    assert settings["PENSTOCK_ROUTING_AUTHS"] == f"dns:///auth:{PORTS['auth']}"
+    assert (
+        settings["PENSTOCK_ROUTING_AUTHS"]
+        == f"dns:///auth:{ports(get_object(rendered, 'Deployment', 'auth'))['checks']}"
+    )
 
 
 def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):

@@ -7,7 +7,7 @@ import pytest
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import Overloaded, PermissionDenied
 from penstock.chassis.operators.access import OperatorAccess, check_protected
-from penstock.chassis.operators.throttle import FAILURE_BURST, MAX_PEERS, FailureThrottle, RefusalReport, host_of
+from penstock.chassis.operators.throttle import FAILURE_BURST, MAX_PEERS, FailureThrottle, RefusalReport
 from penstock.chassis.security.identity import PeerIdentity
 
 PEER = "ipv4:127.0.0.1:5000"
@@ -103,22 +103,6 @@ def test_the_table_of_hosts_is_bounded():
     for number in range(10 * MAX_PEERS):
         throttle.record_failure(str(number), 0.0)
     assert len(throttle._levels) == MAX_PEERS
-
-
-@pytest.mark.parametrize(
-    ("peer", "host"),
-    [
-        ("ipv4:10.0.0.1:5000", "10.0.0.1"),
-        ("ipv6:%5B::1%5D:5000", "::/64"),
-        ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:5000", "2001:db8:1:2::/64"),
-        ("ipv6:[2001:db8:1:2::9]:5000", "2001:db8:1:2::/64"),
-        ("ipv6:%5B::ffff:10.0.0.1%5D:5000", "10.0.0.1"),
-        ("ipv6:%5Bfe80::1%25eth0%5D:5000", "fe80::/64"),
-        ("unix:", "unix:"),
-    ],
-)
-def test_attempts_are_counted_by_host(peer, host):
-    assert host_of(peer) == host
 
 
 def test_refusals_are_reported_once_a_second_with_their_number():

@@ -7,6 +7,7 @@ from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
 from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import Secret
 
+from penstock.mesh.identity_header import HEADER
 from penstock.routing.door_certificate import CertificatePair
 from penstock.routing.edges.edge_spec import Address, parse_specs
 from penstock.routing.resources.build import ProxyConfig, build_snapshot
@@ -23,7 +24,7 @@ MESSAGES = {
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
-AUTHS = (Address("auth", 7002),)
+AUTHS = (Address("auth", 7007),)
 PAIR = CertificatePair(b"the chain", b"the key")
 
 
@@ -74,10 +75,10 @@ def test_with_auth_each_call_is_checked_by_its_headers_and_passes_if_auth_does_n
     check, router = connection_manager(auths=AUTHS)["httpFilters"]
     assert router["name"] == "envoy.filters.http.router"
     config = check["typedConfig"]
-    assert config["grpcService"] == {
-        "envoyGrpc": {"clusterName": "auth", "skipEnvoyHeaders": True},
-        "timeout": "0.250s",
-    }
+    service = config["httpService"]
+    assert service["serverUri"] == {"uri": "http://auth/check", "cluster": "auth", "timeout": "0.250s"}
+    assert service["pathOverride"] == "/check"
+    assert service["authorizationResponse"]["allowedUpstreamHeaders"] == {"patterns": [{"exact": HEADER}]}
     assert config["failureModeAllow"] is True
     assert "withRequestBody" not in config
     assert [pattern["exact"] for pattern in config["allowedHeaders"]["patterns"]] == [
@@ -88,12 +89,14 @@ def test_with_auth_each_call_is_checked_by_its_headers_and_passes_if_auth_does_n
     assert [each["name"] for each in connection_manager()["httpFilters"]] == ["envoy.filters.http.router"]
 
 
-def test_auth_is_dialled_by_name_over_pinged_http2():
+def test_auth_is_dialled_by_name_with_a_check_at_a_time_on_each_connection():
     cluster = read_back(CLUSTER, "auth", auths=AUTHS)
     assert cluster["type"] == "STRICT_DNS"
     (group,) = cluster["loadAssignment"]["endpoints"]
-    assert [host(endpoint)[:2] for endpoint in group["lbEndpoints"]] == [("auth", 7002)]
-    assert "http2ProtocolOptions" in cluster["typedExtensionProtocolOptions"][HTTP_OPTIONS]["explicitHttpConfig"]
+    assert [host(endpoint)[:2] for endpoint in group["lbEndpoints"]] == [("auth", 7007)]
+    assert "httpProtocolOptions" in cluster["typedExtensionProtocolOptions"][HTTP_OPTIONS]["explicitHttpConfig"]
+    (threshold,) = cluster["circuitBreakers"]["thresholds"]
+    assert (threshold["maxConnections"], threshold["maxPendingRequests"]) == (256, 1024)
 
 
 def test_headers_that_only_the_mesh_writes_are_removed_before_any_filter():
@@ -151,11 +154,10 @@ def test_a_client_connection_has_limits():
 
 
 def test_connections_to_the_edges_carry_few_calls_and_survive_resets_of_many():
-    for cluster in ("edge_grpc", "auth"):
-        options = read_back(CLUSTER, cluster, auths=AUTHS)["typedExtensionProtocolOptions"][HTTP_OPTIONS]
-        http2 = options["explicitHttpConfig"]["http2ProtocolOptions"]
-        assert http2["maxConcurrentStreams"] == 100
-        assert http2["maxOutboundControlFrames"] == http2["maxOutboundFrames"] == 1_000_000
+    options = read_back(CLUSTER, "edge_grpc")["typedExtensionProtocolOptions"][HTTP_OPTIONS]
+    http2 = options["explicitHttpConfig"]["http2ProtocolOptions"]
+    assert http2["maxConcurrentStreams"] == 100
+    assert http2["maxOutboundControlFrames"] == http2["maxOutboundFrames"] == 1_000_000
 
 
 def test_no_timer_of_the_proxy_runs_on_a_stream():

@@ -4,7 +4,8 @@ from contextlib import AsyncExitStack
 
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
-from penstock.auth.ext_authz.authorization import AuthorizationService, add_authorization_to_server
+from penstock.auth.ext_authz.authorization import Authorization
+from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
@@ -37,9 +38,8 @@ async def run_auth(config: AuthConfig) -> None:
         hello = hello_of("auth", config.instance_id)
         proxied = IdentityKeyRing(clock())
         service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait)
-        authorization = AuthorizationService(
-            authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait
-        )
+        authorization = Authorization(authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait)
+        security = open_security(config)
         admin = AuthAdmin(
             config.instance_id,
             authorizer,
@@ -52,13 +52,14 @@ async def run_auth(config: AuthConfig) -> None:
             background(service.sweep(), store.watch()),
             serving(
                 config.listen,
-                [(add_AdmissionServiceServicer_to_server, service), (add_authorization_to_server, authorization)],
+                [(add_AdmissionServiceServicer_to_server, service)],
                 admin=admin,
                 operators=OperatorListeners.of(config),
                 drain_grace=config.drain_grace,
                 advertise=config.advertise,
-                security=open_security(config),
+                security=security,
             ) as server,
+            serving_checks(config.check_listen, authorization, security),
         ):
             hello.address = server.address
             try:

@@ -19,6 +19,9 @@ class AuthConfig(ServiceConfig):
     }
 
     listen: str = setting("127.0.0.1:7002", "Address of the gRPC server.", unit="host:port")
+    check_listen: str = setting(
+        "", "Address on which proxies ask about their callers over HTTP. Empty: none.", unit="host:port"
+    )
     drain_grace: float = setting(
         5.0, "Longest drain after SIGTERM. Edges leave at once and settle with the next process.", unit="s"
     )

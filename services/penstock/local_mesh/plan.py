@@ -142,7 +142,9 @@ class _Planner:
 
     def processes(self, envoy: str | None) -> Iterator[ProcessSpec]:
         options, self.has_envoy = self.options, bool(envoy)
-        yield self.tier_process("auth", 0, 7002, STORE=str(self.folder / "auth.sqlite"), DEV_KEY=self.api_key)
+        checks = self.address(7007) if envoy else ""
+        own = {"STORE": str(self.folder / "auth.sqlite"), "DEV_KEY": self.api_key, "CHECK_LISTEN": checks}
+        yield self.tier_process("auth", 0, 7002, **own)
         for replica in range(options.queues):
             yield self.tier_process("queue", replica, 7003)
         for replica in range(options.schedulers):
@@ -190,7 +192,7 @@ class _Planner:
         ports = (7001, 7080) if self.options.insecure else (7008, 7088)
         edges = ["/".join(self.address(port, each) for port in ports) for each in range(self.options.edges)]
         secrets = "" if self.options.insecure else str(secrets_folder(self.folder, self.name("envoy", replica)))
-        door, auths = self.address(8080, replica), self.address(7002)
+        door, auths = self.address(8080, replica), self.address(7007)
         envoy = {"ENVOY_LISTEN": door, "ENVOY_SECRETS": secrets, "AUTHS": auths}
         return self.tier_process("routing", replica, 7006, EDGES=",".join(edges), **envoy)
 

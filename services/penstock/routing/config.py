@@ -53,8 +53,8 @@ class RoutingConfig(ServiceConfig):
     )
     auths: tuple[str, ...] = setting(
         (),
-        "Auth processes that the proxies ask about each call: host:port or dns:///name:port. Empty: none; the edges"
-        " alone identify callers.",
+        "Addresses of PENSTOCK_AUTH_CHECK_LISTEN, which the proxies ask about each call: host:port or"
+        " dns:///name:port. Empty: none; the edges alone identify callers.",
     )
     auth_check_timeout: float = setting(
         0.25,

@@ -1,1 +1,1 @@
-"""Envoy's external authorization: callers of a proxy, the answers to the proxy, and the service that gives them."""
+"""Envoy's external authorization over HTTP: callers of a proxy, the answers, and the listener that gives them."""

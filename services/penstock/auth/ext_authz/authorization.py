@@ -1,31 +1,26 @@
-"""The service `envoy.service.auth.v3.Authorization`: checks of proxies. It never uses the store."""
+"""Checks of proxies: which callers pass, and the answers to the others. The store is never used."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
-import grpc
 import structlog
 
 from penstock.auth.authorizer import Authorizer
-from penstock.auth.ext_authz import responses
+from penstock.auth.ext_authz import answers
 from penstock.auth.ext_authz.caller import caller_of, is_grpc
 from penstock.auth.identity.authenticator import SigningKeyPending
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.chassis.errors import Internal, PenstockError
-from penstock.chassis.server.interceptors import unguarded
 from penstock.mesh.v1.admission_pb2 import Credential
-from penstock.mesh.v1.authorization_pb2 import CheckRequest
 
 log = structlog.get_logger()
 
-SERVICE = "envoy.service.auth.v3.Authorization"
 KEYS_TIMEOUT_S = 1.0  # s; a proxy waits not much longer
-MAX_ANSWERS = 1_024  # serialized answers that are kept; all callers of one kind receive the same one
+MAX_ANSWERS = 1_024  # responses that are kept; all callers of one kind receive the same one
 
 
-class AuthorizationService:
+class Authorization:
     """Answers the checks of proxies. Passing callers receive the identity header that edges accept from proxies."""
 
     def __init__(
@@ -50,39 +45,48 @@ class AuthorizationService:
     def figures(self) -> dict[str, float]:
         return {"proxy_checks_passed": self.passed, "proxy_checks_denied": self.denied}
 
-    @unguarded
-    async def Check(self, message: bytes, context: Any) -> bytes:
-        """Answer a CheckRequest with a CheckResponse, both serialized. It raises nothing.
+    def answer(self, headers: Mapping[str, str], proxy: str) -> bytes:
+        """Return the response to the check of a request. Names of headers are in lower case.
 
-        It waits only if the token names a key that its issuer may have added since its keys were loaded.
+        Raises SigningKeyPending, and nothing else, if `answer_later` has to wait for keys of an issuer.
         """
         try:
-            return await self._answer(CheckRequest.FromString(message), context.peer())
+            return self._pass(caller_of(headers, proxy, trusted_hops=self._trusted_hops))
+        except SigningKeyPending:
+            raise
+        except PenstockError as error:
+            return self._deny(error, headers)
         except Exception:  # a request that is not understood does not pass
-            log.exception("proxy_check_failed", bytes=len(message))
-            return self._denied(Internal("internal error"), is_grpc=False)
+            log.exception("proxy_check_failed")
+            return self._deny(Internal("internal error"), headers)
 
-    async def _answer(self, request: CheckRequest, proxy: str) -> bytes:
-        credential = caller_of(request, proxy, trusted_hops=self._trusted_hops)
-        try:
-            return self._pass(credential)
-        except PenstockError as rejection:
-            error = rejection
-        if isinstance(error, SigningKeyPending) and await self._have_keys_been_loaded():
+    async def answer_later(self, headers: Mapping[str, str], proxy: str, pending: SigningKeyPending) -> bytes:
+        """Return the response once the keys that `pending` waits for are loaded, or its error. It raises nothing."""
+        if await self._have_keys_been_loaded():
             try:
-                return self._pass(credential)
-            except PenstockError as rejection:
-                error = rejection
-        self.denied += 1
-        return self._denied(error, is_grpc=is_grpc(request))
+                return self.answer(headers, proxy)
+            except SigningKeyPending as repeated:
+                pending = repeated
+        return self._deny(pending, headers)
 
     def _pass(self, credential: Credential) -> bytes:
-        """Return the answer for a known caller. Raises the error for another."""
+        """Return the response for a known caller. Raises the error for another."""
         now = self._clock()
         identity = self._authorizer.identify(credential, now)
         header = self._identity_keys.sign(identity, credential, now)
         self.passed += 1
-        return responses.passed(identity, header).SerializeToString()
+        return answers.passed(header)
+
+    def _deny(self, error: PenstockError, headers: Mapping[str, str]) -> bytes:
+        """Return the response of an error, which is the same for all callers."""
+        self.denied += 1
+        kind = error.reason, error.message, is_grpc(headers)
+        answer = self._answers.get(kind)
+        if answer is None:
+            answer = self._answers[kind] = answers.denied(error, is_grpc=kind[2])
+            if len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        return answer
 
     async def _have_keys_been_loaded(self) -> bool:
         """Wait for the keys that are being loaded. Return False if too many checks wait, or after `KEYS_TIMEOUT_S`."""
@@ -95,19 +99,3 @@ class AuthorizationService:
         except TimeoutError:
             return False
         return True
-
-    def _denied(self, error: PenstockError, *, is_grpc: bool) -> bytes:
-        """Return the answer of an error, which is the same for all callers."""
-        kind = error.reason, error.message, is_grpc
-        answer = self._answers.get(kind)
-        if answer is None:
-            answer = self._answers[kind] = responses.denied(error, is_grpc=is_grpc).SerializeToString()
-            if len(self._answers) > MAX_ANSWERS:
-                self._answers.popitem(last=False)
-        return answer
-
-
-def add_authorization_to_server(service: AuthorizationService, server: Any) -> None:
-    """Register the service under Envoy's name."""
-    check: Any = grpc.unary_unary_rpc_method_handler(service.Check)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Check": check}),))

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import grpc
 import structlog
 
+from penstock.chassis.addresses import source_of
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import Overloaded, PenstockError, PermissionDenied
-from penstock.chassis.operators.throttle import FailureThrottle, RefusalReport, host_of
+from penstock.chassis.operators.throttle import FailureThrottle, RefusalReport
 from penstock.chassis.security.identity import PeerIdentity, peer_identity
 from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded
 
@@ -72,7 +73,7 @@ class OperatorAccess:
             return f"unix:{os.getuid()}"
         if certificate and self._is_operator(certificate):
             return f"operator:{certificate.instance_id}"
-        host = host_of(peer)
+        host = source_of(peer) or peer
         if delay := self.throttle.delay(host, now):
             self.throttled += 1
             text = f"too many attempts without the token of PENSTOCK_ADMIN_TOKEN; retry in {delay:.1f} s"

@@ -1,27 +1,11 @@
 """Limits how often one peer may fail to show that it is an operator. Pure: `now` is passed in."""
 
-import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 FAILURE_BURST = 5.0  # failures that a peer may have at once
 FAILURES_PER_S = 1.0  # then one more each second
 MAX_PEERS = 1_024  # of the table; the peer that failed longest ago is forgotten first
-IPV6_NETWORK_BITS = 64  # one host has all addresses of such a network
-
-
-def host_of(peer: str) -> str:
-    """Return the host in gRPC's name of a peer (ipv4:10.0.0.1:5000), for IPv6 its network of 64 bits."""
-    _, _, address = unquote(peer).partition(":")
-    host = address.rpartition(":")[0].strip("[]").partition("%")[0]
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return peer
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, IPV6_NETWORK_BITS), strict=False)) if found.version == 6 else str(found)
 
 
 @dataclass

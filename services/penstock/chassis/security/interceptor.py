@@ -8,7 +8,7 @@ import grpc
 from penstock.chassis.errors import PermissionDenied
 from penstock.chassis.security.identity import PeerIdentity, peer_identity
 from penstock.chassis.security.permissions import callers_of, is_allowed
-from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded, is_unguarded, unguarded
+from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded
 
 
 def check_call(peer: PeerIdentity, method: str, trust_domain: str) -> None:
@@ -45,26 +45,9 @@ class PeerInterceptor(grpc.aio.ServerInterceptor):
         return guarded_handler
 
     def _with_guard(self, method: str, handler: Any) -> Any:
-        if is_unguarded(handler):
-            return self._with_check(method, handler)
-
         async def guard(context: Context, body: Body) -> Any:
             if (peer := peer_identity(context)) is not None:
                 check_call(peer, method, self.trust_domain)
             return await body()
 
         return guarded(handler, guard)
-
-    def _with_check(self, method: str, handler: Any) -> Any:
-        """Return an unguarded handler with the check alone, which maps its own error."""
-
-        @unguarded
-        async def call(message: bytes, context: Context) -> Any:
-            try:
-                if (peer := peer_identity(context)) is not None:
-                    check_call(peer, method, self.trust_domain)
-            except PermissionDenied as error:
-                await context.abort(error.code, error.message, error.trailing_metadata())
-            return await handler.unary_unary(message, context)
-
-        return grpc.unary_unary_rpc_method_handler(call, handler.request_deserializer, handler.response_serializer)

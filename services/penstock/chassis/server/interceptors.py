@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakSet
 
 import grpc
@@ -65,7 +65,6 @@ log = structlog.get_logger()
 Context = ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 Body = Callable[[], Awaitable[Any]]
-Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 Guard = Callable[[Context, Body], Awaitable[Any]]
 
 # Attribute of a method that takes a stream of requests and reads one message from it: no session.
@@ -83,19 +82,6 @@ _HANDLER_FACTORIES = {
 
 
 _guarded_methods: WeakSet[Any] = WeakSet()
-
-
-def unguarded(method: Method) -> Method:
-    """Mark a method that takes bytes, raises nothing and does little, so that its calls are not observed or counted.
-
-    The guard of a call costs as much as such a method several times over.
-    """
-    method.is_unguarded = True  # type: ignore[attr-defined]  # read by `is_unguarded`
-    return method
-
-
-def is_unguarded(handler: Any) -> bool:
-    return getattr(handler.unary_unary, "is_unguarded", False)
 
 
 def guarded(handler: Any, guard: Guard) -> Any:
@@ -134,8 +120,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or is_unguarded(handler):
-            return handler
+        if handler is None:
+            return None
         method = handler_call_details.method.removeprefix("/")
         known, guarded_handler = self._guarded.get(method, (None, None))
         if known is not handler:  # an interceptor may make a handler for each call, which is then guarded for each

@@ -18,8 +18,8 @@ from penstock.routing.edges.edge_spec import Address
 from penstock.routing.resources.clusters import (
     CONNECT_TIMEOUT,
     HTTP_OPTIONS,
-    grpc_health_check,
-    http2_upstream,
+    http1_upstream,
+    http_health_check,
     local_origin_outliers,
     only_healthy_hosts,
     pack_any,
@@ -30,19 +30,22 @@ from penstock.routing.resources.transport_sockets import mutual_tls
 from penstock.routing.resources.types import Resource, ResourceType
 
 FILTER_NAME = "envoy.filters.http.ext_authz"
+CHECK_PATH = "/check"
 # The headers that a check carries. Auth parses them for each call, so a client must not decide how many there are.
 CHECKED_HEADERS = ("authorization", "content-type", "x-forwarded-for")
-MAX_CONCURRENT_CHECKS = 1024  # more would time out; the calls beyond go on to the edge
+IDENTITY_HEADER = "x-penstock-identity"  # of an answer, for the edge
+DENIAL_HEADER_PREFIXES = ("content-type", "grpc-", "retry-after", "www-authenticate", "x-penstock-", "x-should-retry")
+MAX_CONNECTIONS = 256  # each carries one check at a time
+MAX_WAITING_CHECKS = 1024  # more would time out; the calls beyond go on to the edge
 MAX_DENIED_BODY_BYTES = 8 * 1024
 
 
-def auth_cluster(
-    name: str, addresses: Sequence[Address], *, keepalive_interval: timedelta, secrets: str = ""
-) -> Resource:
-    """HTTP/2 to each address that the names of `addresses` resolve to; with `secrets`, by mutual TLS."""
+def auth_cluster(name: str, addresses: Sequence[Address], *, secrets: str = "") -> Resource:
+    """HTTP/1.1 to each address that the names of `addresses` resolve to; with `secrets`, by mutual TLS."""
     hosts = [endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=socket_address(each))) for each in addresses]
-    options = upstream_options(http2_upstream(keepalive_interval))
-    threshold = cluster.CircuitBreakersThresholds(max_requests=MAX_CONCURRENT_CHECKS)
+    threshold = cluster.CircuitBreakersThresholds(
+        max_connections=MAX_CONNECTIONS, max_pending_requests=MAX_WAITING_CHECKS
+    )
     message = cluster.Cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.STRICT_DNS,
@@ -51,33 +54,43 @@ def auth_cluster(
         ),
         connect_timeout=CONNECT_TIMEOUT,
         lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,
-        health_checks=[grpc_health_check()],
+        health_checks=[http_health_check()],
         circuit_breakers=cluster.CircuitBreakers(thresholds=[threshold]),
         outlier_detection=local_origin_outliers(),
         common_lb_config=only_healthy_hosts(),
-        typed_extension_protocol_options={HTTP_OPTIONS: pack_any(options)},
-        transport_socket=mutual_tls(secrets, "auth", alpn="h2") if secrets else None,
+        typed_extension_protocol_options={HTTP_OPTIONS: pack_any(upstream_options(http1_upstream()))},
+        transport_socket=mutual_tls(secrets, "auth", alpn="http/1.1") if secrets else None,
     )
     return Resource(type=ResourceType.CLUSTER, name=name, body=bytes(message))
 
 
 def authorization_filter(auth: str, *, timeout: timedelta) -> hcm.HttpFilter:
-    """Ask the cluster `auth` about each call. A denial has the response that auth wrote."""
-    service = core.GrpcService(
-        envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=auth, skip_envoy_headers=True), timeout=timeout
+    """Ask the cluster `auth` about each call. A denial has the response that auth wrote.
+
+    A response of auth with a status of 5xx is none: the call goes on to the edge.
+    """
+    service = ext_authz.HttpService(
+        server_uri=core.HttpUri(uri=f"http://{auth}{CHECK_PATH}", cluster=auth, timeout=timeout),
+        path_override=CHECK_PATH,
+        authorization_response=ext_authz.AuthorizationResponse(
+            allowed_upstream_headers=_list(exact=[IDENTITY_HEADER]),
+            allowed_client_headers=_list(prefixes=DENIAL_HEADER_PREFIXES),
+        ),
     )
     config = ext_authz.ExtAuthz(
-        grpc_service=service,
+        http_service=service,
         transport_api_version=core.ApiVersion.V3,
         failure_mode_allow=True,
-        failure_mode_allow_header_add=True,
         validate_mutations=True,
-        allowed_headers=matcher.ListStringMatcher(
-            patterns=[matcher.StringMatcher(exact=name) for name in CHECKED_HEADERS]
-        ),
+        allowed_headers=_list(exact=CHECKED_HEADERS),
         max_denied_response_body_bytes=MAX_DENIED_BODY_BYTES,
     )
     return hcm.HttpFilter(name=FILTER_NAME, typed_config=pack_any(config))
+
+
+def _list(*, exact: Sequence[str] = (), prefixes: Sequence[str] = ()) -> matcher.ListStringMatcher:
+    patterns = [matcher.StringMatcher(exact=each) for each in exact]
+    return matcher.ListStringMatcher(patterns=patterns + [matcher.StringMatcher(prefix=each) for each in prefixes])
 
 
 def unchecked_route() -> ext_authz.ExtAuthzPerRoute:

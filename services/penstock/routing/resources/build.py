@@ -64,9 +64,7 @@ def build_snapshot(proxy: ProxyConfig, edges: Iterable[Edge], certificate: Certi
 def _door(proxy: ProxyConfig, certificate: CertificatePair | None) -> Iterator[Resource]:
     filters = []
     if proxy.auths:
-        yield auth_cluster(
-            AUTH_CLUSTER, proxy.auths, keepalive_interval=proxy.keepalive_interval, secrets=proxy.secrets
-        )
+        yield auth_cluster(AUTH_CLUSTER, proxy.auths, secrets=proxy.secrets)
         filters.append(authorization_filter(AUTH_CLUSTER, timeout=proxy.auth_check_timeout))
     manager = connection_manager(
         routes=ROUTE_CONFIG_NAME,

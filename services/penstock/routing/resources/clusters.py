@@ -44,10 +44,12 @@ def http2_upstream(keepalive_interval: timedelta) -> upstreams.HttpProtocolOptio
 
 def http_cluster(name: str, *, secrets: str = "") -> Resource:
     """HTTP/1.1 to the edges' OpenAI port."""
-    check = _check(http=core.HealthCheckHttpHealthCheck(path="/health"))
-    http1 = core.Http1ProtocolOptions()
-    protocol = upstreams.HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=http1)
-    return _cluster(name, check, protocol, mutual_tls(secrets, "edge", alpn="http/1.1") if secrets else None)
+    transport = mutual_tls(secrets, "edge", alpn="http/1.1") if secrets else None
+    return _cluster(name, http_health_check(), http1_upstream(), transport)
+
+
+def http1_upstream() -> upstreams.HttpProtocolOptionsExplicitHttpConfig:
+    return upstreams.HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=core.Http1ProtocolOptions())
 
 
 def upstream_options(protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig) -> upstreams.HttpProtocolOptions:
@@ -95,6 +97,10 @@ def pack_any(message: Message) -> Any:
 
 def grpc_health_check() -> core.HealthCheck:
     return _check(grpc=core.HealthCheckGrpcHealthCheck())
+
+
+def http_health_check() -> core.HealthCheck:
+    return _check(http=core.HealthCheckHttpHealthCheck(path="/health"))
 
 
 def _check(

@@ -8,9 +8,8 @@ import structlog
 
 from penstock.chassis.errors import PermissionDenied
 from penstock.chassis.security.credentials import http_context
-from penstock.chassis.security.identity import IdentityInvalid, identity_of_names
-from penstock.chassis.security.interceptor import check_trust_domain
-from penstock.chassis.security.permissions import DOOR_TIERS
+from penstock.chassis.security.http_peers import check_proxy
+from penstock.chassis.security.identity import IdentityInvalid
 from penstock.chassis.security.process import ProcessSecurity
 from penstock.edge.api.http.protocol import BoundedHttpProtocol, HttpDoor
 
@@ -47,7 +46,7 @@ class ProxyProtocol(BoundedHttpProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class
         super().connection_made(transport)
         try:
-            self._check_peer(transport)
+            check_proxy(transport, self._trust_domain)
         except (IdentityInvalid, PermissionDenied) as error:
             self._is_refused = True
             log.warning("http_peer_refused", because=str(error))
@@ -56,11 +55,3 @@ class ProxyProtocol(BoundedHttpProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_refused:  # bytes that arrived with the handshake
             super().data_received(data)
-
-    def _check_peer(self, transport: asyncio.Transport) -> None:
-        """Raise IdentityInvalid or PermissionDenied unless the certificate of the peer is of a proxy."""
-        peer = identity_of_names(transport.get_extra_info("ssl_object").getpeercert() or {})
-        check_trust_domain(peer, self._trust_domain)
-        if peer.tier not in DOOR_TIERS:
-            text = f"a process of tier {peer.tier} ({peer.instance_id}) may not use the door of proxies"
-            raise PermissionDenied(text, reason="PEER_NOT_ALLOWED")

@@ -1,7 +1,6 @@
 """HTTP server: the listener of the OpenAI API on the event loop of the gRPC server, from bind to drain."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -12,6 +11,7 @@ import uvicorn
 from penstock.chassis.lifecycle import background, current_stop
 from penstock.chassis.security.process import LOCAL, ProcessSecurity
 from penstock.chassis.server.server import CLEANUP_GRACE_S, advertised_address
+from penstock.chassis.server.sockets import LISTEN_BACKLOG, bind_socket
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.connections import ConnectionLimits
 from penstock.edge.api.http.protocol import HttpDoor
@@ -21,9 +21,6 @@ log = structlog.get_logger()
 
 # Longer than clients and proxies keep idle connections, so that the server does not close a connection in use.
 KEEP_ALIVE_TIMEOUT_S = 3_700
-# Longest time for which a client may leave sent bytes unacknowledged before its connection counts as dead.
-TCP_USER_TIMEOUT_MS = 30_000
-LISTEN_BACKLOG = 2_048  # connections that are not accepted yet
 
 
 @asynccontextmanager
@@ -72,7 +69,7 @@ class _Listener:
         self._app = app
         self._drain_grace = drain_grace
         self._is_closed = asyncio.Event()
-        self._socket = _bind(listen)
+        self._socket = bind_socket(listen)
         self.address = advertised_address(listen, self._socket.getsockname()[1], "")
         self._server = _Server(
             uvicorn.Config(
@@ -117,14 +114,3 @@ class _Listener:
         log.warning("http_requests_aborted", address=self.address, aborted=self._app.abort())
         await asyncio.sleep(CLEANUP_GRACE_S)
         self._server.force_exit = True
-
-
-def _bind(listen: str) -> socket.socket:
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.create_server((host, int(port)), family=family, backlog=LISTEN_BACKLOG)
-    bound.setblocking(False)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
-    return bound

@@ -1,29 +1,17 @@
-"""Answers to a proxy: a caller passes with its identity, or receives the error that an edge would send."""
+"""Answers to a proxy as HTTP/1.1 responses: a caller passes with its identity, or receives an edge's error."""
 
 import base64
 import json
 import math
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 
 import grpc
-from google.protobuf.struct_pb2 import Struct
-from google.protobuf.wrappers_pb2 import BoolValue
 
 from penstock.chassis.errors import PUSHBACK_METADATA_KEY, PenstockError
 from penstock.mesh.identity_header import HEADER
-from penstock.mesh.v1.admission_pb2 import Identity
-from penstock.mesh.v1.authorization_pb2 import (
-    CheckHeader,
-    CheckHeaderOption,
-    CheckHttpStatus,
-    CheckResponse,
-    CheckStatus,
-    DeniedResponse,
-    OkResponse,
-)
 
-OVERWRITE_IF_EXISTS_OR_ADD = 2
 # As edge/api/openai/errors.py; a test compares the answers. RESOURCE_EXHAUSTED is the caller's own limit here.
 _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
     {
@@ -44,29 +32,32 @@ _TYPE: Mapping[int, str] = MappingProxyType(
 _INVALID_KEY = frozenset({"KEY_MISSING", "KEY_UNKNOWN", "KEY_REVOKED"})
 
 
-def passed(identity: Identity, header: str) -> CheckResponse:
-    """Pass a request on with the identity header in place of any that the caller sent."""
-    names = Struct()
-    names.update({"tenant": identity.tenant_id, "key_id": identity.key_id})
-    ok = OkResponse(headers=_options({HEADER: header}))
-    return CheckResponse(status=CheckStatus(code=0), ok_response=ok, dynamic_metadata=names)
+def passed(header: str) -> bytes:
+    """Return the response for a known caller, whose request goes on with the identity header."""
+    return _response(200, {HEADER: header}, b"")
 
 
-def denied(error: PenstockError, *, is_grpc: bool) -> CheckResponse:
-    """Answer the caller of a call or of an HTTP request.
+def denied(error: PenstockError, *, is_grpc: bool) -> bytes:
+    """Return the response that the proxy sends to the caller of a call or of an HTTP request.
 
-    The proxy makes a gRPC status of its own from the HTTP status, UNAVAILABLE for 429, unless the answer has one.
+    The proxy makes a gRPC status of its own from the HTTP status, UNAVAILABLE for 429, unless the response has one.
     """
     status = _STATUS.get(error.code, 500)
-    reason = Struct()
-    reason.update({"reason": error.reason})
-    answer = DeniedResponse(
-        status=CheckHttpStatus(code=status),
-        headers=_options(_grpc_headers(error) if is_grpc else _http_headers(error, status)),
-        body=error.message if is_grpc else _http_body(error, status),
-    )
-    code = CheckStatus(code=error.code.value[0])
-    return CheckResponse(status=code, denied_response=answer, dynamic_metadata=reason)
+    if is_grpc:
+        return _response(status, _grpc_headers(error), error.message.encode())
+    return _response(status, _http_headers(error, status), _http_body(error, status))
+
+
+def plain(status: int) -> bytes:
+    """Return a response without headers or a body, for requests that are no checks."""
+    return _response(status, {}, b"")
+
+
+def _response(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines.append(f"content-length: {len(body)}\r\n\r\n")
+    return "\r\n".join(lines).encode() + body
 
 
 def _grpc_headers(error: PenstockError) -> dict[str, str]:
@@ -94,7 +85,7 @@ def _http_headers(error: PenstockError, status: int) -> dict[str, str]:
     return headers
 
 
-def _http_body(error: PenstockError, status: int) -> str:
+def _http_body(error: PenstockError, status: int) -> bytes:
     return json.dumps(
         {
             "error": {
@@ -106,15 +97,4 @@ def _http_body(error: PenstockError, status: int) -> str:
         },
         separators=(",", ":"),
         ensure_ascii=False,
-    )
-
-
-def _options(headers: Mapping[str, str]) -> list[CheckHeaderOption]:
-    return [
-        CheckHeaderOption(
-            header=CheckHeader(key=key, value=value),
-            append=BoolValue(value=False),
-            append_action=OVERWRITE_IF_EXISTS_OR_ADD,
-        )
-        for key, value in headers.items()
-    ]
+    ).encode()
