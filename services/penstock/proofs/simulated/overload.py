@@ -281,11 +281,11 @@ class ComparedRejections:
         return 100 - 100 * self.theirs.of(kind) / self.ours.of(kind) if self.ours.requests else 0.0
 
 
-def compare_rejections(simulation: Simulation, max_parts: int = 1) -> ComparedRejections:
+def compare_rejections(simulation: Simulation, *, max_parts: int = 1, min_s: float = 0.0) -> ComparedRejections:
     """Compare the rejections of up to `max_parts` parts of the requests with those of a clairvoyant.
 
     The clairvoyant has at most MAX_CLAIRVOYANT_WORKERS workers and an equal part of the requests, because its cost
-    grows with both.
+    grows with both: up to MAX_CLAIRVOYANT_REQUESTS, or those of `min_s` s after the warm-up if they are more.
     """
     scenario = simulation.scenario
     parts = -(-scenario.worker_count // MAX_CLAIRVOYANT_WORKERS)
@@ -293,7 +293,8 @@ def compare_rejections(simulation: Simulation, max_parts: int = 1) -> ComparedRe
     for part in range(min(parts, max_parts)):
         offered = simulation.ledger.requests[part::parts]
         before = sum(each.transcript.started_at < scenario.warm_up for each in offered)
-        offered = offered[: before + MAX_CLAIRVOYANT_REQUESTS]
+        in_time = sum(each.transcript.started_at < scenario.warm_up + min_s for each in offered) - before
+        offered = offered[: before + max(MAX_CLAIRVOYANT_REQUESTS, in_time)]
         found.ours.add([each for each in offered[before:] if each.transcript.outcome == "OVERLOADED"])
         rejected = clairvoyant.clairvoyant_rejections(offered, scenario.workers[0], target, workers)
         found.theirs.add([each for each in rejected if each.transcript.started_at >= scenario.warm_up])
