@@ -25,9 +25,9 @@ CALM = PhaseFigures(requests=100, failed=0, failed_streams=0, goodput=400.0, ttf
 GOOD = PhaseFigures(requests=40, failed=0, failed_streams=0, goodput=390.0, ttft_p99=0.2)
 
 
-def transcript(started_at, *, arrivals=(), outcome=OK, code="OK"):
+def transcript(started_at, *, arrivals=(), outcome=OK, code="OK", ended_at=None):
     found = Transcript(0, started_at, arrivals=list(arrivals))
-    found.end(max(arrivals, default=started_at + 0.1), outcome, code)
+    found.end(ended_at or max(arrivals, default=started_at + 0.1), outcome, code)
     return found
 
 
@@ -111,10 +111,11 @@ def test_a_failure_belongs_to_the_phase_in_which_it_happened_and_to_no_other():
     calm, cutting = PhaseTime("calm", 0.0, 10.0), PhaseTime("attack", 10.0, 13.0, settled_at=15.0)
     cut = transcript(9.0, arrivals=[9.5, 11.0], outcome="CONNECTION_LOST", code="UNAVAILABLE")
     cut_later = transcript(12.0, arrivals=[14.0], outcome="CONNECTION_LOST", code="UNAVAILABLE")
-    late = transcript(12.0, arrivals=[40.0], outcome="DEADLINE", code="DEADLINE_EXCEEDED")
-    every = [cut, cut_later, late]
+    timed_out = {"outcome": "DEADLINE", "code": "DEADLINE_EXCEEDED", "ended_at": 40.0}
+    never_begun, stalled = transcript(12.0, **timed_out), transcript(9.0, arrivals=[9.5, 10.1], **timed_out)
+    every = [cut, cut_later, never_begun, stalled]
     assert figures_of([calm], every, []).failed == 0
-    assert figures_of([cutting], every, []).failed == 3
+    assert figures_of([cutting], every, []).failed == 4
     assert figures_of([PhaseTime("next attack", 30.0, 50.0)], every, []).failed == 0
 
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.memory import map_large_blocks
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
@@ -25,6 +26,7 @@ from penstock.edge.text.executor import TokenizerPools
 
 
 async def run_edge(config: EdgeConfig) -> None:
+    map_large_blocks()
     async with edge(config):
         await stop_requested()
 

@@ -29,10 +29,11 @@ class PhaseTime:
         return transcript.started_at < self.ended_at and (transcript.ended_at or self.ended_at) > self.began_at
 
     def has_failure(self, transcript: Transcript) -> bool:
-        """Whether a request failed in this phase. One whose deadline passed failed in the phase in which it started."""
+        """Whether a request failed in this phase. One whose deadline passed failed when it stopped to make progress."""
         if _is_good(transcript):
             return False
-        moment = transcript.started_at if transcript.code == TIMED_OUT else transcript.ended_at
+        progressed_at = transcript.arrivals[-1] if transcript.arrivals else transcript.started_at
+        moment = progressed_at if transcript.code == TIMED_OUT else transcript.ended_at
         return self.began_at <= moment < (self.settled_at or self.ended_at)
 
     @property
