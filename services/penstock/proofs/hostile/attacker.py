@@ -7,14 +7,12 @@ machine of its own.
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import orjson
 import uvloop
 
 from penstock.chassis.garbage import freeze_gc
@@ -24,9 +22,9 @@ from penstock.proofs.hostile.corpus import CORPORA, INSIDERS
 from penstock.proofs.hostile.corpus.runner import CorpusReport, run_cases
 from penstock.proofs.hostile.ports import PortKind
 from penstock.proofs.hostile.target import HostileTarget
+from penstock.proofs.testbed.line_process import LineProcess, open_line_process, read_message, write_message
 
 NICENESS = 5
-EXIT_TIMEOUT_S = 3.0  # s, for the process to exit when its standard input is closed
 GRACE_S = 15.0  # s beyond the time of an attack after which it is ended
 CORPUS_TIMEOUT_S = 300.0  # s
 
@@ -77,22 +75,16 @@ async def _run_corpus(order: AttackOrder, target: HostileTarget) -> CorpusReport
 
 async def serve() -> None:
     """Carry out the orders on standard input, until its end."""
-    target = HostileTarget.from_json(await _read_line())
-    while line := await _read_line():
-        report = await carry_out(AttackOrder(**line), target)
-        sys.stdout.buffer.write(orjson.dumps(report.to_json()) + b"\n")
-        sys.stdout.buffer.flush()
-
-
-async def _read_line() -> Any:
-    line = await asyncio.to_thread(sys.stdin.buffer.readline)
-    return orjson.loads(line) if line else None
+    target = HostileTarget.from_json(await read_message())
+    while message := await read_message():
+        report = await carry_out(AttackOrder(**message), target)
+        write_message(report.to_json())
 
 
 class Attacker:
     """The attacker's process, as its parent sees it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: LineProcess) -> None:
         self._process = process
 
     async def attack(self, order: AttackOrder) -> AttackReport:
@@ -102,43 +94,16 @@ class Attacker:
         return CorpusReport(**await self._request(AttackOrder(name=name)))
 
     async def _request(self, order: AttackOrder) -> Any:
-        await self.send(asdict(order))
-        assert self._process.stdout
-        if line := await self._process.stdout.readline():
-            return orjson.loads(line)
-        raise RuntimeError("the attacker's process has ended; its standard error has the reason")
-
-    async def send(self, message: object) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(orjson.dumps(message) + b"\n")
-        await self._process.stdin.drain()
-
-    async def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(EXIT_TIMEOUT_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await self._process.send(asdict(order))
+        return await self._process.receive()
 
 
 @asynccontextmanager
 async def open_attacker(target: HostileTarget) -> AsyncIterator[Attacker]:
     """Run the attacker's process for the duration of the block."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=2**24,
-    )
-    attacker = Attacker(process)
-    try:
-        await attacker.send(target.to_json())
-        yield attacker
-    finally:
-        await attacker.close()
+    async with open_line_process(__name__) as process:
+        await process.send(target.to_json())
+        yield Attacker(process)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 In separate processes, clients that cancel at once wait for a core at most, and not for one another. The messages on
 standard input and output are lines of JSON: first a `ClientProcessConfig`; then for each round a `CancelRound`, which
-the process answers with `READY_LINE` when all clients have sent their requests, a line to cancel them, and the
+the process answers with `READY` when all clients have sent their requests, a line to cancel them, and the
 `CancelReport` as the answer to that.
 """
 
@@ -25,12 +25,12 @@ from penstock.chassis.garbage import freeze_gc
 from penstock.chassis.lifecycle import background
 from penstock.client import Options, RetryPolicy
 from penstock.proofs.requests import request_catalog
+from penstock.proofs.testbed.line_process import LineProcess, open_line_process, read_message, write_message
 
 TRANSPORTS = {"grpc": "grpc", "session": "session", "http": "completions"}  # API by transport
-READY_LINE = b'"ready"\n'
+READY = "ready"
 CATALOG_SIZE = 16
 TIMER_INTERVAL_S = 0.01  # s
-EXIT_TIMEOUT_S = 5.0  # s, for the process to exit when its standard input is closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,7 @@ class CancelReport:
     timer_lags_s: list[float]  # s by which a timer was late, measured repeatedly while clients arrived
 
     @classmethod
-    def from_json(cls, line: bytes) -> "CancelReport":
-        report = orjson.loads(line)
+    def from_json(cls, report: Any) -> "CancelReport":
         return cls(clients=[CancelledClient(**each) for each in report["clients"]], timer_lags_s=report["timer_lags_s"])
 
 
@@ -119,9 +118,8 @@ async def serve(config: ClientProcessConfig) -> None:
             transport: await stack.enter_async_context(_open_driver(api, config))
             for transport, api in TRANSPORTS.items()
         }
-        while line := await _read_line():
-            report = await _run_round(drivers, config, CancelRound(**line))
-            _write_line(orjson.dumps(report) + b"\n")
+        while message := await read_message():
+            write_message(await _run_round(drivers, config, CancelRound(**message)))
 
 
 def _open_driver(api: str, config: ClientProcessConfig) -> Any:
@@ -143,8 +141,8 @@ async def _run_round(
                 await asyncio.sleep(rng.uniform(0, 2) * cancel_round.arrival_period_s / count)
                 request = _with_id(rng.choice(catalog), f"{cancel_round.name}-{number}")
                 clients.append(CancellableRequest(driver, cancel_round.transport, request, group))
-        _write_line(READY_LINE)
-        await _read_line()
+        write_message(READY)
+        await read_message()
         for client in clients:
             if cancel_round.cancel_period_s:
                 await asyncio.sleep(rng.uniform(0, 2) * cancel_round.cancel_period_s / count)
@@ -163,70 +161,29 @@ async def _measure_timer_lag(lags: list[float]) -> None:
         lags.append(time.monotonic() - due)
 
 
-async def _read_line() -> Any:
-    """Return one message from the parent process; None at the end of standard input."""
-    line = await asyncio.to_thread(sys.stdin.buffer.readline)
-    return orjson.loads(line) if line else None
-
-
-def _write_line(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
-
-
 class ClientProcess:
     """A process of clients, as its parent sees it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: LineProcess) -> None:
         self._process = process
 
     async def start_round(self, cancel_round: CancelRound) -> None:
         """Return when all clients have sent their requests."""
-        await self.send(cancel_round)
-        if await self._receive() != READY_LINE:
-            raise RuntimeError("the client process sent another line than the ready line")
+        await self._process.send(cancel_round)
+        if await self._process.receive() != READY:
+            raise RuntimeError("the client process sent another message than that it is ready")
 
     async def cancel_all(self) -> CancelReport:
-        await self.send(None)
-        return CancelReport.from_json(await self._receive())
-
-    async def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(EXIT_TIMEOUT_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    async def send(self, message: object) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(orjson.dumps(message) + b"\n")
-        await self._process.stdin.drain()
-
-    async def _receive(self) -> bytes:
-        assert self._process.stdout
-        if line := await self._process.stdout.readline():
-            return line
-        raise RuntimeError("the client process has ended; its standard error has the reason")
+        await self._process.send(None)
+        return CancelReport.from_json(await self._process.receive())
 
 
 @asynccontextmanager
 async def open_client_process(config: ClientProcessConfig) -> AsyncIterator[ClientProcess]:
     """Run a client process for the duration of the block."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=2**24,
-    )
-    client_process = ClientProcess(process)
-    try:
-        await client_process.send(config)
-        yield client_process
-    finally:
-        await client_process.close()
+    async with open_line_process(__name__) as process:
+        await process.send(config)
+        yield ClientProcess(process)
 
 
 if __name__ == "__main__":

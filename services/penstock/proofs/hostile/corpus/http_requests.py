@@ -1,8 +1,9 @@
 """HTTP: strangers, wrong keys, forged identity headers, and bodies that a valid key does not make valid."""
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -112,9 +113,8 @@ def wrong_keys(key: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield "wrong key, then the key as a second header", [("Authorization", other), ("Authorization", f"Bearer {key}")]
 
 
-def wrong_bodies(model: str) -> Iterator[tuple[str, bytes]]:
-    """Yield bodies of a completion that a valid key does not make valid."""
-    fields: dict[str, dict[str, Any]] = {
+_WRONG_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
         "unknown model": {"model": "no-such-model"},
         "model is a number": {"model": 1},
         "model of 1 KiB": {"model": "m" * 1024},
@@ -144,10 +144,19 @@ def wrong_bodies(model: str) -> Iterator[tuple[str, bytes]]:
         "stream is text": {"stream": "yes"},
         "text of 5 MiB": {"prompt": "a " * (5 << 19)},
     }
-    for name, changed in fields.items():
+)
+
+
+def wrong_bodies(model: str) -> Iterator[tuple[str, bytes]]:
+    """Yield bodies of a completion that a valid key does not make valid."""
+    for name, changed in _WRONG_FIELDS.items():
         yield name, orjson.dumps(_prompt(model, **changed))
-    whole = orjson.dumps(_prompt(model))
-    raw = {
+    yield from _wrong_texts(orjson.dumps(_prompt(model))).items()
+
+
+def _wrong_texts(whole: bytes) -> dict[str, bytes]:
+    """Return bodies that are not JSON, or no object, by what is wrong with them."""
+    return {
         "empty": b" ",
         "text": b"hello",
         "null": b"null",
@@ -173,7 +182,6 @@ def wrong_bodies(model: str) -> Iterator[tuple[str, bytes]]:
         "XML": b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]><a>&b;</a>",
         "gzip": b"\x1f\x8b\x08\x00" + b"\x00" * 32,
     }
-    yield from raw.items()
 
 
 def _body_cases(port: Port, target: HostileTarget) -> Iterator[HostileCase]:
