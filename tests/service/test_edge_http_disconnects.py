@@ -11,7 +11,7 @@ from penstock.chassis.errors import (
     Overloaded,
 )
 from penstock.chassis.lifecycle import request_stop
-from penstock.edge.api.http import server as http_server
+from penstock.chassis.server import sockets
 from penstock.edge.lifecycle.effects import Emit
 
 
@@ -89,7 +89,7 @@ async def test_a_disconnect_of_a_client_that_does_not_read_is_detected():
 
 
 async def test_a_client_that_never_reads_loses_its_connection(monkeypatch):
-    monkeypatch.setattr(http_server, "TCP_USER_TIMEOUT_MS", 500)  # ms
+    monkeypatch.setattr(sockets, "TCP_USER_TIMEOUT_MS", 500)  # ms
     async with http_edge() as edge, edge.unread_stream() as (_, _, call):
         await stall(call)
         await call.wait_left()
