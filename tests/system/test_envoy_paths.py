@@ -21,7 +21,7 @@ from penstock.routing.resources.routes import PUBLIC_SERVICES
 
 # Services whose messages are not protobuf's here, or that a later release of a library may add.
 FURTHER_PATHS = [
-    "/envoy.service.auth.v3.Authorization/Check",
+    "/check",
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 ]
@@ -68,8 +68,10 @@ async def status_of(front, path):
     """The HTTP status and the error of a POST; its content type is not gRPC's."""
     reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
     writer.write(f"POST {path} HTTP/1.1\r\nhost: front\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode())
-    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = next(int(line.split(": ")[1]) for line in head.splitlines() if line.startswith("content-length: "))
+    body = await reader.readexactly(length)
+    writer.close()  # the proxy would wait for it for a second
     return int(head.split()[1]), json.loads(body)["error"]
 
 

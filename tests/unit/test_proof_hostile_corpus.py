@@ -44,7 +44,8 @@ def test_the_corpus_has_at_least_300_cases_with_labels_of_their_own():
 
 
 def test_a_mesh_in_plaintext_without_doors_for_envoy_has_300_cases_as_well():
-    kinds = [kind for kind in PortKind if kind not in (PortKind.PROXY_GRPC, PortKind.PROXY_HTTP, PortKind.HEALTH)]
+    absent = {PortKind.PROXY_GRPC, PortKind.PROXY_HTTP, PortKind.CHECKS, PortKind.HEALTH}
+    kinds = [kind for kind in PortKind if kind not in absent]
     assert len(cases(example_target(kinds))) >= MIN_CASES
 
 
@@ -127,6 +128,7 @@ def test_ports_are_those_of_the_first_process_of_each_tier(tmp_path):
     assert found[PortKind.EDGE_HTTP] == plan.http
     assert found[PortKind.FRONT] == plan.proxy
     assert found[PortKind.WORKER] == "127.0.0.1:7005"
+    assert (found[PortKind.AUTH], found[PortKind.CHECKS]) == ("127.0.0.1:7002", "127.0.0.1:7007")
 
 
 def test_an_ipv6_address_is_split_at_its_last_colon():

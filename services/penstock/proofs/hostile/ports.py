@@ -15,6 +15,7 @@ class PortKind(StrEnum):
     PROXY_GRPC = "edge gRPC for Envoy"  # doors of an edge for Envoy alone, if the mesh has them
     PROXY_HTTP = "edge HTTP for Envoy"
     AUTH = "auth"
+    CHECKS = "auth HTTP for Envoy"
     QUEUE = "queue"
     SCHEDULER = "scheduler"
     WORKER = "worker"
@@ -28,7 +29,8 @@ HTTP_DOORS = (PortKind.EDGE_HTTP, PortKind.FRONT)
 PROXY_DOORS = (PortKind.PROXY_GRPC, PortKind.PROXY_HTTP)
 INNER = (PortKind.AUTH, PortKind.QUEUE, PortKind.SCHEDULER, PortKind.WORKER, PortKind.ROUTING)
 
-_EDGE_SETTINGS = {
+_KINDS = {  # of further ports of a tier
+    "PENSTOCK_AUTH_CHECK_LISTEN": PortKind.CHECKS,
     "PENSTOCK_EDGE_LISTEN": PortKind.EDGE_GRPC,
     "PENSTOCK_EDGE_HTTP_LISTEN": PortKind.EDGE_HTTP,
     "PENSTOCK_EDGE_PROXY_LISTEN": PortKind.PROXY_GRPC,
@@ -83,7 +85,7 @@ def _kind(tier: str, setting: str) -> PortKind:
         return PortKind.ADMIN
     if setting.endswith("_HEALTH_LISTEN"):
         return PortKind.HEALTH
-    return _EDGE_SETTINGS[setting] if tier == "edge" else PortKind(tier)
+    return _KINDS[setting] if setting in _KINDS else PortKind(tier)
 
 
 def ports_of_kinds(ports: Sequence[Port], kinds: Sequence[PortKind]) -> list[Port]:

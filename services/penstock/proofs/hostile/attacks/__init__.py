@@ -51,7 +51,7 @@ ATTACKS: dict[str, Attack] = {
     "pipelining": Attack(run=pipelining, kinds=HTTP_DOORS),
     "half-headers": Attack(run=half_headers, kinds=HTTP_DOORS, min_seconds=HEADER_TIMEOUT_S, max_findings={HELD: 0}),
     "slow-bodies": Attack(run=slow_bodies, kinds=HTTP_DOORS, min_seconds=6.0),
-    "silent-connections": Attack(run=silent_connections, kinds=(*DOORS, PortKind.AUTH)),
+    "silent-connections": Attack(run=silent_connections, kinds=(*DOORS, PortKind.AUTH, PortKind.CHECKS)),
     "json-arrays": Attack(run=json_arrays, kinds=HTTP_DOORS, min_seconds=4.0),
     "json-variants": Attack(run=json_variants, kinds=HTTP_DOORS, min_seconds=4.0),
     "json-with-key": Attack(run=json_bombs_with_key, kinds=HTTP_DOORS, min_seconds=4.0),

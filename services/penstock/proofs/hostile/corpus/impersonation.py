@@ -5,13 +5,22 @@ With the certificates of a mesh, each true process also calls the streams that a
 
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.proofs.hostile.certificates import Credentials, client_context
-from penstock.proofs.hostile.corpus.case import CaseOutcome, HostileCase, call_outcome, reached_handler, stays_open
+from penstock.proofs.hostile.corpus.case import (
+    CaseOutcome,
+    HostileCase,
+    call_outcome,
+    http_outcome,
+    reached_handler,
+    stays_open,
+)
 from penstock.proofs.hostile.corpus.malformed_messages import INNER_METHODS
 from penstock.proofs.hostile.corpus.tier_streams import TIER_STREAMS, TIERS, TierStream
 from penstock.proofs.hostile.ports import Port, PortKind
 from penstock.proofs.hostile.target import HostileTarget
+from penstock.proofs.hostile.wire import http1
 from penstock.proofs.hostile.wire.grpc_call import call, framed
 
 GROUP = "impersonation"
@@ -41,12 +50,29 @@ def impersonation_cases(target: HostileTarget) -> Iterator[HostileCase]:
                 for method, request in zip(INNER_METHODS[port.kind], XDS_REQUESTS, strict=True):
                     name = f"{method.rpartition('/')[2]}, {credentials}"
                     yield _unary_case(name, port, method, tls, request)
+            for port in target.ports_of(PortKind.CHECKS):
+                yield _check_case(f"check, {credentials}", port, tls, target.api_key)
+    for tier, leaf in target.leaves.items():
+        if tier != "envoy":
+            for port in target.ports_of(PortKind.CHECKS):
+                yield _check_case(f"check by the true {tier}", port, client_context(leaf), target.api_key)
 
 
 def _hello_case(name: str, port: Port, stream: TierStream, hello: bytes, tls: ssl.SSLContext | None) -> HostileCase:
     async def send() -> CaseOutcome:
         result = await call(port.endpoint, stream.path, hello, tls=tls, ends=False)
         return call_outcome(result, accepted=stays_open(result))
+
+    return HostileCase(group=GROUP, name=name, port=port, send=send)
+
+
+def _check_case(name: str, port: Port, tls: ssl.SSLContext | None, api_key: str) -> HostileCase:
+    """Ask auth for the identity of a caller, as a proxy does."""
+    request = http1.request("POST", "/check", [("Authorization", f"Bearer {api_key}")])
+
+    async def send() -> CaseOutcome:
+        result = await http1.exchange(port.endpoint, request, tls=tls)
+        return replace(http_outcome(result), is_accepted=bool(result.statuses))
 
     return HostileCase(group=GROUP, name=name, port=port, send=send)
 

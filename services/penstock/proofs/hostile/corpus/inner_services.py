@@ -47,7 +47,7 @@ def inner_service_cases(target: HostileTarget) -> Iterator[HostileCase]:
     for port in target.ports_of(*INNER, PortKind.HEALTH):
         for method, message in OPERATOR_METHODS.items():
             yield _case("operators' services", "as a stranger", port, method, message)
-    for port in [*doors, *target.ports_of(*PROXY_DOORS)]:
+    for port in [*doors, *target.ports_of(*PROXY_DOORS, PortKind.CHECKS)]:
         for methods in INNER_METHODS.values():
             for method in methods:
                 yield _case("services between tiers", "at a door", port, method, HELLO)
