@@ -2,10 +2,13 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.live import freeze
+
+pytestmark = pytest.mark.alone
 
 SHORT_TIMES = {"FREEZE_S": 4.0, "PAUSE_BETWEEN_S": 1.0}  # s; peers close a silent link within 2 s
 # Three workers, so that each scheduler has one even after the first has moved to the other.

@@ -9,6 +9,8 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.hostile import proof
 from penstock.proofs.hostile.proof import HostileOptions, hostile
 
+pytestmark = pytest.mark.alone
+
 ATTACKS = ("ping-flood", "rapid-reset")
 CORPORA = ("http-framing", "inner-services", "impersonation", "insiders")
 

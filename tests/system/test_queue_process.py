@@ -15,6 +15,8 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from queue_streams import edge_at, scheduler_at, ticket
 from tier_process import address_of, tier_process, wait_for_event
 
+pytestmark = pytest.mark.alone
+
 TIMEOUT_S = 60.0
 TICKET_COUNT = 100_000
 AT_ONCE = 500  # tickets in a frame

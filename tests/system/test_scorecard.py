@@ -15,6 +15,8 @@ from penstock.proofs.live.partition import PartitionOptions, partition
 from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection
 from tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.alone
+
 COMMAND = (sys.executable, "-m", "penstock.cli", "scorecard", "--json", "--streams", "4", "--tokens", "24")
 
 

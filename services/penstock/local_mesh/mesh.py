@@ -5,11 +5,10 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from penstock.chassis.operators.unix_socket import is_path_short
 from penstock.local_mesh.certificates import make_certificates
 from penstock.local_mesh.operator_channels import process_channel
 from penstock.local_mesh.plan import (
-    BASE_PORT,
     MeshOptions,
     MeshPlan,
     ProcessSpec,
@@ -30,6 +28,7 @@ from penstock.local_mesh.plan import (
     plan_mesh,
     secrets_folder,
 )
+from penstock.local_mesh.ports import check_ports, reserved_base_port
 from penstock.local_mesh.processes import (
     POLL_INTERVAL_S,
     ChildFailedError,
@@ -46,8 +45,6 @@ from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 START_TIMEOUT_S = 120.0  # s; enough for a cold disk and a model of some gigabytes
-PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
-PORT_ATTEMPTS = 50
 LONGEST_NAME = "scheduler-4"  # of a process
 SHORT_TEMPORARY_FOLDER = "/tmp"  # noqa: S108  # TMPDIR may be as long as the folder of the mesh
 
@@ -209,35 +206,6 @@ def socket_folder(folder: Path) -> Iterator[Path]:
         yield Path(short)
 
 
-def free_base_port() -> int:
-    """Return a base port whose whole span is free; raises OSError if there is none."""
-    for _ in range(PORT_ATTEMPTS):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            base = int(probe.getsockname()[1]) // PORT_SPAN * PORT_SPAN
-        if base + PORT_SPAN < 2**16 and all(_is_free(base + port - BASE_PORT) for port in _planned_ports()):
-            return base
-    message = "there is no free range of ports on loopback; name one with --base-port"
-    raise OSError(message)
-
-
-def _planned_ports() -> list[int]:
-    first = (7001, 7002, 7003, 7004, 7005, 7006, 7008, 7080, 7088, 8080, 8081)
-    return [port + 10 * replica for port in first for replica in range(4)]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # ignores the closed connections of a mesh that has ended
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def _api_key() -> str:
     """Return PENSTOCK_API_KEY or a new key; raises ConfigError if the given key is invalid."""
     given = os.environ.get("PENSTOCK_API_KEY", "")
@@ -245,15 +213,6 @@ def _api_key() -> str:
         message = "PENSTOCK_API_KEY must have the form pk_ID_SECRET with at least 22 letters and digits; or unset it"
         raise ConfigError(message)
     return given or f"pk_dev_{secrets.token_hex(16)}"
-
-
-def _check_ports(plan: MeshPlan) -> None:
-    for spec in plan.processes:
-        for address in filter(None, (spec.address, spec.http, spec.admin, *spec.proxy_doors)):
-            port = int(address.rpartition(":")[2])
-            if not _is_free(port):
-                text = f"port {port} of {spec.name} is in use, perhaps by another mesh"
-                raise OSError(f"{text}; stop it, or choose other ports with --base-port (0: free ones)")
 
 
 def envoy_program() -> str | None:
@@ -274,10 +233,11 @@ async def local_mesh(
     Raises ConfigError if the model is not installed, OSError if a port is in use, and ChildFailedError or TimeoutError
     if the mesh does not start. Every process has ended after the block, on every path.
     """
-    if options.base_port == 0:
-        options = replace(options, base_port=free_base_port())
-    folder = state_folder() / f"mesh-{options.base_port}"
-    with socket_folder(folder) as sockets:
+    with ExitStack() as stack:
+        if options.base_port == 0:
+            options = replace(options, base_port=stack.enter_context(reserved_base_port()))
+        folder = state_folder() / f"mesh-{options.base_port}"
+        sockets = stack.enter_context(socket_folder(folder))
         async with _mesh_in(options, folder, sockets, on_status, transform_plan) as mesh:
             yield mesh
 
@@ -293,7 +253,7 @@ async def _mesh_in(
     api_key, cores = _api_key(), os.cpu_count() or 1
     plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=cores, sockets=sockets)
     check_model(options.model)
-    _check_ports(plan)
+    check_ports(plan)
     _make_empty(folder)
     if not options.insecure:
         make_certificates(plan, folder)

@@ -1,0 +1,66 @@
+"""Ports of a local mesh: a free range of them that no other mesh takes, and a check that those of a plan are free."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.local_mesh.plan import BASE_PORT, MeshPlan, ProcessSpec
+
+PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
+PORT_ATTEMPTS = 50
+# The first of the span belongs to no process: it is bound while its mesh runs, so that another mesh that starts at the
+# same time takes another range.
+RESERVING_PORT = BASE_PORT
+_FIRST_PORTS = (7001, 7002, 7003, 7004, 7005, 7006, 7007, 7008, 7080, 7088, 8080, 8081)
+PLANNED_PORTS = [port + 10 * replica for port in _FIRST_PORTS for replica in range(4)]
+
+
+@contextmanager
+def reserved_base_port() -> Iterator[int]:
+    """Yield a base port whose whole span is free, and reserve it for the block. Raises OSError if there is none."""
+    for _ in range(PORT_ATTEMPTS):
+        base = _random_port() // PORT_SPAN * PORT_SPAN
+        if base + PORT_SPAN >= 2**16:
+            continue
+        with socket.socket() as reservation:
+            try:
+                reservation.bind(("127.0.0.1", base + RESERVING_PORT - BASE_PORT))
+            except OSError:
+                continue
+            if all(is_free(base + port - BASE_PORT) for port in PLANNED_PORTS):
+                yield base
+                return
+    message = "there is no free range of ports on loopback; name one with --base-port"
+    raise OSError(message)
+
+
+def check_ports(plan: MeshPlan) -> None:
+    """Raise OSError if a port on which a process of the plan will listen is in use."""
+    for spec in plan.processes:
+        for port in ports_of(spec):
+            if not is_free(port):
+                text = f"port {port} of {spec.name} is in use, perhaps by another mesh"
+                raise OSError(f"{text}; stop it, or choose other ports with --base-port (0: free ones)")
+
+
+def ports_of(spec: ProcessSpec) -> list[int]:
+    """Return the TCP ports on which a process listens."""
+    settings = {value for name, value in spec.environment.items() if name.endswith("_LISTEN") and "_ENVOY_" not in name}
+    own = {spec.address, spec.http, spec.admin, *settings}
+    return sorted(int(each.rpartition(":")[2]) for each in own if each and not each.startswith("unix:"))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores closed connections of a mesh that ended
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _random_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
