@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bench.transcript import OK
+from penstock.scheduler.reports.service_reports import MAX_FULL_TICKETS_PER_SLICE, ServiceReports
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.report.figures import figures_of
@@ -258,3 +259,19 @@ def test_a_client_is_served_in_its_zone_unless_that_is_full():
     assert near_share(once) == 1.0, "the first idle worker is in the other zone"
     assert near_share(crowded) < 1.0
     assert "same_zone_share" not in figures_of(finished(world(REFERENCE_TENANT, duration=1.0)))
+
+
+def test_a_scheduler_reports_all_leases_of_a_large_fleet_at_its_tick(monkeypatch):
+    burst = {"arrivals": {"kind": "regular", "rate": 100_000.0}, "prompt": {"tokens": 10}, "output": {"tokens": 400}}
+    simulation = Simulation(world(burst, duration=0.02, workers=[{"count": 40, "slots": 64}]))
+    before, after, pop_due = [], [], ServiceReports.pop_due
+
+    def watched(reports, *arguments):
+        before.append(len(reports))
+        simulation.events.schedule(simulation.events.now, lambda: after.append(len(reports)))
+        return pop_due(reports, *arguments)
+
+    monkeypatch.setattr(ServiceReports, "pop_due", watched)
+    simulation.run()
+    assert max(before) > 2 * MAX_FULL_TICKETS_PER_SLICE
+    assert set(after) == {0}

@@ -86,6 +86,8 @@ class SimScheduler:
 
     def _tick(self) -> None:
         self._perform(self.dispatcher.tick(self._events.now))
+        while self.dispatcher.has_due_work:
+            self._perform(self.dispatcher.run_slice())
         self._events.schedule(self._events.now + TICK_S, self._tick)
 
     def _perform(self, effects: Iterable[out.Effect]) -> None:
