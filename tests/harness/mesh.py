@@ -32,8 +32,8 @@ class StubClient:
     stub: InferenceStub
     metadata: tuple[tuple[str, str], ...]
 
-    def generate(self, **request):
-        return self.stub.Generate(GenerateRequest(**request), metadata=self.metadata, timeout=TIMEOUT_S * 4)
+    def generate(self, *, timeout=TIMEOUT_S * 4, **request):
+        return self.stub.Generate(GenerateRequest(**request), metadata=self.metadata, timeout=timeout)
 
 
 @asynccontextmanager

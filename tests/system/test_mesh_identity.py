@@ -96,7 +96,8 @@ async def test_a_worker_whose_address_presents_another_workers_certificate_gets_
 
     options = MeshOptions(base_port=0, envoy=False, workers=2, engine="sim", model=tiny_model)
     async with local_mesh(options, transform_plan=misdirect) as mesh, stub_client(mesh) as client:
-        answers = [read_answer(client.generate(**greedy(f"prompt {number}", 8))) for number in range(12)]
+        # A lease of worker 1 is placed again until the deadline of its request.
+        answers = [read_answer(client.generate(timeout=6.0, **greedy(f"prompt {each}", 8))) for each in range(12)]
         ended = await asyncio.gather(*answers, return_exceptions=True)
         answered = [each for each in ended if not isinstance(each, grpc.aio.AioRpcError)]
         assert {len(each.token_ids) for each in answered} <= {8}
