@@ -11,7 +11,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 from auth_server import START_UNIX_S, FakeClock, auth_process, edge, rejection_of, tenant_use
-from penstock.auth.store import sqlite
+from penstock.auth.store import threaded
 from penstock.mesh.limits.bounds import TOKENS
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
@@ -113,8 +113,8 @@ def stored_counts(path):
 
 
 async def test_a_month_of_rotated_keys_and_models_is_charged_exactly(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite, "IDLE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(sqlite, "SLICE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(threaded, "IDLE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(threaded, "SLICE_INTERVAL_S", 0.0)
     month = Month(tmp_path / "auth.sqlite")
     await month.live()
     assert stored_usage(month.path) == month.usage

@@ -15,13 +15,25 @@ from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store import connection as store_connection
-from penstock.auth.store import sql, sqlite
-from penstock.auth.store.connection import StoreUnusable
+from penstock.auth.store import threaded
+from penstock.auth.store.opening import opened_store
 from penstock.auth.store.roll_up import Retention
-from penstock.auth.store.sql import MIGRATIONS, StoreTooNew, migrate
-from penstock.auth.store.sqlite import ChargesNotPersisted, StoreClosed, StoreThreadFailed, opened_store
-from penstock.auth.store.store import Barrier, Charged, PutKey, PutTenant, Reserved
+from penstock.auth.store.sqlite import backend as sqlite_backend
+from penstock.auth.store.sqlite import connection as store_connection
+from penstock.auth.store.sqlite import sql
+from penstock.auth.store.sqlite.sql import MIGRATIONS, migrate
+from penstock.auth.store.store import (
+    Barrier,
+    Charged,
+    ChargesNotPersisted,
+    PutKey,
+    PutTenant,
+    Reserved,
+    StoreClosed,
+    StoreThreadFailed,
+    StoreTooNew,
+    StoreUnusable,
+)
 
 ACME_TENANT = Tenant(tenant_id="acme", weight=2.5, tokens_per_minute=600)
 ACME_KEY = Key(
@@ -116,9 +128,9 @@ async def test_changes_are_persisted_before_the_store_closes(path):
 
 async def test_pending_changes_share_a_commit_and_complete_in_order(path, monkeypatch):
     commits, completed = [], []
-    commit = sqlite.commit
+    commit = sqlite_backend.commit
     monkeypatch.setattr(
-        sqlite, "commit", lambda db, batch, *rest: commits.append(len(batch)) or commit(db, batch, *rest)
+        sqlite_backend, "commit", lambda db, batch, *rest: commits.append(len(batch)) or commit(db, batch, *rest)
     )
     async with opened_store(path) as (store, _):
         store.write(PutTenant(ACME_TENANT), lambda _: completed.append("tenant"))
@@ -161,7 +173,7 @@ async def test_a_charge_is_retried_until_it_is_stored(path, monkeypatch):
 
 
 async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown_and_are_counted(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(threaded, "RETRY_INTERVAL_S", 0.0)
     with pytest.raises(ChargesNotPersisted, match="1 charges were not written"):
         async with opened_store(path) as (store, _):
             await kept(store, PutTenant(ACME_TENANT))
@@ -173,7 +185,7 @@ async def test_charges_that_cannot_be_stored_do_not_block_the_shutdown_and_are_c
 
 
 async def test_availability_is_reported_before_the_changes_that_fail_and_after_a_probe_succeeds(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(threaded, "RETRY_INTERVAL_S", 0.0)
     told, is_back = [], asyncio.Event()
     async with opened_store(path) as (store, _):
         store.notify_availability(lambda is_available: told.append(is_available) or (is_available and is_back.set()))
@@ -205,14 +217,14 @@ async def test_an_error_that_is_not_of_sqlite_ends_the_watch_and_rejects_later_c
 
 
 async def test_the_thread_rolls_up_the_ledger_and_reports_the_disk(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "IDLE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(threaded, "IDLE_INTERVAL_S", 0.01)
     volume, looks = {"used": 0.95}, []
 
     def look(path):
         looks.append(path)
         return volume["used"]
 
-    monkeypatch.setattr(sqlite, "used_share", look)
+    monkeypatch.setattr(sqlite_backend, "used_share", look)
     with capture_logs() as lines:
         async with opened_store(path, retention=Retention(max_age=10.0), clock=lambda: 100.0, disk_watermark=0.9) as (
             store,
@@ -371,7 +383,7 @@ def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="
 
 
 def test_a_large_statement_leaves_no_file_open(tmp_path):
-    with closing(sqlite.connect(str(tmp_path / "auth.sqlite"))) as connection:
+    with closing(store_connection.connect(str(tmp_path / "auth.sqlite"))) as connection:
         connection.execute("CREATE TABLE scratch (number INTEGER UNIQUE, text TEXT)")
         connection.executemany("INSERT INTO scratch VALUES (?, ?)", [(each, "x" * 200) for each in range(2_000)])
         connection.execute("BEGIN")
