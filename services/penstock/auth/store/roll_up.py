@@ -53,6 +53,7 @@ class LedgerRollUp:
     retention: Retention
     rows: int = 0
     slice_rows: int = SLICE_ROWS[0]
+    most_slice_rows: int = SLICE_ROWS[1]
     timer: Callable[[], float] = field(default=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -87,7 +88,7 @@ class LedgerRollUp:
         return self.ledger.move(lost=True, before=before, count=self.slice_rows)
 
     def _adapt(self, took: float, *, is_full: bool) -> None:
-        low, high = SLICE_ROWS
+        low, high = SLICE_ROWS[0], self.most_slice_rows
         if took > SLICE_TARGET_S:
             self.slice_rows = max(low, self.slice_rows // 2)
         elif is_full and took < SLICE_TARGET_S / 4:

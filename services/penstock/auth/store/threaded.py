@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -103,6 +104,8 @@ class ThreadedStore:
             self.backend.close()
         except BaseException as error:  # noqa: BLE001  # the process ends with any error
             self._loop.call_soon_threadsafe(self._fail, error)
+            with suppress(Exception):
+                self.backend.close()
 
     def _write_until_closed(self) -> None:
         backend = self.backend
