@@ -110,7 +110,7 @@ def _try_take(connection: StoreConnection, owner: str, lease: PartitionLease) ->
         row = connection.execute(_LOCK).fetchone()
         if row is None or not row[0]:
             return None
-        epochs = dict(sorted(connection.execute(_TAKE, (owner, lease.ttl))))
+        epochs: dict[int, int] = dict(sorted(connection.execute(_TAKE, (owner, lease.ttl)).fetchall()))
         connection.execute(_FORGET_WRITERS)
         connection.execute("INSERT INTO writers (owner) VALUES (%s)", (owner,))
     lease.on_renewed(sent_at)
