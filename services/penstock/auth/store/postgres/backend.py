@@ -66,12 +66,11 @@ class PostgresBackend:
         migrate(connection)
         self._ownership = take_all(connection, self.owner, self.lease, closing)
         self._outcomes = BatchOutcomes(self.owner)
-        state = read(connection)
+        with connection.transaction():
+            state = read(connection)
         ledger = PostgresLedger(lambda: self._connection, self._ownership)
         self.roll_up = LedgerRollUp(ledger, self.retention, most_slice_rows=MAX_SLICE_ROWS)
-        connection.commit()
         limit_transactions(connection, ANSWER_TIMEOUT_S)
-        connection.commit()
         return state
 
     def commit(self, batch: list[PendingChange]) -> psycopg.Error | None:
@@ -129,7 +128,6 @@ class PostgresBackend:
             self._connection = connection
             end_sessions(connection, [self.owner])  # the former session may still hold locks
             limit_transactions(connection, ANSWER_TIMEOUT_S)
-            connection.commit()
         return self._connection
 
     def _roll_back(self) -> None:
@@ -155,9 +153,10 @@ class PostgresBackend:
 
 
 def _run(connection: StoreConnection, parts: Iterable[Statement]) -> None:
-    """Run statements in one transaction, without waiting for the answer to each."""
+    """Run statements in one transaction and one round trip."""
     with connection.pipeline():
         cursor = connection.cursor()
+        cursor.execute("BEGIN")
         for statement, values in parts:
             cursor.execute(statement, values)
-        connection.commit()
+        cursor.execute("COMMIT")

@@ -1,5 +1,6 @@
 """Connections to PostgreSQL. Every wait for the server has a limit, so that a silent server counts as unavailable."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ _DEFAULTS = {
     "keepalives_interval": "1",  # s
     "keepalives_count": "3",
 }
+logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings repeat that a connection is lost
 Row = tuple[Any, ...]
 
 
@@ -48,14 +50,13 @@ def application_name(owner: str) -> str:
 
 
 def connect(location: StoreLocation, owner: str) -> StoreConnection:
-    """Connect as `owner`. Raises psycopg.Error."""
+    """Connect as `owner`. Transactions are begun explicitly. Raises psycopg.Error."""
     chosen = conninfo_to_dict(location.url)
     defaults = {name: value for name, value in _DEFAULTS.items() if name not in chosen}
     conninfo = make_conninfo(location.url, **defaults, application_name=application_name(owner))
-    connection = StoreConnection.connect(conninfo, prepare_threshold=0)
+    connection = StoreConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
     try:
         limit_transactions(connection, START_TIMEOUT_S)
-        connection.commit()
     except BaseException:
         connection.close()
         raise

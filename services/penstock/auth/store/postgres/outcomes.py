@@ -37,8 +37,8 @@ class BatchOutcomes:
         self._cancelled: list[str] = []  # ids of reservations that were reported as failed and are in the store
 
     def is_applied(self, batch: list[PendingChange]) -> bool:
-        """Return whether a batch was applied as a whole by an attempt that was in doubt."""
-        if not batch or any(id(each) not in self._applied for each in batch):
+        """Return whether nothing is left to write: an attempt that was in doubt has applied the whole batch."""
+        if not batch or self._cancelled or any(id(each) not in self._applied for each in batch):
             return False
         for each in batch:
             del self._applied[id(each)]
