@@ -66,7 +66,8 @@ class PostgresRelay:
         for server, data in self.held:
             server.write(data)
         for server in {id(server): server for server, _ in self.held}.values():
-            server.write_eof()
+            if not self._clients:
+                server.write_eof()
         self.held.clear()
 
     async def close(self):

@@ -92,8 +92,8 @@ class PostgresBackend:
             if not self._outcomes.is_applied(batch):
                 self._transact(connection, batch)
         except psycopg.Error as error:
-            check_fence(error)
             self._roll_back()
+            check_fence(error)
             return error
         return None
 
@@ -147,9 +147,10 @@ class PostgresBackend:
             return
         try:
             _run(self._connection, self._ownership.release())
-            self._connection.close()
         except psycopg.Error as error:
             log.warning("partitions_not_released", owner=self.owner, error=str(error))
+        finally:
+            self._connection.close()
 
 
 def _run(connection: StoreConnection, parts: Iterable[Statement]) -> None:
