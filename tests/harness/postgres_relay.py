@@ -19,6 +19,7 @@ class PostgresRelay:
     held: list = field(default_factory=list)  # pairs of a writer to the server and bytes
     _clients: list = field(default_factory=list)
     _writers: list = field(default_factory=list)
+    _left: list = field(default_factory=list)  # writers to the server of held requests, whose clients have left
     _tasks: set = field(default_factory=set)
 
     def url(self, database):
@@ -46,7 +47,9 @@ class PostgresRelay:
                 self.held.append((server, data))
             else:
                 server.write(data)
-        if not any(writer is server for writer, _ in self.held):
+        if any(writer is server for writer, _ in self.held):
+            self._left.append(server)
+        else:
             server.close()
 
     async def _replies(self, reader, client):
@@ -65,9 +68,8 @@ class PostgresRelay:
         """Send the held requests to the server, which sees that its clients have left only afterwards."""
         for server, data in self.held:
             server.write(data)
-        for server in {id(server): server for server, _ in self.held}.values():
-            if not self._clients:
-                server.write_eof()
+        for server in self._left:
+            server.write_eof()
         self.held.clear()
 
     async def close(self):

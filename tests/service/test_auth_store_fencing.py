@@ -96,6 +96,16 @@ def test_an_owner_that_renews_late_goes_on_if_nobody_took_over(database):
     assert [line["event"] for line in lines] == ["partition_lease_lapsed"]
 
 
+def test_a_former_epoch_of_the_same_owner_writes_nothing(database):
+    with backend(database, "auth", ttl=60.0) as (former, _):
+        assert former.commit(pending(PutTenant(ACME_TENANT))) is None
+        administer(database, "UPDATE partitions SET epoch = epoch + 1")
+        for changes in ([reserved(1)], []):
+            with pytest.raises(PartitionsTaken):
+                former.commit(pending(*changes))
+    assert ids(database) == []
+
+
 def test_the_owner_of_some_partitions_alone_writes_for_their_tenants_alone(database):
     """A change of another partition's owner between two renewals is found by the first commit that concerns it."""
     other = ACME_TENANT.tenant_id + "-2"

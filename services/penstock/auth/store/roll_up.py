@@ -54,6 +54,7 @@ class LedgerRollUp:
     rows: int = 0
     slice_rows: int = SLICE_ROWS[0]
     most_slice_rows: int = SLICE_ROWS[1]
+    slice_target: float = SLICE_TARGET_S
     timer: Callable[[], float] = field(default=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class LedgerRollUp:
 
     def _adapt(self, took: float, *, is_full: bool) -> None:
         low, high = SLICE_ROWS[0], self.most_slice_rows
-        if took > SLICE_TARGET_S:
+        if took > self.slice_target:
             self.slice_rows = max(low, self.slice_rows // 2)
-        elif is_full and took < SLICE_TARGET_S / 4:
+        elif is_full and took < self.slice_target / 4:
             self.slice_rows = min(high, self.slice_rows * 2)

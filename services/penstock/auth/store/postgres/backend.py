@@ -16,6 +16,7 @@ from penstock.auth.store.postgres.connection import (
     connect,
     explained_errors,
     limit_transactions,
+    roll_back,
 )
 from penstock.auth.store.postgres.lease import PartitionLease
 from penstock.auth.store.postgres.ledger import PostgresLedger
@@ -28,7 +29,8 @@ from penstock.auth.store.store import PendingChange, StoredState
 
 log = structlog.get_logger()
 
-MAX_SLICE_ROWS = 1_000  # rows of the ledger that become totals at once; a slice costs round trips
+MAX_SLICE_ROWS = 1_000  # rows of the ledger that become totals at once; most of a slice's time is its round trips
+SLICE_TARGET_S = 0.03  # s; 1,000 rows take 4 ms if this process is idle
 
 
 @dataclass(eq=False)
@@ -69,7 +71,7 @@ class PostgresBackend:
         with connection.transaction():
             state = read(connection)
         ledger = PostgresLedger(lambda: self._connection, self._ownership)
-        self.roll_up = LedgerRollUp(ledger, self.retention, most_slice_rows=MAX_SLICE_ROWS)
+        self.roll_up = LedgerRollUp(ledger, self.retention, most_slice_rows=MAX_SLICE_ROWS, slice_target=SLICE_TARGET_S)
         limit_transactions(connection, ANSWER_TIMEOUT_S)
         return state
 
@@ -92,7 +94,8 @@ class PostgresBackend:
             if not self._outcomes.is_applied(batch):
                 self._transact(connection, batch)
         except psycopg.Error as error:
-            self._roll_back()
+            if self._connection:
+                roll_back(self._connection)
             check_fence(error)
             return error
         return None
@@ -129,14 +132,6 @@ class PostgresBackend:
             end_sessions(connection, [self.owner])  # the former session may still hold locks
             limit_transactions(connection, ANSWER_TIMEOUT_S)
         return self._connection
-
-    def _roll_back(self) -> None:
-        if self._connection is None or self._connection.closed:
-            return
-        try:
-            self._connection.rollback()
-        except psycopg.Error:
-            self._connection.close()
 
     def used_share(self) -> float:
         return 0.0  # the server's volume is not visible here

@@ -73,6 +73,15 @@ def limit_transactions(connection: StoreConnection, seconds: float) -> None:
     connection.answer_timeout = seconds
 
 
+def roll_back(connection: StoreConnection) -> None:
+    """End a transaction that failed; close the connection if that fails, too."""
+    try:
+        if not connection.closed:
+            connection.rollback()
+    except psycopg.Error:
+        connection.close()
+
+
 @contextmanager
 def explained_errors(location: StoreLocation) -> Iterator[None]:
     """Raise StoreUnusable, which says what to do and has no password, for an error while the store is opened."""

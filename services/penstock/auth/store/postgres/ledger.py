@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from penstock.auth.store.postgres.connection import StoreConnection
+from penstock.auth.store.postgres.connection import StoreConnection, roll_back
 from penstock.auth.store.postgres.ownership import Ownership, check_fence
 
 _NEWEST_LOST = """
@@ -49,12 +49,16 @@ class PostgresLedger:
         if connection is None or connection.closed:
             return None
         try:
-            with connection.transaction():
+            with connection.pipeline():  # the answers are awaited with that to the first move, and with the commit
+                connection.execute("BEGIN")
                 connection.execute(*self.ownership.hold(None))
-                return work()
+                moved = work()
+                connection.execute("COMMIT")
         except psycopg.Error as error:
+            roll_back(connection)
             check_fence(error)
             return None
+        return moved
 
     def newest_lost(self, skip: int) -> float | None:
         return self._value(_NEWEST_LOST, (skip,))
