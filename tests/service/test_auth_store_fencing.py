@@ -208,7 +208,7 @@ def test_processes_that_start_at_once_migrate_once(database):
     def start(number):
         with closing(connect(parse_location(database), f"auth-{number}")) as connection:
             migrate(connection)
-            return connection.execute("SELECT version FROM schema_version").fetchall()
+            return connection.execute("SELECT version FROM penstock_schema").fetchall()
 
     with ThreadPoolExecutor(6) as threads:
         assert list(threads.map(start, range(6))) == [[(len(MIGRATIONS),)]] * 6
@@ -218,7 +218,7 @@ def test_processes_that_start_at_once_migrate_once(database):
 def test_a_store_of_a_later_release_is_not_changed(database):
     with backend(database, "first"):
         pass
-    administer(database, f"UPDATE schema_version SET version = {len(MIGRATIONS) + 1}")
+    administer(database, f"UPDATE penstock_schema SET version = {len(MIGRATIONS) + 1}")
     with pytest.raises(StoreTooNew, match="upgrade auth"), backend(database, "second"):
         pass
     assert administer(database, "SELECT max(epoch) FROM partitions") == [(1,)]
@@ -230,6 +230,26 @@ def test_a_failed_migration_changes_nothing(database, monkeypatch):
         pass
     tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
     assert administer(database, tables) == [(0,)]
+
+
+def test_a_database_that_cannot_hold_all_texts_is_an_error_that_says_how_to_create_one(postgres):
+    administer(postgres.url(), "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    try:
+        with pytest.raises(StoreUnusable, match="ENCODING 'UTF8'"), backend(postgres.url("latin"), "auth"):
+            pass
+    finally:
+        administer(postgres.url(), "DROP DATABASE latin")
+
+
+def test_the_fence_does_not_rely_on_the_default_isolation_of_the_database(database):
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    administer(database, f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    with backend(database, "paused") as (paused, _):
+        assert paused.commit(pending(PutTenant(ACME_TENANT))) is None
+        with paused._connection.transaction():
+            assert paused._connection.execute("SHOW transaction_isolation").fetchall() == [("read committed",)]
+        with backend(database, "next"), pytest.raises(PartitionsTaken):
+            paused.commit(pending(reserved(1)))
 
 
 def test_the_name_of_a_session_fits_and_tells_owners_apart():

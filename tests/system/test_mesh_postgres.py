@@ -9,6 +9,7 @@ from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest
 from penstock.chassis.config import ConfigError
 from penstock.local_mesh import postgres
 from penstock.local_mesh.postgres import LocalPostgres
+from penstock.proofs.testbed.logs import read_ledger
 
 
 async def test_a_mesh_with_a_server_of_its_own_keeps_its_ledger_there_and_stops_it_at_the_end(tiny_model):
@@ -22,6 +23,7 @@ async def test_a_mesh_with_a_server_of_its_own_keeps_its_ledger_there_and_stops_
         assert used == [("default", 1, 5)]
         assert not (mesh.folder / "auth.sqlite").exists()
         assert (mesh.folder / "auth.audit.jsonl").exists()
+    assert [(each.output_tokens, each.outcome) for each in read_ledger(mesh.folder)] == [(5, "length")]
     assert not server.home.exists()
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(server.url())

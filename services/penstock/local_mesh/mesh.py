@@ -308,6 +308,8 @@ async def _mesh_in(
             write_state(mesh.state())
             yield mesh
             await mesh.drain(on_status)
+            if postgres:
+                postgres.export_ledger()
         finally:
             state_path(options.base_port).unlink(missing_ok=True)
             await mesh.processes.kill_all()

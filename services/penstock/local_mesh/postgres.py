@@ -24,6 +24,7 @@ START_TIMEOUT_S = 60.0  # s
 STOP_TIMEOUT_S = 30.0  # s
 POLL_INTERVAL_S = 0.02  # s
 UNPRIVILEGED_USER = "nobody"  # PostgreSQL refuses to run as root
+LEDGER_FILE = "ledger.jsonl"
 SOCKET_NAME = ".s.PGSQL.5432"
 
 
@@ -81,6 +82,14 @@ class LocalPostgres:
                 _stop(server)
         finally:
             shutil.rmtree(home, ignore_errors=True)
+
+    def export_ledger(self) -> None:
+        """Write the rows of auth's ledger to `ledger.jsonl` in the folder of the mesh. The server must run."""
+        import psycopg  # noqa: PLC0415  # a package of auth, which the CLI needs here alone
+
+        with psycopg.connect(self.url()) as connection, (self.folder / LEDGER_FILE).open("w") as file:
+            for (row,) in connection.execute("SELECT row_to_json(ledger)::text FROM ledger ORDER BY settled_at"):
+                file.write(f"{row}\n")
 
     def _initialize(self, programs: Path, log: int) -> None:
         command = ("-D", str(self.home / "data"), "-U", SUPERUSER, "--auth=trust", "--encoding=UTF8", "--locale=C")

@@ -12,7 +12,9 @@ from penstock.auth.store.location import StoreLocation
 from penstock.auth.store.postgres.charges import Statement
 from penstock.auth.store.postgres.connection import (
     ANSWER_TIMEOUT_S,
+    BEGIN,
     StoreConnection,
+    check_encoding,
     connect,
     explained_errors,
     limit_transactions,
@@ -65,6 +67,7 @@ class PostgresBackend:
                 raise
 
     def _open(self, connection: StoreConnection, closing: threading.Event) -> StoredState:
+        check_encoding(connection)
         migrate(connection)
         self._ownership = take_all(connection, self.owner, self.lease, closing)
         self._outcomes = BatchOutcomes(self.owner)
@@ -152,7 +155,7 @@ def _run(connection: StoreConnection, parts: Iterable[Statement]) -> None:
     """Run statements in one transaction and one round trip."""
     with connection.pipeline():
         cursor = connection.cursor()
-        cursor.execute("BEGIN")
+        cursor.execute(BEGIN)
         for statement, values in parts:
             cursor.execute(statement, values)
         cursor.execute("COMMIT")

@@ -23,6 +23,8 @@ _DEFAULTS = {
     "keepalives_count": "3",
 }
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings repeat that a connection is lost
+WaitTimeout = psycopg.errors._WaitTimeout  # noqa: SLF001  # it has no public name
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"  # whatever the default of the database is; the fence relies on it
 Row = tuple[Any, ...]
 
 
@@ -39,7 +41,7 @@ class StoreConnection(psycopg.Connection[Row]):
         limit = timeout or self.answer_timeout
         try:
             return super().wait(gen, interval, limit)
-        except psycopg.errors._WaitTimeout:  # noqa: SLF001  # what the wait raises has no public name
+        except WaitTimeout:
             self.close()
             raise NoAnswer(f"the server has not answered in {limit:g} s") from None
 
@@ -55,6 +57,7 @@ def connect(location: StoreLocation, owner: str) -> StoreConnection:
     defaults = {name: value for name, value in _DEFAULTS.items() if name not in chosen}
     conninfo = make_conninfo(location.url, **defaults, application_name=application_name(owner))
     connection = StoreConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # of `transaction()`
     try:
         limit_transactions(connection, START_TIMEOUT_S)
     except BaseException:
@@ -71,6 +74,16 @@ def limit_transactions(connection: StoreConnection, seconds: float) -> None:
     for name in names:
         connection.execute("SELECT set_config(%s, %s, false)", (name, str(round(seconds * 1_000))))
     connection.answer_timeout = seconds
+
+
+def check_encoding(connection: StoreConnection) -> None:
+    """Raise StoreUnusable if the database cannot hold all texts."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise StoreUnusable(
+            f"the database of the store has the encoding {encoding}; create one with CREATE DATABASE … ENCODING 'UTF8'"
+            " TEMPLATE template0"
+        )
 
 
 def roll_back(connection: StoreConnection) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from penstock.auth.store.postgres.connection import StoreConnection, roll_back
+from penstock.auth.store.postgres.connection import BEGIN, StoreConnection, roll_back
 from penstock.auth.store.postgres.ownership import Ownership, check_fence
 
 _NEWEST_LOST = """
@@ -50,7 +50,7 @@ class PostgresLedger:
             return None
         try:
             with connection.pipeline():  # the answers are awaited with that to the first move, and with the commit
-                connection.execute("BEGIN")
+                connection.execute(BEGIN)
                 connection.execute(*self.ownership.hold(None))
                 moved = work()
                 connection.execute("COMMIT")

@@ -123,8 +123,8 @@ def migrate(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
     """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-        connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)")
-        row = connection.execute("SELECT version FROM schema_version").fetchone()
+        connection.execute("CREATE TABLE IF NOT EXISTS penstock_schema (version integer NOT NULL)")
+        row = connection.execute("SELECT version FROM penstock_schema").fetchone()
         version = int(str(row[0])) if row else 0
         if version > len(MIGRATIONS):
             raise StoreTooNew.of(version, len(MIGRATIONS))
@@ -132,8 +132,8 @@ def migrate(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
             return
         for script in MIGRATIONS[version:]:
             connection.execute(script.encode(), prepare=False)
-        connection.execute("DELETE FROM schema_version")
-        connection.execute("INSERT INTO schema_version VALUES (%s)", (len(MIGRATIONS),))
+        connection.execute("DELETE FROM penstock_schema")
+        connection.execute("INSERT INTO penstock_schema VALUES (%s)", (len(MIGRATIONS),))
         for name in SHARED_SECRETS:
             statement = "INSERT INTO secrets VALUES (%s, %s) ON CONFLICT DO NOTHING"
             connection.execute(statement, (name, secrets.token_bytes(SECRET_BYTES)))
