@@ -18,7 +18,7 @@ from penstock.auth.store.postgres import ownership, schema
 from penstock.auth.store.postgres.backend import PostgresBackend
 from penstock.auth.store.postgres.connection import application_name, connect
 from penstock.auth.store.postgres.lease import PartitionLease
-from penstock.auth.store.postgres.ownership import PartitionsTaken
+from penstock.auth.store.postgres.ownership import PartitionsTaken, StoreDiverged
 from penstock.auth.store.postgres.partitions import PARTITIONS
 from penstock.auth.store.postgres.schema import MIGRATIONS, migrate
 from penstock.auth.store.roll_up import KEEP_ALL
@@ -34,7 +34,7 @@ SHORT = 0.4  # s
 @contextmanager
 def backend(url, owner, ttl=SHORT):
     """A backend without a thread: it renews its lease only when the test commits."""
-    opened = PostgresBackend(parse_location(url), KEEP_ALL, owner, PartitionLease(ttl, ttl / 4))
+    opened = PostgresBackend(parse_location(url), KEEP_ALL, owner, PartitionLease(ttl, ttl / 4, start_ttl=ttl))
     state = opened.open(threading.Event())
     try:
         yield opened, state
@@ -88,6 +88,26 @@ def test_a_paused_owner_rolls_nothing_up(database):
             assert administer(database, "SELECT count(*) FROM daily_usage") == [(0,)]
 
 
+def test_a_database_that_has_lost_commits_ends_the_process(database):
+    """Such as after a failover to a replica that was behind: the memory of the process is ahead of it."""
+    with backend(database, "auth", ttl=60.0) as (former, _):
+        assert former.commit(pending(PutTenant(ACME_TENANT))) is None
+        administer(database, "UPDATE writers SET batch = batch - 1")
+        with pytest.raises(StoreDiverged, match="Restart this process"):
+            former.commit(pending(reserved(1)))
+    assert ids(database) == []
+
+
+def test_the_lease_is_longer_while_the_state_is_read_and_short_after_the_first_renewal(database):
+    left = "SELECT DISTINCT round(extract(epoch FROM lease_until - now())) FROM partitions"
+    opened = PostgresBackend(parse_location(database), KEEP_ALL, "auth", PartitionLease(100.0, 20.0, start_ttl=1_000.0))
+    opened.open(threading.Event())
+    assert administer(database, left)[0][0] > 500
+    assert opened.commit([]) is None
+    assert administer(database, left)[0][0] <= 100
+    opened.close()
+
+
 def test_an_owner_that_renews_late_goes_on_if_nobody_took_over(database):
     with backend(database, "late") as (late, _), capture_logs() as lines:
         time.sleep(SHORT)  # the lease ends by the clock of the database
@@ -124,7 +144,9 @@ async def test_a_commit_on_its_way_when_another_owner_takes_over_is_not_applied(
     monkeypatch.setattr(ownership, "end_sessions", lambda connection, owners: None)
     name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
     async with postgres_relay(postgres) as relay:
-        former = PostgresBackend(parse_location(relay.url(name)), KEEP_ALL, "former", PartitionLease(SHORT, SHORT / 4))
+        former = PostgresBackend(
+            parse_location(relay.url(name)), KEEP_ALL, "former", PartitionLease(SHORT, SHORT / 4, start_ttl=SHORT)
+        )
         await asyncio.to_thread(former.open, threading.Event())
         assert await asyncio.to_thread(former.commit, pending(PutTenant(ACME_TENANT))) is None
         relay.holds_requests = True

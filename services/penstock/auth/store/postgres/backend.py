@@ -129,12 +129,18 @@ class PostgresBackend:
     def _connected(self) -> StoreConnection:
         """Return the connection, a new one if it was lost."""
         if self._connection is None or self._connection.closed:
-            self._connection = None
-            connection = connect(self.location, self.owner)
-            self._connection = connection
-            end_sessions(connection, [self.owner])  # the former session may still hold locks
-            limit_transactions(connection, ANSWER_TIMEOUT_S)
+            self._connection = self._reconnect()
         return self._connection
+
+    def _reconnect(self) -> StoreConnection:
+        connection = connect(self.location, self.owner)
+        try:
+            limit_transactions(connection, ANSWER_TIMEOUT_S)
+            end_sessions(connection, [self.owner])  # the former session may still hold locks
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def used_share(self) -> float:
         return 0.0  # the server's volume is not visible here

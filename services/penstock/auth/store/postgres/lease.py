@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 LEASE_TTL_S = 2.0  # s; another process takes over after this time without a renewal
 RENEWAL_INTERVAL_S = 0.5  # s
+START_TTL_S = 10.0  # s; of the lease while the state is read, before the first renewal
 
 
 @dataclass
@@ -18,6 +19,7 @@ class PartitionLease:
 
     ttl: float = LEASE_TTL_S
     renewal_interval: float = RENEWAL_INTERVAL_S
+    start_ttl: float = START_TTL_S
     _granted_at: float = -math.inf  # s; when the latest renewal that was confirmed was sent
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from penstock.auth.store.postgres.charges import Statement
 from penstock.auth.store.postgres.connection import StoreConnection, application_name
 from penstock.auth.store.postgres.lease import PartitionLease
 from penstock.auth.store.postgres.partitions import partition_of
-from penstock.auth.store.postgres.schema import PARTITIONS_TAKEN
+from penstock.auth.store.postgres.schema import BATCH_DECIDED, PARTITIONS_TAKEN
 from penstock.auth.store.store import StoreUnusable
 
 log = structlog.get_logger()
@@ -49,11 +49,18 @@ class PartitionsTaken(Exception):
     """Another process has taken over partitions of this one, which can write no more and must end."""
 
 
+class StoreDiverged(Exception):
+    """The database has lost commits, such as in a failover, or was restored: the state in memory is another one."""
+
+
 def check_fence(error: psycopg.Error) -> None:
-    """Raise PartitionsTaken if a transaction failed because this process is no longer the owner."""
+    """Raise PartitionsTaken or StoreDiverged if a transaction failed because this process must not write any more."""
     if error.sqlstate == PARTITIONS_TAKEN:
         text = f"{error.diag.message_primary}; nothing was written. The other process has the state: end this process"
         raise PartitionsTaken(text) from None
+    if error.sqlstate == BATCH_DECIDED:
+        text = f"{error.diag.message_primary}; the database has lost commits or was restored. Restart this process"
+        raise StoreDiverged(text) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ def _try_take(connection: StoreConnection, owner: str, lease: PartitionLease) ->
         row = connection.execute(_LOCK).fetchone()
         if row is None or not row[0]:
             return None
-        epochs: dict[int, int] = dict(sorted(connection.execute(_TAKE, (owner, lease.ttl)).fetchall()))
+        epochs: dict[int, int] = dict(sorted(connection.execute(_TAKE, (owner, lease.start_ttl)).fetchall()))
         connection.execute(_FORGET_WRITERS)
         connection.execute("INSERT INTO writers (owner) VALUES (%s)", (owner,))
     lease.on_renewed(sent_at)

@@ -108,7 +108,7 @@ MIGRATIONS = (
         BEGIN
             UPDATE writers SET batch = the_batch, is_applied = true WHERE owner = the_owner AND batch = the_batch - 1;
             IF NOT FOUND THEN
-                RAISE 'batch % of % was decided before', the_batch, the_owner USING ERRCODE = 'PN002';
+                RAISE 'batch % of % does not follow its latest one', the_batch, the_owner USING ERRCODE = 'PN002';
             END IF;
         END
     $$;
