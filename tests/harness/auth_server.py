@@ -17,10 +17,10 @@ from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
 from penstock.auth.service import AdmissionService
-from penstock.auth.store import sql
+from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.roll_up import Retention
-from penstock.auth.store.sqlite import opened_store
+from penstock.auth.store.sqlite import sql
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.server.server import serving

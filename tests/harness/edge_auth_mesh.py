@@ -14,8 +14,8 @@ from operators import admin_socket
 from penstock.auth.config import AuthConfig
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.service import AdmissionService
+from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
-from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig

@@ -1,9 +1,10 @@
-"""One receiver of telemetry for all service tests: OpenTelemetry's providers are set once in a process."""
+"""Shared by service tests: a receiver of telemetry, whose providers are set once in a process, and PostgreSQL."""
 
 import pytest
 
 from otlp_receiver import otlp_receiver
 from penstock.chassis.observability.telemetry import open_telemetry
+from stores import PostgresStore, SqliteStore, new_database, postgres_server
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +16,25 @@ def receiver():
         telemetry = open_telemetry("test", "test-1", otlp_endpoint=found.endpoint)
         yield found
         telemetry.shutdown()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory):
+    """A real PostgreSQL server."""
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres):
+    """The URL of an empty database."""
+    with new_database(postgres) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored(request, tmp_path):
+    """A store of each kind."""
+    if request.param == "sqlite":
+        return SqliteStore(str(tmp_path / "auth.sqlite"))
+    return PostgresStore(request.getfixturevalue("database"))

@@ -18,7 +18,7 @@ from auth_server import (
     tenant_use,
     tenant_with_key,
 )
-from penstock.auth.store import sql
+from penstock.auth.store.sqlite import sql
 from penstock.chassis.errors import error_from_rpc
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb

@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 from auth_server import full_disk
 from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_mesh import text_of
-from penstock.auth.store import sqlite
+from penstock.auth.store import threaded
+from penstock.auth.store.store import ChargesNotPersisted
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy
@@ -194,14 +195,14 @@ async def test_a_deferred_reservation_is_recorded_once_auth_can_write(tmp_path, 
 
 
 async def test_a_charge_that_a_stopping_auth_cannot_write_is_repeated_by_its_edge(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(threaded, "RETRY_INTERVAL_S", 0.0)
     async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
         reading, handle = await paused_answer(mesh, client)
         with full_disk(monkeypatch):
             mesh.workers[0].send_tokens(handle)
             assert await reading == text_of(TOKENS)
             await mesh.wait_for_figure("reservations_open", 1)
-            with pytest.raises(sqlite.ChargesNotPersisted):
+            with pytest.raises(ChargesNotPersisted):
                 await mesh.auth.stop()
         await mesh.auth.start()
         assert await all_recorded(mesh) == [FULL_CHARGE]
@@ -222,7 +223,7 @@ async def test_an_edge_that_ends_before_auth_can_write_reports_its_settlements(t
 async def test_a_cached_caller_is_served_while_the_disk_of_auth_is_full_and_charged_once_after(tmp_path, monkeypatch):
     """Every request has one charge, the tenant keeps to its grant, and strangers are rejected."""
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 0.01)
-    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(threaded, "RETRY_INTERVAL_S", 0.01)
     grant = 4 * (PROMPT + TOKENS)
     async with (
         edge_auth_mesh(tmp_path, auth={"fallback_tokens": grant}, auth_fallback_after=3_600.0) as mesh,

@@ -5,13 +5,11 @@ stays for the month and sends so many requests that its totals exceed 32 bits.
 """
 
 import random
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from datetime import UTC, datetime
 
 from auth_server import START_UNIX_S, FakeClock, auth_process, edge, rejection_of, tenant_use
-from penstock.auth.store import sqlite
+from penstock.auth.store import threaded
 from penstock.mesh.limits.bounds import TOKENS
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
@@ -99,28 +97,26 @@ class Month:
             assert rejected.reason in {"KEY_REVOKED", "KEY_UNKNOWN"}
 
 
-def stored_usage(path):
-    with closing(sqlite3.connect(path)) as raw:
-        rows = raw.execute("SELECT day, tenant_id, key_id, model, requests, prompt_tokens, output_tokens FROM usage")
-        columns = ("requests", "prompt_tokens", "output_tokens")
-        return Counter({(*row[:4], column): row[4 + place] for row in rows for place, column in enumerate(columns)})
+def stored_usage(stored):
+    rows = stored.rows("SELECT day, tenant_id, key_id, model, requests, prompt_tokens, output_tokens FROM usage")
+    columns = ("requests", "prompt_tokens", "output_tokens")
+    return Counter({(*row[:4], column): row[4 + place] for row in rows for place, column in enumerate(columns)})
 
 
-def stored_counts(path):
-    with closing(sqlite3.connect(path)) as raw:
-        tables = ("ledger", "reservations", "balances", "keys")
-        return {each: raw.execute(f"SELECT count(*) FROM {each}").fetchone()[0] for each in tables}
+def stored_counts(stored):
+    tables = ("ledger", "reservations", "balances", "keys")
+    return {each: stored.rows(f"SELECT count(*) FROM {each}")[0][0] for each in tables}
 
 
-async def test_a_month_of_rotated_keys_and_models_is_charged_exactly(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite, "IDLE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(sqlite, "SLICE_INTERVAL_S", 0.0)
-    month = Month(tmp_path / "auth.sqlite")
+async def test_a_month_of_rotated_keys_and_models_is_charged_exactly(stored, monkeypatch):
+    monkeypatch.setattr(threaded, "IDLE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(threaded, "SLICE_INTERVAL_S", 0.0)
+    month = Month(stored.location)
     await month.live()
-    assert stored_usage(month.path) == month.usage
+    assert stored_usage(stored) == month.usage
     assert max(month.totals.values()) > 2**32
     assert len(month.retired) > 50
-    counts = stored_counts(month.path)
+    counts = stored_counts(stored)
     assert counts["reservations"] == 0
     assert counts["ledger"] < month.number / 3
     assert counts["balances"] == len(month.keys)

@@ -58,7 +58,7 @@ async def test_the_state_survives_a_kill_and_a_drain_exits_with_status_0(tmp_pat
 
 
 OVERFLOW_ON_A_TENANT = """
-from penstock.auth.store import sql
+from penstock.auth.store.sqlite import sql
 from penstock.auth.store.store import PutTenant
 def apply(connection, change, original=sql.apply):
     if isinstance(change, PutTenant):

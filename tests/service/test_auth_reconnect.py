@@ -6,7 +6,6 @@ from auth_server import (
     FakeClock,
     auth_process,
     edge,
-    full_disk,
     rejection_of,
     tenant_use,
     tenant_with_key,
@@ -58,15 +57,15 @@ async def test_an_unsettled_reservation_expires(monkeypatch):
         assert (logs[0]["request_id"], logs[0]["tenant"], logs[0]["key_id"]) == ("request-1", "default", "dev")
 
 
-async def test_reservations_keys_and_use_survive_a_restart(tmp_path):
+async def test_reservations_keys_and_use_survive_a_restart(stored):
     clock = FakeClock()
-    async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
+    async with auth_process(stored.location, clock=clock) as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60)
         salt = (await stream.identify(credential)).identity.cache_salt
         done = await stream.reserve("request-0", 5, 5, credential=credential)
         await stream.settle(done.reservation_id, 5, 5)
         open_one = await stream.reserve("request-1", 10, 40, credential=credential)
-    async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
+    async with auth_process(stored.location, clock=clock) as found, edge(found) as stream:
         assert found.figures["reservations"] == 1
         again = await stream.reserve("request-1", 10, 40, credential=credential)
         assert again.reservation_id == open_one.reservation_id
@@ -78,20 +77,20 @@ async def test_reservations_keys_and_use_survive_a_restart(tmp_path):
         assert (used.prompt_tokens, used.output_tokens, used.requests) == (15, 45, 2)
 
 
-async def test_an_edge_that_does_not_reconnect_after_a_restart_expires(tmp_path, monkeypatch):
+async def test_an_edge_that_does_not_reconnect_after_a_restart_expires(stored, monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     clock = FakeClock()
-    async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
+    async with auth_process(stored.location, clock=clock) as found, edge(found) as stream:
         await stream.reserve()
-    async with auth_process(tmp_path / "auth.sqlite", clock=clock, edge_grace=30.0) as found:
+    async with auth_process(stored.location, clock=clock, edge_grace=30.0) as found:
         assert found.figures["reservations"] == 1
         clock.now += 30.0
         await wait_for_figure(found, "reservations", 0)
 
 
-async def test_a_reservation_that_cannot_be_stored_is_rejected(monkeypatch):
-    async with auth_process() as found, edge(found) as stream:
-        with full_disk(monkeypatch):
+async def test_a_reservation_that_cannot_be_stored_is_rejected(stored):
+    async with auth_process(stored.location) as found, edge(found) as stream:
+        with stored.full_disk():
             assert (await stream.reserve()).is_unavailable  # edges decide before they hear of the rejection
             error = rejection_of(await stream.receive())
             assert found.figures["store_available"] == 0
@@ -103,10 +102,10 @@ async def test_a_reservation_that_cannot_be_stored_is_rejected(monkeypatch):
         assert (await stream.reserve()).reservation_id
 
 
-async def test_a_stored_reservation_that_is_repeated_while_the_store_is_unavailable_stays(monkeypatch):
-    async with auth_process() as found, edge(found) as stream:
+async def test_a_stored_reservation_that_is_repeated_while_the_store_is_unavailable_stays(stored):
+    async with auth_process(stored.location) as found, edge(found) as stream:
         admitted = await stream.reserve()
-        with full_disk(monkeypatch):
+        with stored.full_disk():
             assert (await stream.reserve("request-2")).is_unavailable
             assert rejection_of(await stream.receive()).reason == "STORE_UNAVAILABLE"
             await stream.send(reserve=Reserve(request_id="request-1", credential=stream.credential, prompt_tokens=1))

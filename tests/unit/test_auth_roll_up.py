@@ -10,9 +10,11 @@ import pytest
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store import roll_up, sql
-from penstock.auth.store.connection import connect
+from penstock.auth.store import roll_up
 from penstock.auth.store.roll_up import SLICE_ROWS, SLICE_TARGET_S, LedgerRollUp, Retention
+from penstock.auth.store.sqlite import sql
+from penstock.auth.store.sqlite.connection import connect
+from penstock.auth.store.sqlite.ledger import SqliteLedger
 from penstock.auth.store.store import Charged, PutTenant
 
 START = 1_798_761_600.0  # 2027-01-01 UTC
@@ -70,7 +72,7 @@ def usage(connection, columns="requests, prompt_tokens, output_tokens"):
 
 
 def test_rows_become_totals_of_their_day_tenant_key_and_model_when_their_retention_ends(connection):
-    rolling = LedgerRollUp(connection, Retention(max_age=10 * DAY_S))
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_age=10 * DAY_S))
     names = [("acme", "k1", "m"), ("acme", "k2", "m"), ("blue", "k3", "m"), ("blue", "k3", "n")]
     for day in range(3):
         for number, (tenant, key, model) in enumerate(names * 5):
@@ -87,7 +89,7 @@ def test_rows_become_totals_of_their_day_tenant_key_and_model_when_their_retenti
 
 
 def test_the_oldest_rows_are_rolled_up_above_the_most_rows(connection):
-    rolling = LedgerRollUp(connection, Retention(max_rows=50))
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_rows=50))
     write(connection, rolling, *(charge(number, START + number) for number in range(200)))
     rolled_up(connection, rolling, START)
     assert 50 <= count(connection) < 50 + SLICE_ROWS[0]
@@ -96,7 +98,7 @@ def test_the_oldest_rows_are_rolled_up_above_the_most_rows(connection):
 
 
 def test_rows_of_one_moment_are_each_counted_once(connection):
-    rolling = LedgerRollUp(connection, Retention(max_age=1.0))
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_age=1.0))
     write(connection, rolling, *(charge(number, START) for number in range(300)))
     rolled_up(connection, rolling, START + 2.0)
     assert count(connection) == 0
@@ -104,7 +106,7 @@ def test_rows_of_one_moment_are_each_counted_once(connection):
 
 
 def test_a_correction_of_a_lost_row_is_exact_before_and_after_its_roll_up(connection):
-    rolling = LedgerRollUp(connection, Retention(max_age=DAY_S))
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_age=DAY_S))
     lost = [charge(number, START, prompt=0, output=0, outcome=OUTCOME_LOST) for number in range(2)]
     write(connection, rolling, *lost)
     late = [
@@ -120,7 +122,7 @@ def test_a_correction_of_a_lost_row_is_exact_before_and_after_its_roll_up(connec
 
 def test_lost_rows_that_an_edge_may_settle_stay_rows_above_the_most_rows(connection, monkeypatch):
     monkeypatch.setattr(roll_up, "MAX_LOST_RESERVATIONS", 100)
-    rolling = LedgerRollUp(connection, Retention(max_rows=0))
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_rows=0))
     write(connection, rolling, *(charge(number, START + number, outcome=OUTCOME_LOST) for number in range(150)))
     write(connection, rolling, *(charge(number, START + number) for number in range(150, 200)))
     rolled_up(connection, rolling, START)
@@ -137,7 +139,7 @@ def test_a_slice_that_takes_too_long_is_followed_by_smaller_ones(connection):
         at[0] += next(took)
         return at[0]
 
-    rolling = LedgerRollUp(connection, Retention(max_age=1.0), slice_rows=SLICE_ROWS[1], timer=timer)
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_age=1.0), slice_rows=SLICE_ROWS[1], timer=timer)
     write(connection, rolling, *(charge(number, START + number / 1e3) for number in range(1_000)))
     sizes = []
     while rolling.rows:
@@ -148,7 +150,7 @@ def test_a_slice_that_takes_too_long_is_followed_by_smaller_ones(connection):
 
 
 def test_a_slice_is_all_or_nothing(connection, monkeypatch):
-    rolling = LedgerRollUp(connection, Retention(max_age=1.0))
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_age=1.0))
     write(connection, rolling, *(charge(number, START) for number in range(10)))
     connection.execute("CREATE TRIGGER full BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'full'); END")
     assert not rolling.run_slice(START + 10.0)
@@ -165,7 +167,7 @@ def test_a_year_of_charges_stays_within_the_stated_size_and_its_totals_are_exact
     The bound is the documented one: it depends on the most rows and on the totals of a day, not on the rate.
     """
     rng, most, per_day = random.Random(7), 2_000, 100
-    rolling = LedgerRollUp(connection, Retention(max_age=30 * DAY_S, max_rows=most))
+    rolling = LedgerRollUp(SqliteLedger(connection), Retention(max_age=30 * DAY_S, max_rows=most))
     totals, largest, number = {"acme": [0, 0, 0], "blue": [0, 0, 0]}, 0, 0
     for day in range(365):
         connection.execute("BEGIN")
@@ -196,7 +198,7 @@ def test_a_file_of_the_second_release_gets_totals_and_keeps_its_rows(tmp_path):
         old.execute("INSERT INTO tenants VALUES ('acme', 2, 1.0, 0, 0, 0)")
         sql.apply(old, Charged(charge(1, START), Balance("acme")))
     with closing(connect(str(path))) as opened:
-        rolling = LedgerRollUp(opened, Retention(max_age=1.0))
+        rolling = LedgerRollUp(SqliteLedger(opened), Retention(max_age=1.0))
         assert (rolling.rows, usage(opened)) == (1, [(1, 10, 7)])
         rolled_up(opened, rolling, START + 10.0)
         assert (count(opened), usage(opened)) == (0, [(1, 10, 7)])

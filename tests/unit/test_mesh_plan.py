@@ -37,6 +37,17 @@ def test_the_base_port_shifts_every_port_alike():
         assert int(after.address.rpartition(":")[2]) - int(before.address.rpartition(":")[2]) == 2000
 
 
+def test_auth_uses_a_file_of_the_mesh_or_the_given_store_and_then_names_its_audit_log():
+    [in_file] = plan_of().processes_of("auth")
+    assert in_file.environment["PENSTOCK_AUTH_STORE"] == "/state/auth.sqlite"
+    assert "PENSTOCK_AUTH_AUDIT_LOG" not in in_file.environment
+    url = "postgresql://postgres@/postgres?host=/state"
+    plan = plan_mesh(MeshOptions(store="postgres"), Path("/state"), "the-key", store=url)
+    [in_postgres] = plan.processes_of("auth")
+    assert in_postgres.environment["PENSTOCK_AUTH_STORE"] == url
+    assert in_postgres.environment["PENSTOCK_AUTH_AUDIT_LOG"] == "/state/auth.audit.jsonl"
+
+
 def test_every_process_of_a_tier_has_an_admin_socket_of_its_own():
     plan = plan_of(edges=2, workers=2)
     sockets = {each.name: each.admin_target for each in plan.processes if each.tier != "envoy"}

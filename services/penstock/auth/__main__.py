@@ -8,9 +8,9 @@ from penstock.auth.ext_authz.authorization import Authorization
 from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.service import AdmissionService
+from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.roll_up import Retention
-from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
@@ -24,7 +24,12 @@ async def run_auth(config: AuthConfig) -> None:
     clock = WallMonotonicClock().now
     retention = Retention(config.ledger_retention, config.ledger_max_rows)
     stored = opened_store(
-        config.store, fsync=config.fsync, retention=retention, clock=clock, disk_watermark=config.disk_watermark
+        config.store,
+        fsync=config.fsync,
+        retention=retention,
+        clock=clock,
+        disk_watermark=config.disk_watermark,
+        instance_id=config.instance_id,
     )
     async with stored as (store, state), AsyncExitStack() as stack:
         authorizer = recover(config, state, clock())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.auth.identity.keys import key_id_of
+from penstock.auth.store.location import StoreLocation, parse_location, without_password
 from penstock.auth.store.roll_up import MIN_LEDGER_ROWS
 from penstock.chassis.config import ServiceConfig, setting
 
@@ -26,10 +27,17 @@ class AuthConfig(ServiceConfig):
         5.0, "Longest drain after SIGTERM. Edges leave at once and settle with the next process.", unit="s"
     )
     store: str = setting(
-        ":memory:", "SQLite file. `:memory:`: keys and the usage ledger are lost when the process ends.", unit="path"
+        ":memory:",
+        "SQLite file, as a path or `sqlite:///absolute/path`, or PostgreSQL database, as `postgresql://user@host/database`"
+        " (any URL of libpq; the password may also be in PGPASSWORD or a password file). `:memory:`: keys and the usage"
+        " ledger are lost when the process ends.",
+        unit="path or URL",
+        show=without_password,
     )
     fsync: bool = setting(
-        False, "Whether each commit is flushed to disk, so that it survives a power loss. Costs one flush per commit."
+        False,
+        "Whether each commit to SQLite is flushed to disk, so that it survives a power loss. Costs a flush per commit."
+        " PostgreSQL decides with its own `synchronous_commit`.",
     )
     ledger_retention: float = setting(
         2_592_000.0,
@@ -46,12 +54,14 @@ class AuthConfig(ServiceConfig):
         0.9, "Used share of the store's volume from which auth warns: log line, metric and snapshot."
     )
     pepper: str = setting(
-        "", "Secret of the key hashes. Empty: generated once and kept in `<store>.pepper`.", secret=True
+        "",
+        "Secret of the key hashes. Empty: generated once and kept in `<store>.pepper`, or in a table of PostgreSQL.",
+        secret=True,
     )
     mesh_secret: str = setting(
         "",
         "Secret from which the prefix cache salts of tenants derive. Empty: generated once and kept in"
-        " `<store>.mesh-secret`.",
+        " `<store>.mesh-secret`, or in a table of PostgreSQL.",
         fleet="PENSTOCK_MESH_SECRET",
         secret=True,
     )
@@ -113,12 +123,18 @@ class AuthConfig(ServiceConfig):
     )
 
     @property
+    def store_location(self) -> StoreLocation:
+        return parse_location(self.store)
+
+    @property
     def audit_log_path(self) -> str:
-        beside_store = "" if self.store == ":memory:" else f"{self.store}.audit.jsonl"
+        location = self.store_location
+        beside_store = f"{location.path}.audit.jsonl" if location.is_file else ""
         return self.audit_log or beside_store
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
+        self._check_store()
         if self.dev_key and not key_id_of(self.dev_key):
             raise ValueError("dev_key must look like pk_ID_SECRET with a secret of 22 letters and digits or more")
         if not 0 <= self.fallback_share <= 1:
@@ -145,3 +161,9 @@ class AuthConfig(ServiceConfig):
                 raise ValueError(f"{name} must be more than 0 s")
         if self.fallback_grant_ttl > 86_400:
             raise ValueError("fallback_grant_ttl must be at most 86400 s, a day")
+
+    def _check_store(self) -> None:
+        try:
+            parse_location(self.store)
+        except ValueError as error:
+            raise ValueError(f"store {error}") from None

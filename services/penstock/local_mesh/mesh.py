@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from penstock.local_mesh.plan import (
     secrets_folder,
 )
 from penstock.local_mesh.ports import check_ports, reserved_base_port
+from penstock.local_mesh.postgres import LocalPostgres
 from penstock.local_mesh.processes import (
     POLL_INTERVAL_S,
     ChildFailedError,
@@ -251,7 +252,9 @@ async def _mesh_in(
     transform_plan: TransformPlan | None,
 ) -> AsyncIterator[LocalMesh]:
     api_key, cores = _api_key(), os.cpu_count() or 1
-    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=cores, sockets=sockets)
+    postgres = LocalPostgres(folder) if options.store == "postgres" else None
+    store = postgres.url() if postgres else ""
+    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=cores, sockets=sockets, store=store)
     check_model(options.model)
     check_ports(plan)
     _make_empty(folder)
@@ -259,11 +262,14 @@ async def _mesh_in(
         make_certificates(plan, folder)
     plan = await transform_plan(plan) if transform_plan else plan
     mesh = LocalMesh(options, plan, folder, api_key)
-    try:
-        await mesh.start(on_status)
-        write_state(mesh.state())
-        yield mesh
-        await mesh.drain(on_status)
-    finally:
-        state_path(options.base_port).unlink(missing_ok=True)
-        await mesh.processes.kill_all()
+    with postgres.running() if postgres else nullcontext():
+        try:
+            await mesh.start(on_status)
+            write_state(mesh.state())
+            yield mesh
+            await mesh.drain(on_status)
+            if postgres:
+                postgres.export_ledger()
+        finally:
+            state_path(options.base_port).unlink(missing_ok=True)
+            await mesh.processes.kill_all()

@@ -42,6 +42,7 @@ class MeshOptions:
     envoys: int = 1
     otlp: str = ""  # URL of an OTLP/gRPC receiver; empty: no export
     base_port: int = BASE_PORT  # the difference to 7000 shifts every port
+    store: str = "sqlite"  # of auth: sqlite, or postgres for a server of this mesh
     settings: tuple[str, ...] = ()  # PENSTOCK_<TIER>_<NAME>=VALUE
     insecure: bool = False  # plaintext between the processes, for comparison
 
@@ -112,13 +113,16 @@ def plan_mesh(
     envoy: str | None = None,
     cores: int = 1,
     sockets: Path | None = None,
+    store: str = "",
 ) -> MeshPlan:
     """Plan a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None to run without.
 
     The workers divide `cores` among them, because engines that each use all cores wait for one another. `sockets` is
-    the folder of the processes' Admin sockets, None for `folder`.
+    the folder of the processes' Admin sockets, None for `folder`. `store` is the URL of auth's store, empty for a
+    SQLite file in `folder`.
     """
-    planner = _Planner(options, folder, api_key, cores, sockets or folder)
+    store = store or str(folder / "auth.sqlite")
+    planner = _Planner(options, folder, api_key, cores, sockets=sockets or folder, store=store)
     processes = tuple(planner.processes(envoy if options.envoy else None))
     edge = next(each for each in processes if each.tier == "edge")
     proxy = next((each.address for each in processes if each.tier == "envoy"), "")
@@ -126,12 +130,15 @@ def plan_mesh(
 
 
 class _Planner:
-    def __init__(self, options: MeshOptions, folder: Path, api_key: str, cores: int, sockets: Path) -> None:
+    def __init__(
+        self, options: MeshOptions, folder: Path, api_key: str, cores: int, *, sockets: Path, store: str
+    ) -> None:
         self.options = options
         self.folder = folder
         self.api_key = api_key
         self.cores = cores
         self.sockets = sockets
+        self.store = store
         self.has_envoy = False
 
     def address(self, port: int, replica: int = 0) -> str:
@@ -143,7 +150,9 @@ class _Planner:
     def processes(self, envoy: str | None) -> Iterator[ProcessSpec]:
         options, self.has_envoy = self.options, bool(envoy)
         checks = self.address(7007) if envoy else ""
-        own = {"STORE": str(self.folder / "auth.sqlite"), "DEV_KEY": self.api_key, "CHECK_LISTEN": checks}
+        own = {"STORE": self.store, "DEV_KEY": self.api_key, "CHECK_LISTEN": checks}
+        if "://" in self.store:  # a file beside it is the default
+            own["AUDIT_LOG"] = str(self.folder / "auth.audit.jsonl")
         yield self.tier_process("auth", 0, 7002, **own)
         for replica in range(options.queues):
             yield self.tier_process("queue", replica, 7003)

@@ -5,14 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.auth.store.location import MEMORY
+
 HYSTERESIS = 0.01  # share; use that varies around the watermark is not a change
 
 
-def used_share(store: str, statvfs: Callable[[str], os.statvfs_result] = os.statvfs) -> float:
+def used_share(path: str, statvfs: Callable[[str], os.statvfs_result] = os.statvfs) -> float:
     """Return the share of the volume that unprivileged processes can no longer write; 0 for a store in memory."""
-    if store == ":memory:":
+    if path == MEMORY:
         return 0.0
-    volume = statvfs(str(Path(store).absolute().parent))
+    volume = statvfs(str(Path(path).absolute().parent))
     return 1.0 - volume.f_bavail / volume.f_blocks if volume.f_blocks else 0.0
 
 

@@ -17,8 +17,8 @@ STALL_THRESHOLD_S = 1.0  # s between sweeps; a longer gap means that this proces
 
 def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
     """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings."""
-    pepper = config.pepper.encode() or load_or_create_secret(config.store, "pepper")
-    mesh_secret = config.mesh_secret.encode() or load_or_create_secret(config.store, "mesh-secret")
+    pepper = config.pepper.encode() or _secret(config, state, "pepper")
+    mesh_secret = config.mesh_secret.encode() or _secret(config, state, "mesh-secret")
     reservations = ReservationTable(ttl=config.reservation_ttl)
     for tenant in state.tenants:
         reservations.put_tenant(tenant, now, state.balances.get(tenant.tenant_id))
@@ -41,6 +41,11 @@ def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
         config.fallback_tokens,
         accept_ungranted_fallback=config.accept_ungranted_fallback,
     )
+
+
+def _secret(config: AuthConfig, state: StoredState, name: str) -> bytes:
+    """Return a secret of the store: of its database, or of a file beside it."""
+    return state.secrets.get(name) or load_or_create_secret(config.store_location.path, name)
 
 
 def development_key(bearer: str, keys: KeyRing, now: float) -> Key:

@@ -4,18 +4,20 @@ import os
 import secrets
 from pathlib import Path
 
+from penstock.auth.store.location import MEMORY
+
 SECRET_BYTES = 32
 
 
-def load_or_create_secret(store: str, name: str) -> bytes:
-    """Return the secret in `<store>.<name>`, created on first use. For a store in memory it is not saved."""
-    if store == ":memory:":
+def load_or_create_secret(path: str, name: str) -> bytes:
+    """Return the secret in `<path>.<name>`, created on first use. For a store in memory it is not saved."""
+    if path == MEMORY:
         return secrets.token_bytes(SECRET_BYTES)
-    path = Path(f"{store}.{name}")
+    file_path = Path(f"{path}.{name}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(file_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return _read(path)
+        return _read(file_path)
     secret = secrets.token_bytes(SECRET_BYTES)
     with os.fdopen(descriptor, "w") as file:
         file.write(secret.hex())

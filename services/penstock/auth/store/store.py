@@ -1,6 +1,7 @@
 """The interface of the store, and the changes that it persists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from penstock.auth.identity.keys import Key
@@ -8,6 +9,31 @@ from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.grant_uses import GrantUse
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.chassis.config import ConfigError
+
+
+class StoreUnusable(ConfigError):
+    """The store cannot be opened or read."""
+
+
+class StoreTooNew(ConfigError):
+    """The store was written by a later release, whose schema this release does not know."""
+
+    @classmethod
+    def of(cls, version: int, supported: int) -> "StoreTooNew":
+        return cls(f"the store has version {version}, and this release supports up to {supported}; upgrade auth")
+
+
+class StoreClosed(Exception):
+    """A change was written after the store was closed or its thread failed."""
+
+
+class StoreThreadFailed(Exception):
+    """The store's thread ended with an error that is none of its database, so that no change can be written."""
+
+
+class ChargesNotPersisted(Exception):
+    """The store was closed with charges that could not be written. Edges that hold them repeat them."""
 
 
 class PutTenant(NamedTuple):
@@ -71,6 +97,9 @@ class StoredState(NamedTuple):
     lost: list[Reservation]  # lost reservations whose edges may still settle them, oldest first
     grant_uses: list[GrantUse]
     charged: list[Charge]  # recent charges without lost ones, oldest first: their answers may be continued
+    secrets: Mapping[str, bytes] = MappingProxyType(
+        {}
+    )  # by name, of a store that all processes share; none: they are files
 
 
 class Store(Protocol):

@@ -21,10 +21,13 @@ class ChangeWriter:
     unwritten: list[PendingChange] = field(default_factory=list)  # charges in order
     is_available: bool = True  # whether the latest commit succeeded
 
-    def write(self, changes: list[PendingChange]) -> None:
-        """Commit the unwritten charges and then these changes. Without any, probe a store that was unavailable."""
+    def write(self, changes: list[PendingChange], *, is_probe_due: bool = False) -> None:
+        """Commit the unwritten charges and then these changes.
+
+        Without any, probe a store that was unavailable or whose probe is due.
+        """
         pending, self.unwritten = [*self.unwritten, *changes], []
-        if not pending and self.is_available:
+        if not pending and self.is_available and not is_probe_due:
             return
         for start in range(0, max(1, len(pending)), MAX_CHANGES_PER_TRANSACTION):
             batch = pending[start : start + MAX_CHANGES_PER_TRANSACTION]

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.auth.store import sql
-from penstock.auth.store.sql import migrate
+from penstock.auth.store.sqlite import sql
+from penstock.auth.store.sqlite.sql import migrate
 from penstock.auth.store.store import Barrier, Change, OnAvailability, OnPersisted, PendingChange, StoredState
 from penstock.auth.store.writer import ChangeWriter
 

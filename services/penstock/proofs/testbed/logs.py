@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from penstock.local_mesh.postgres import LEDGER_FILE
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge
 
@@ -48,7 +49,14 @@ def edges_by_request(folder: Path) -> dict[str, set[str]]:
 
 
 def read_ledger(folder: Path) -> list[LedgerCharge]:
-    """Return auth's ledger; auth must have ended, because it locks the file."""
+    """Return auth's ledger; auth must have ended, because it locks the file, and a PostgreSQL server is exported."""
+    exported = folder / LEDGER_FILE
+    if exported.exists():
+        names = ("request_id", "prompt_tokens", "output_tokens", "outcome")
+        return [
+            LedgerCharge(*(row[name] for name in names))
+            for row in map(orjson.loads, exported.read_bytes().splitlines())
+        ]
     with closing(sqlite3.connect(folder / "auth.sqlite")) as database:
         rows = database.execute("SELECT request_id, prompt_tokens, output_tokens, outcome FROM ledger")
         return [LedgerCharge(*row) for row in rows]

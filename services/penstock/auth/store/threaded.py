@@ -1,21 +1,28 @@
-"""The SQLite store: one file, written by one thread, with many changes per transaction."""
+"""The store's thread: many changes per transaction, written by one thread to the database of a backend."""
 
 import asyncio
 import queue
-import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
-from penstock.auth.store import sql
-from penstock.auth.store.connection import commit, connect, explained_errors
-from penstock.auth.store.disk_usage import Watermark, used_share
-from penstock.auth.store.roll_up import KEEP_ALL, SLICE_INTERVAL_S, LedgerRollUp, Retention
-from penstock.auth.store.store import Barrier, Change, OnAvailability, OnPersisted, PendingChange, StoredState
+from penstock.auth.store.backend import Backend
+from penstock.auth.store.disk_usage import Watermark
+from penstock.auth.store.roll_up import SLICE_INTERVAL_S
+from penstock.auth.store.store import (
+    Barrier,
+    Change,
+    OnAvailability,
+    OnPersisted,
+    PendingChange,
+    StoreClosed,
+    StoredState,
+    StoreThreadFailed,
+)
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
 from penstock.auth.telemetry import record_disk_used
 
@@ -26,33 +33,18 @@ IDLE_INTERVAL_S = 1.0  # s between looks for rows of the ledger to roll up
 MAX_SHUTDOWN_RETRIES = 10  # attempts at the end of the process, after which only edges have the unwritten charges
 
 
-class StoreClosed(Exception):
-    """A change was written after the store was closed or its thread failed."""
-
-
-class StoreThreadFailed(Exception):
-    """The store's thread ended with an error that is not SQLite's, so that no change can be written any more."""
-
-
-class ChargesNotPersisted(Exception):
-    """The store was closed with charges that could not be written. Edges that hold them repeat them."""
-
-
 @dataclass(eq=False)
-class SqliteStore:
+class ThreadedStore:
     """Sends changes to the writer thread. The changes that arrive during a commit form the next transaction.
 
     A change is reported as persisted only after its commit, and one commit serves all changes that wait: a promise
-    costs one commit in an idle mesh and a fraction of one in a busy mesh. A commit survives the death of the process;
-    with `fsync` it also survives the loss of power.
+    costs one commit in an idle mesh and a fraction of one in a busy mesh. A commit survives the death of the process.
 
     The thread ends when the store is closed. If it ends earlier, `watch` raises, which must end the process: changes
     that it had received are never answered.
     """
 
-    path: str
-    fsync: bool = False
-    retention: Retention = KEEP_ALL
+    backend: Backend
     clock: Callable[[], float] = time.time
     watermark: Watermark = field(default_factory=lambda: Watermark(1.0))
     pending: int = 0
@@ -100,33 +92,34 @@ class SqliteStore:
         self._entries.put(None)
 
     def run(self, opened: "asyncio.Future[StoredState]") -> None:
-        """Run the thread: open the file, report the stored state, and write changes until closed."""
+        """Run the thread: open the database, report the stored state, and write changes until closed."""
         try:
-            with explained_errors(self.path):
-                connection = connect(self.path, fsync=self.fsync)
-                state = sql.read(connection)
+            state = self.backend.open(self._closing)
         except Exception as error:  # noqa: BLE001  # the start fails with any error
             self._loop.call_soon_threadsafe(_resolve, opened, error)
             return
         self._loop.call_soon_threadsafe(_resolve, opened, state)
         try:
-            self._write_until_closed(connection)
-            connection.close()
+            self._write_until_closed()
+            self.backend.close()
         except BaseException as error:  # noqa: BLE001  # the process ends with any error
             self._loop.call_soon_threadsafe(self._fail, error)
+            with suppress(Exception):
+                self.backend.close()
 
-    def _write_until_closed(self, connection: sqlite3.Connection) -> None:
-        roll_up = LedgerRollUp(connection, self.retention)
-        writer = ChangeWriter(lambda batch: commit(connection, batch, roll_up), self._report)
+    def _write_until_closed(self) -> None:
+        backend = self.backend
+        writer = ChangeWriter(backend.commit, self._report)
         attempts_left = MAX_SHUTDOWN_RETRIES
         slice_due = 0.0  # s of time.monotonic
         while True:
-            wait = max(0.0, slice_due - time.monotonic()) if writer.is_available else 0.0
-            writer.write(self._next_batch(wait))
+            wait = max(0.0, min(slice_due, backend.probe_due) - time.monotonic()) if writer.is_available else 0.0
+            batch = self._next_batch(wait)
+            writer.write(batch, is_probe_due=time.monotonic() >= backend.probe_due)
             if time.monotonic() >= slice_due:
-                is_more_due = writer.is_available and roll_up.run_slice(self.clock())
+                is_more_due = writer.is_available and backend.roll_up.run_slice(self.clock())
                 slice_due = time.monotonic() + (SLICE_INTERVAL_S if is_more_due else IDLE_INTERVAL_S)
-                self._loop.call_soon_threadsafe(self._on_disk_used, used_share(self.path), roll_up.rows)
+                self._loop.call_soon_threadsafe(self._on_disk_used, backend.used_share(), backend.roll_up.rows)
             if self._closing.is_set() and self._entries.empty():
                 attempts_left -= 1
                 if not writer.unwritten or not attempts_left:
@@ -177,7 +170,7 @@ class SqliteStore:
         if self.watermark.update(used):
             report = log.warning if self.watermark.is_high else log.info
             name = "store_disk_high" if self.watermark.is_high else "store_disk_normal"
-            report(name, path=self.path, used=round(used, 3), watermark=self.watermark.share)
+            report(name, path=self.backend.name, used=round(used, 3), watermark=self.watermark.share)
 
     def _fail(self, error: BaseException) -> None:
         log.critical("store_thread_failed", error=repr(error), pending=self.pending)
@@ -194,34 +187,3 @@ def _resolve(opened: "asyncio.Future[StoredState]", result: StoredState | Except
         opened.set_exception(result)
     else:
         opened.set_result(result)
-
-
-@asynccontextmanager
-async def opened_store(
-    path: str,
-    *,
-    fsync: bool = False,
-    retention: Retention = KEEP_ALL,
-    clock: Callable[[], float] = time.time,
-    disk_watermark: float = 1.0,
-) -> AsyncIterator[tuple[SqliteStore, StoredState]]:
-    """Open a store and yield it with its state. Leaving the block waits until all changes are written.
-
-    Raises ChargesNotPersisted after the block if charges could not be written.
-    """
-    store = SqliteStore(path, fsync, retention, clock, Watermark(disk_watermark))
-    opened: asyncio.Future[StoredState] = asyncio.get_running_loop().create_future()
-    thread = threading.Thread(target=store.run, args=(opened,), name="auth-store", daemon=True)
-    thread.start()
-    try:
-        yield store, await opened
-    finally:
-        store.close()
-        await asyncio.to_thread(thread.join)
-        if store.unwritten:
-            log.error("charges_not_persisted", count=store.unwritten)
-    if store.unwritten:
-        raise ChargesNotPersisted(
-            f"{store.unwritten} charges were not written to {path}; edges hold them and repeat them after the next"
-            " start of auth. Free space on the volume and start auth before the edges end"
-        )

@@ -1,19 +1,16 @@
-"""SQL of the store: the schema with its migrations, changes as statements, and rows as values.
+"""SQL of the SQLite store: the schema with its migrations, changes as statements, and reading.
 
 Times are REAL Unix seconds, bucket times INTEGER µs.
 """
 
 import sqlite3
-from dataclasses import replace
-from typing import Any
 
-from penstock.auth.identity.keys import Key
-from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
-from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
+from penstock.auth.quota.reservation import Charge
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.store import rows
 from penstock.auth.store.store import (
     Barrier,
     Change,
@@ -24,8 +21,8 @@ from penstock.auth.store.store import (
     PutTenant,
     Reserved,
     StoredState,
+    StoreTooNew,
 )
-from penstock.chassis.config import ConfigError
 
 # One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
 MIGRATIONS = (
@@ -101,25 +98,18 @@ MIGRATIONS = (
 )
 
 
-class StoreTooNew(ConfigError):
-    """The file was written by a later release, whose schema this release does not know."""
-
-
 def migrate(connection: sqlite3.Connection) -> None:
     """Migrate the file to the present version, each step in one transaction. Raises StoreTooNew."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
-        raise StoreTooNew(
-            f"the store has version {version}, and this release supports up to {len(MIGRATIONS)}; upgrade auth"
-        )
+        raise StoreTooNew.of(version, len(MIGRATIONS))
     for number, script in enumerate(MIGRATIONS[version:], version + 1):
         connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
-_TENANT_COLUMNS = "tenant_id, priority, weight, requests_per_minute, tokens_per_minute, concurrent_requests"
-_PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({_TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
+_PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({rows.TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
 _DELETE_TENANT = "UPDATE tenants SET deleted_at = ? WHERE tenant_id = ?"  # rows of the ledger refer to it
-_SELECT_TENANTS = f"SELECT {_TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL"  # noqa: S608  # a constant
+_SELECT_TENANTS = f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL"  # noqa: S608  # a constant
 _PUT_KEY = "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PUT_GRANT_USE = "INSERT OR REPLACE INTO grant_uses VALUES (?, ?, ?, ?, ?, ?)"
 _FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < ?"
@@ -134,26 +124,21 @@ _ADD_TO_DAY = """
     ON CONFLICT DO UPDATE SET prompt_tokens = prompt_tokens + excluded.prompt_tokens,
         output_tokens = output_tokens + excluded.output_tokens
 """
-_RESERVATION_COLUMNS = """
-    reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
-    reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
-"""
 _SELECT_LOST = f"""
-    SELECT {_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
+    SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
     ORDER BY settled_at DESC LIMIT {MAX_LOST_RESERVATIONS}
-"""  # noqa: S608  # constants of this module
+"""  # noqa: S608  # constants
 _SELECT_LATEST = f"""
-    SELECT {_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens
-    FROM ledger WHERE outcome != 'lost' ORDER BY settled_at DESC LIMIT {MAX_ANSWERS}
+    SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome != 'lost' ORDER BY settled_at DESC LIMIT {MAX_ANSWERS}
 """  # noqa: S608  # as above
 
 
 def apply(connection: sqlite3.Connection, change: Change) -> None:
     match change:
         case PutTenant(tenant):
-            connection.execute(_PUT_TENANT, _tenant_row(tenant))
+            connection.execute(_PUT_TENANT, rows.tenant_row(tenant))
         case PutKey(key):
-            connection.execute(_PUT_KEY, _key_row(key))
+            connection.execute(_PUT_KEY, rows.key_row(key))
         case DeleteKey(key_id):
             connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,))
         case DeleteTenant(tenant_id, deleted_at):
@@ -161,7 +146,7 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
         case Reserved(reservation, balance, grant_use):
-            connection.execute(_INSERT_RESERVATION, _reservation_row(reservation))
+            connection.execute(_INSERT_RESERVATION, rows.reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, reservation.reserved_at)
         case Charged(charge, balance, grant_use):
@@ -187,7 +172,7 @@ def _put_charge(connection: sqlite3.Connection, charge: Charge) -> None:
         names = (request.tenant_id, request.key_id, request.model)
         connection.execute(_ADD_TO_DAY, (charge.settled_at, *names, charge.prompt_tokens, charge.output_tokens))
         return
-    connection.execute(_PUT_CHARGE, _charge_row(charge))
+    connection.execute(_PUT_CHARGE, rows.charge_row(charge))
 
 
 def probe(connection: sqlite3.Connection) -> None:
@@ -196,75 +181,14 @@ def probe(connection: sqlite3.Connection) -> None:
 
 
 def read(connection: sqlite3.Connection) -> StoredState:
-    lost = [_charged_reservation(row) for row in connection.execute(_SELECT_LOST)]
-    latest = [_charge(row) for row in connection.execute(_SELECT_LATEST)]
+    lost = [rows.charged_reservation_of(row) for row in connection.execute(_SELECT_LOST)]
+    latest = [rows.charge_of(row) for row in connection.execute(_SELECT_LATEST)]
     return StoredState(
-        tenants=[_tenant(row) for row in connection.execute(_SELECT_TENANTS)],
+        tenants=[rows.tenant_of(row) for row in connection.execute(_SELECT_TENANTS)],
         balances={row[0]: Balance(*row) for row in connection.execute("SELECT * FROM balances")},
-        keys=[_key(row) for row in connection.execute("SELECT * FROM keys")],
-        reservations=[_reservation(row) for row in connection.execute("SELECT * FROM reservations")],
+        keys=[rows.key_of(row) for row in connection.execute("SELECT * FROM keys")],
+        reservations=[rows.reservation_of(row) for row in connection.execute("SELECT * FROM reservations")],
         lost=lost[::-1],
         grant_uses=[GrantUse(*row) for row in connection.execute("SELECT * FROM grant_uses ORDER BY forget_at")],
         charged=latest[::-1],
     )
-
-
-def _tenant_row(tenant: Tenant) -> tuple[object, ...]:
-    limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
-    return (tenant.tenant_id, tenant.priority, tenant.weight, *limits)
-
-
-def _tenant(row: tuple[Any, ...]) -> Tenant:
-    names = ("tenant_id", "priority", "weight", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
-    return Tenant(**dict(zip(names, row, strict=True)))
-
-
-def _key_row(key: Key) -> tuple[object, ...]:
-    times = (key.created_at, key.display_name, key.expires_at, key.revoked_at)
-    return (key.key_id, key.tenant_id, key.digest, *times)
-
-
-def _key(row: tuple[Any, ...]) -> Key:
-    names = ("key_id", "tenant_id", "digest", "created_at", "display_name", "expires_at", "revoked_at")
-    return Key(**dict(zip(names, row, strict=True)))
-
-
-def _reservation_row(reservation: Reservation) -> tuple[object, ...]:
-    return _reservation_columns(reservation, reservation.request.max_output_tokens)
-
-
-def _reservation_columns(reservation: Reservation, output_tokens: int) -> tuple[object, ...]:
-    request = reservation.request
-    return (
-        reservation.reservation_id,
-        *(request.request_id, request.tenant_id, request.key_id, request.edge_id, request.model),
-        *(request.prompt_tokens, output_tokens),
-        *(reservation.reserved_at, reservation.expires_at),
-        *(request.answer_id, request.emitted_tokens, request.fingerprint),
-    )
-
-
-def _reservation(row: tuple[Any, ...]) -> Reservation:
-    names = ("request_id", "tenant_id", "key_id", "edge_id", "model", "prompt_tokens", "max_output_tokens")
-    of_answer = ("answer_id", "emitted_tokens", "fingerprint")
-    request = ReservationRequest(**dict(zip((*names, *of_answer), (*row[1:8], *row[10:13]), strict=True)))
-    return Reservation(reservation_id=row[0], request=request, reserved_at=row[8], expires_at=row[9])
-
-
-def _charged_reservation(row: tuple[Any, ...]) -> Reservation:
-    """Return the reservation of a ledger row, whose reserved output includes the emitted tokens."""
-    reservation = _reservation(row)
-    request = reservation.request
-    emitted = request.max_chargeable_output_tokens - request.max_output_tokens
-    return replace(reservation, request=replace(request, max_output_tokens=request.max_output_tokens - emitted))
-
-
-def _charge_row(charge: Charge) -> tuple[object, ...]:
-    reserved = _reservation_columns(charge.reservation, charge.reservation.request.max_chargeable_output_tokens)
-    spent = (charge.settled_at, charge.prompt_tokens, charge.output_tokens, charge.outcome)
-    return (*reserved[:10], *spent, *reserved[10:], charge.made_tokens)
-
-
-def _charge(row: tuple[Any, ...]) -> Charge:
-    names = ("settled_at", "prompt_tokens", "output_tokens", "outcome", "made_tokens")
-    return Charge(reservation=_charged_reservation(row), **dict(zip(names, row[13:], strict=True)))

@@ -4,17 +4,11 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.auth.store import sql
-from penstock.auth.store.roll_up import LedgerRollUp
-from penstock.auth.store.store import PendingChange
-from penstock.chassis.config import ConfigError
+from penstock.auth.store.sqlite import sql
+from penstock.auth.store.store import PendingChange, StoreUnusable
 
 LOCK_TIMEOUT_S = 10.0  # s; the former process may still be draining
 MAX_WAL_BYTES = 2**26  # size to which the journal is cut after a large transaction
-
-
-class StoreUnusable(ConfigError):
-    """The file cannot be opened as a store."""
 
 
 @contextmanager
@@ -59,9 +53,7 @@ def _advice(error: sqlite3.Error) -> str:
             return "auth must be able to create and write this file and others beside it"
 
 
-def commit(
-    connection: sqlite3.Connection, batch: list[PendingChange], roll_up: LedgerRollUp | None = None
-) -> Exception | None:
+def commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> sqlite3.Error | None:
     """Write all changes of a batch in one transaction, or none. Return the error; None on success."""
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -74,6 +66,4 @@ def commit(
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         return error
-    if roll_up:
-        roll_up.count(batch)
     return None

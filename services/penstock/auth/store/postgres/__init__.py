@@ -1,0 +1,1 @@
+"""The store in PostgreSQL: schema, statements, partitions with fencing epochs, and backend."""

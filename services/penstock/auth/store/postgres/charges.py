@@ -1,0 +1,112 @@
+"""Reservations and charges of a batch as a few statements, each with many rows."""
+
+from collections.abc import Iterable, Iterator
+
+from penstock.auth.store import rows
+from penstock.auth.store.postgres.documents import document, record_set, selected
+from penstock.auth.store.postgres.partitions import partition_of
+from penstock.auth.store.rows import Row
+from penstock.auth.store.store import Charged, Reserved
+
+Statement = tuple[str, tuple[object, ...]]
+
+_TEXTS, _INTEGERS, _TIMES = ("text",) * 6, ("bigint",) * 2, ("float8",) * 2
+_OF_ANSWER = ("text", "bigint", "bytea")
+RESERVATION_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, *_OF_ANSWER, "smallint")
+LEDGER_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, "float8", *_INTEGERS, "text", *_OF_ANSWER, "bigint", "smallint")
+BALANCE_TYPES = ("text", *("bigint",) * 5, "smallint")
+GRANT_USE_TYPES = ("bytea", "text", "text", "bigint", "bigint", "float8", "smallint")
+LEDGER_COLUMNS = [
+    *("reservation_id", "request_id", "tenant_id", "key_id", "edge_id", "model"),
+    *("reserved_prompt_tokens", "reserved_output_tokens", "reserved_at", "expires_at"),
+    *("settled_at", "prompt_tokens", "output_tokens", "outcome"),
+    *("answer_id", "emitted_tokens", "fingerprint", "made_tokens", "partition"),
+]
+_BALANCE_COLUMNS = f"{rows.BALANCE_COLUMNS}, partition".split(", ")
+_GRANT_USE_COLUMNS = f"{rows.GRANT_USE_COLUMNS}, partition".split(", ")
+
+
+def _replacements(columns: Iterable[str]) -> str:
+    return ", ".join(f"{each} = excluded.{each}" for each in columns)
+
+
+# ruff: noqa: S608  # all parts of the statements are constants
+_INSERT_RESERVATIONS = f"""
+    INSERT INTO reservations SELECT {selected(RESERVATION_TYPES)} FROM {record_set(RESERVATION_TYPES)}
+    ON CONFLICT DO NOTHING
+"""
+_DELETE_RESERVATIONS = "DELETE FROM reservations WHERE reservation_id = ANY(%s)"
+_PUT_CHARGES = f"""
+    INSERT INTO ledger SELECT {selected(LEDGER_TYPES)} FROM {record_set(LEDGER_TYPES)}
+    ON CONFLICT (reservation_id) DO UPDATE SET {_replacements(LEDGER_COLUMNS[1:])}
+"""
+# A correction replaces the lost row, which was counted as a request, or adds to the total that has it.
+_CORRECT_CHARGES = f"""
+    WITH corrected AS MATERIALIZED (SELECT {selected(LEDGER_TYPES)} FROM {record_set(LEDGER_TYPES)}),
+    named ({", ".join(LEDGER_COLUMNS)}) AS (SELECT * FROM corrected),
+    replaced AS (
+        UPDATE ledger SET {", ".join(f"{each} = named.{each}" for each in LEDGER_COLUMNS[1:])}
+        FROM named WHERE ledger.reservation_id = named.reservation_id RETURNING ledger.reservation_id
+    )
+    INSERT INTO daily_usage
+    SELECT day_of(settled_at), tenant_id, key_id, model, 0, sum(prompt_tokens), sum(output_tokens)
+    FROM named WHERE reservation_id NOT IN (SELECT reservation_id FROM replaced) GROUP BY 1, 2, 3, 4
+    ON CONFLICT (day, tenant_id, key_id, model) DO UPDATE
+    SET prompt_tokens = daily_usage.prompt_tokens + excluded.prompt_tokens,
+        output_tokens = daily_usage.output_tokens + excluded.output_tokens
+"""
+_PUT_BALANCES = f"""
+    INSERT INTO balances SELECT {selected(BALANCE_TYPES)} FROM {record_set(BALANCE_TYPES)}
+    ON CONFLICT (tenant_id) DO UPDATE SET {_replacements(_BALANCE_COLUMNS[1:])}
+"""
+_FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < %s"
+_PUT_GRANT_USES = f"""
+    INSERT INTO grant_uses SELECT {selected(GRANT_USE_TYPES)} FROM {record_set(GRANT_USE_TYPES)}
+    ON CONFLICT (grant_id, request_id) DO UPDATE SET {_replacements(_GRANT_USE_COLUMNS[2:])}
+"""
+
+
+class ChargeRun:
+    """Reservations and charges that follow each other. Of several rows with one key, the last one is written."""
+
+    def __init__(self) -> None:
+        self._reserved: dict[str, Row] = {}
+        self._ended: list[str] = []  # reservation ids
+        self._charged: dict[str, Row] = {}
+        self._corrected: dict[str, Row] = {}
+        self._balances: dict[str, Row] = {}
+        self._grant_uses: dict[tuple[bytes, str], Row] = {}
+        self._forget_before = 0.0  # s
+
+    def add(self, change: Reserved | Charged) -> None:
+        partition = partition_of(change.balance.tenant_id)
+        if isinstance(change, Reserved):
+            reservation, now = change.reservation, change.reservation.reserved_at
+            self._reserved[reservation.reservation_id] = (*rows.reservation_row(reservation), partition)
+        else:
+            charge, now = change.charge, change.charge.settled_at
+            reservation_id = charge.reservation.reservation_id
+            if self._reserved.pop(reservation_id, None) is None:
+                self._ended.append(reservation_id)
+            is_in_total = charge.is_correction and reservation_id not in self._charged  # or in the ledger
+            charges = self._corrected if is_in_total else self._charged
+            charges[reservation_id] = (*rows.charge_row(charge), partition)
+        self._balances[change.balance.tenant_id] = (*change.balance, partition)
+        if use := change.grant_use:
+            self._grant_uses[use.grant_id, use.request_id] = (*use, partition)
+            self._forget_before = max(self._forget_before, now)
+
+    def statements(self) -> Iterator[Statement]:
+        if self._reserved:
+            yield _INSERT_RESERVATIONS, (document(self._reserved.values()),)
+        if self._ended:
+            yield _DELETE_RESERVATIONS, (self._ended,)
+        if self._charged:
+            yield _PUT_CHARGES, (document(self._charged.values()),)
+        if self._corrected:
+            yield _CORRECT_CHARGES, (document(self._corrected.values()),)
+        if self._balances:
+            yield _PUT_BALANCES, (document(self._balances.values()),)
+        if self._grant_uses:
+            yield _FORGET_GRANT_USES, (self._forget_before,)
+            yield _PUT_GRANT_USES, (document(self._grant_uses.values()),)

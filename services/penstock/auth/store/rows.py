@@ -1,0 +1,87 @@
+"""Rows of the store as values, and values as rows. The order of columns is the same in every kind of store."""
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.auth.identity.keys import Key
+from penstock.auth.identity.tenant import Tenant
+from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
+
+Row = tuple[Any, ...]
+
+TENANT_COLUMNS = "tenant_id, priority, weight, requests_per_minute, tokens_per_minute, concurrent_requests"
+KEY_COLUMNS = "key_id, tenant_id, digest, created_at, display_name, expires_at, revoked_at"
+BALANCE_COLUMNS = "tenant_id, requests_full_at, tokens_full_at, prompt_tokens, output_tokens, requests"
+RESERVATION_COLUMNS = """
+    reservation_id, request_id, tenant_id, key_id, edge_id, model, prompt_tokens, max_output_tokens, reserved_at,
+    expires_at, answer_id, emitted_tokens, fingerprint
+"""
+CHARGED_RESERVATION_COLUMNS = """
+    reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
+    reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
+"""
+LATEST_CHARGE_COLUMNS = f"{CHARGED_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens"
+GRANT_USE_COLUMNS = "grant_id, request_id, reservation_id, tokens, token_limit, forget_at"
+
+
+def tenant_row(tenant: Tenant) -> Row:
+    limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
+    return (tenant.tenant_id, tenant.priority, tenant.weight, *limits)
+
+
+def tenant_of(row: Row) -> Tenant:
+    names = ("tenant_id", "priority", "weight", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
+    return Tenant(**dict(zip(names, row, strict=True)))
+
+
+def key_row(key: Key) -> Row:
+    times = (key.created_at, key.display_name, key.expires_at, key.revoked_at)
+    return (key.key_id, key.tenant_id, key.digest, *times)
+
+
+def key_of(row: Row) -> Key:
+    names = ("key_id", "tenant_id", "digest", "created_at", "display_name", "expires_at", "revoked_at")
+    return Key(**dict(zip(names, row, strict=True)))
+
+
+def reservation_row(reservation: Reservation) -> Row:
+    return _reservation_columns(reservation, reservation.request.max_output_tokens)
+
+
+def _reservation_columns(reservation: Reservation, output_tokens: int) -> Row:
+    request = reservation.request
+    return (
+        reservation.reservation_id,
+        *(request.request_id, request.tenant_id, request.key_id, request.edge_id, request.model),
+        *(request.prompt_tokens, output_tokens),
+        *(reservation.reserved_at, reservation.expires_at),
+        *(request.answer_id, request.emitted_tokens, request.fingerprint),
+    )
+
+
+def reservation_of(row: Row) -> Reservation:
+    names = ("request_id", "tenant_id", "key_id", "edge_id", "model", "prompt_tokens", "max_output_tokens")
+    of_answer = ("answer_id", "emitted_tokens", "fingerprint")
+    request = ReservationRequest(**dict(zip((*names, *of_answer), (*row[1:8], *row[10:13]), strict=True)))
+    return Reservation(reservation_id=row[0], request=request, reserved_at=row[8], expires_at=row[9])
+
+
+def charged_reservation_of(row: Row) -> Reservation:
+    """Return the reservation of a ledger row, whose reserved output includes the emitted tokens."""
+    reservation = reservation_of(row)
+    request = reservation.request
+    emitted = request.max_chargeable_output_tokens - request.max_output_tokens
+    return replace(reservation, request=replace(request, max_output_tokens=request.max_output_tokens - emitted))
+
+
+def charge_row(charge: Charge) -> Row:
+    """Return a row of the ledger, in the order of its columns."""
+    reserved = _reservation_columns(charge.reservation, charge.reservation.request.max_chargeable_output_tokens)
+    spent = (charge.settled_at, charge.prompt_tokens, charge.output_tokens, charge.outcome)
+    return (*reserved[:10], *spent, *reserved[10:], charge.made_tokens)
+
+
+def charge_of(row: Row) -> Charge:
+    """Return the charge of a row with `LATEST_CHARGE_COLUMNS`."""
+    names = ("settled_at", "prompt_tokens", "output_tokens", "outcome", "made_tokens")
+    return Charge(reservation=charged_reservation_of(row), **dict(zip(names, row[13:], strict=True)))

@@ -1,0 +1,46 @@
+"""The SQLite backend: one file, opened by one process at a time."""
+
+import math
+import sqlite3
+import threading
+from dataclasses import dataclass, field
+
+from penstock.auth.store.disk_usage import used_share
+from penstock.auth.store.roll_up import LedgerRollUp, Retention
+from penstock.auth.store.sqlite import sql
+from penstock.auth.store.sqlite.connection import commit, connect, explained_errors
+from penstock.auth.store.sqlite.ledger import SqliteLedger
+from penstock.auth.store.store import PendingChange, StoredState
+
+
+@dataclass(eq=False)
+class SqliteBackend:
+    """A file. With `fsync`, a commit also survives the loss of power."""
+
+    path: str
+    retention: Retention
+    fsync: bool = field(default=False, kw_only=True)
+    probe_due: float = field(default=math.inf, init=False)  # no other process can take the file over
+
+    @property
+    def name(self) -> str:
+        return self.path
+
+    def open(self, closing: threading.Event) -> StoredState:
+        with explained_errors(self.path):
+            self._connection = connect(self.path, fsync=self.fsync)
+            state = sql.read(self._connection)
+        self.roll_up = LedgerRollUp(SqliteLedger(self._connection), self.retention)
+        return state
+
+    def commit(self, batch: list[PendingChange]) -> sqlite3.Error | None:
+        error = commit(self._connection, batch)
+        if error is None:
+            self.roll_up.count(batch)
+        return error
+
+    def used_share(self) -> float:
+        return used_share(self.path)
+
+    def close(self) -> None:
+        self._connection.close()

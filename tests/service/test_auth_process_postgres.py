@@ -1,0 +1,153 @@
+"""Processes of auth on PostgreSQL: takeover after a kill, a pause and a drain; roles and passwords."""
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+
+from auth_server import DEV_KEY, AuthProcess, FakeClock, edge, tenant_use
+from penstock.auth.store.store import StoreUnusable
+from penstock.chassis.channels import channel
+from penstock.mesh.v1.admission_pb2 import Credential, Settle
+from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
+from penstock.v1 import admin_pb2 as pb
+from penstock.v1.admin_pb2_grpc import AdminStub
+from store_changes import stored_state
+from stores import administer
+from tier_process import address_of, tier_process, wait_for_event
+
+PASSWORD = "hunter2-secret"
+
+
+@asynccontextmanager
+async def auth_process(store, **more):
+    async with tier_process("auth", STORE=store, DEV_KEY=DEV_KEY, **more) as process:
+        yield process
+
+
+@asynccontextmanager
+async def connected(process):
+    address = await address_of(process)
+    async with channel(address) as to_auth, channel(process.admin_address) as to_admin:
+        yield AuthProcess(None, address, FakeClock(), AdminStub(to_admin), AdmissionServiceStub(to_auth))
+
+
+async def test_a_killed_process_is_replaced_with_its_keys_reservations_and_secrets(database):
+    async with auth_process(database) as first:
+        async with connected(first) as found, edge(found) as stream:
+            made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))
+            admitted = await stream.reserve(credential=Credential(bearer=made.secret))
+            first.kill()
+        async with auth_process(database) as second, connected(second) as found, edge(found) as stream:
+            again = await stream.reserve(credential=Credential(bearer=made.secret))
+            assert again.reservation_id == admitted.reservation_id
+            assert again.identity.cache_salt == admitted.identity.cache_salt
+            await stream.settle(admitted.reservation_id)
+            assert (await tenant_use(found)).requests == 1
+
+
+async def test_a_drained_process_hands_over_at_once(database):
+    async with auth_process(database) as first, connected(first) as found, edge(found) as stream:
+        admitted = await stream.reserve()
+        async with auth_process(database) as second:
+            await wait_for_event(second, "partitions_awaited")
+            first.send_signal(signal.SIGTERM)
+            assert (await stream.receive()).reason == "draining"
+            stream.call.cancel()
+            assert await asyncio.wait_for(first.wait(), 20) == 0
+            async with connected(second) as other, edge(other) as later:
+                assert (await later.reserve()).reservation_id == admitted.reservation_id
+
+
+async def test_a_paused_process_spends_nothing_after_its_successor_took_over_and_ends(database):
+    async with auth_process(database) as paused, connected(paused) as found, edge(found) as stream:
+        admitted = await stream.reserve()
+        os.kill(paused.pid, signal.SIGSTOP)
+        await stream.send(settle=Settle(reservation_id=admitted.reservation_id, prompt_tokens=10, output_tokens=20))
+        async with auth_process(database) as second, connected(second) as other, edge(other) as later:
+            assert (await later.settle(admitted.reservation_id)).reservation_id == admitted.reservation_id
+            os.kill(paused.pid, signal.SIGCONT)
+            failed = await wait_for_event(paused, "store_thread_failed")
+            assert "another process has taken over" in failed["error"]
+            stream.call.cancel()
+            assert await asyncio.wait_for(paused.wait(), 20) == 1
+            use = await tenant_use(other)
+            assert (use.requests, use.output_tokens) == (1, 7)
+    assert administer(database, "SELECT requests, output_tokens FROM usage") == [(1, 7)]
+
+
+@pytest.fixture
+def with_password(postgres, database):
+    """The URL without a password for a role that owns nothing and needs a password."""
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    hba = postgres.home / "data" / "pg_hba.conf"
+    before = hba.read_text()
+    hba.write_text(f"local all penstock scram-sha-256\n{before}")
+    administer(
+        database,
+        "SELECT pg_reload_conf()",
+        f"CREATE ROLE penstock LOGIN PASSWORD '{PASSWORD}'",
+        "CREATE SCHEMA mesh AUTHORIZATION penstock",
+        "ALTER ROLE penstock SET search_path = mesh",
+    )
+    yield f"postgresql://penstock@/{name}?host={postgres.home}"
+    hba.write_text(before)
+    administer(database, "DROP OWNED BY penstock", "DROP ROLE penstock", "SELECT pg_reload_conf()")
+
+
+async def test_a_role_needs_a_schema_to_create_in_and_a_password_may_be_in_the_environment_or_a_file(
+    with_password, monkeypatch, tmp_path
+):
+    with pytest.raises(StoreUnusable, match="check host, port, database, role and password"):
+        await stored_state(with_password)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PGPASSWORD", PASSWORD)
+        state = await stored_state(with_password)
+    file = tmp_path / "pgpass"
+    file.write_text(f"*:*:*:penstock:{PASSWORD}\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(file))
+    assert (await stored_state(with_password)).secrets == state.secrets
+    monkeypatch.delenv("PGPASSFILE")
+    in_url = with_password.replace("penstock@", f"penstock:{PASSWORD}@")
+    assert (await stored_state(in_url)).secrets == state.secrets
+
+
+async def test_a_role_without_a_schema_to_create_in_is_an_error_that_says_what_it_needs(database):
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    administer(database, f"CREATE ROLE weak_{name} LOGIN")
+    with pytest.raises(StoreUnusable, match="USAGE and CREATE on a schema"):
+        await stored_state(database.replace("postgres@", f"weak_{name}@"))
+    administer(database, f"DROP ROLE weak_{name}")
+
+
+@pytest.mark.parametrize(
+    "place", ["127.0.0.1:1/usage", "127.0.0.1:1/usage?connect_timeout=1&password=" + PASSWORD, "[broken/usage"]
+)
+async def test_no_log_line_or_error_has_the_password(place):
+    url = f"postgresql://auth:{PASSWORD}@{place}"
+    async with auth_process(url) as process:
+        _, log = await process.communicate()
+    assert process.returncode != 0
+    assert b"PENSTOCK_AUTH_STORE" in log
+    assert PASSWORD.encode() not in log
+
+
+async def test_an_outage_and_the_lost_partitions_are_logged_without_the_password(postgres, with_password, database):
+    url = with_password.replace("penstock@", f"penstock:{PASSWORD}@")
+    async with auth_process(url, LOG_LEVEL="debug") as process:
+        lines = [await wait_for_event(process, "listening")]
+        administer(database, "ALTER ROLE penstock NOLOGIN")
+        administer(database, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'penstock'")
+        lines.append(await wait_for_event(process, "store_unavailable"))
+        administer(database, "ALTER ROLE penstock LOGIN")
+        lines.append(await wait_for_event(process, "store_available"))
+        administer(database, "UPDATE mesh.partitions SET epoch = epoch + 1")
+        _, rest = await process.communicate()
+    assert process.returncode == 1
+    assert b"store_thread_failed" in rest
+    assert PASSWORD not in json.dumps(lines) + rest.decode()
