@@ -4,6 +4,7 @@ import asyncio
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 
 from inference_server import inference_server
 from penstock.chassis.errors import error_from_rpc
@@ -94,3 +95,16 @@ async def test_a_handlers_own_timeout_is_not_mistaken_for_a_slow_client():
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             [each async for each in stub.Generate(GenerateRequest())]
         assert failure.value.code() is grpc.StatusCode.INTERNAL
+
+
+class LostConnection:
+    """A context whose connection ends during the first write, as gRPC reports it."""
+
+    async def write(self, _response):
+        raise cygrpc.ExecuteBatchError('Failed "execute_batch"')
+
+
+async def test_a_write_to_a_connection_that_ends_is_a_cancelled_call():
+    edge = Edge()
+    with pytest.raises(asyncio.CancelledError):
+        await write_timeout.write_responses(LostConnection(), edge.generate(GenerateRequest(), None))

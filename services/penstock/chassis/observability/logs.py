@@ -76,5 +76,11 @@ def _configure_stdlib(number: int, shared: list[Processor]) -> None:
             ],
         )
     )
+    output.addFilter(_has_no_metadata)
     logging.basicConfig(handlers=[output], level=number, force=True)
     logging.captureWarnings(capture=True)
+
+
+def _has_no_metadata(record: logging.LogRecord) -> bool:
+    """Return False for metadata that gRPC cannot decode: it logs a traceback with the value, which may be a key."""
+    return not str(record.msg).startswith("Invalid encoding on ")

@@ -5,6 +5,8 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+
 from penstock.chassis.errors import Aborted
 
 CLIENT_READ_TIMEOUT_S = 30.0  # longest wait for a client to read from its call while a response is being written
@@ -44,7 +46,10 @@ class _WriteWatchdog:
 
 
 async def write_responses(context: Any, responses: AsyncIterator[Any]) -> None:
-    """Write each response. Raises ClientTooSlow if the client reads nothing for `CLIENT_READ_TIMEOUT_S`."""
+    """Write each response. Raises ClientTooSlow if the client reads nothing for `CLIENT_READ_TIMEOUT_S`.
+
+    Raises CancelledError if the client's connection ends during a write.
+    """
     timeout = asyncio.timeout(None)
     try:
         async with timeout:
@@ -61,3 +66,5 @@ async def write_responses(context: Any, responses: AsyncIterator[Any]) -> None:
             raise  # a timeout of the handler itself
         text = f"the client read nothing for {CLIENT_READ_TIMEOUT_S:g} s; read faster, or resume with the tokens it has"
         raise ClientTooSlow(text) from None
+    except grpc.aio.InternalError:  # C-core has not sent the response; gRPC would log a traceback
+        raise asyncio.CancelledError from None
