@@ -90,8 +90,19 @@ class LocalMesh:
                 self._write_bootstrap(spec)
             await self.processes.start(spec)
             on_status(spec.name, "starting")
-        async with asyncio.timeout(START_TIMEOUT_S):
-            await self._fail_on_exit(self._wait_all_ready(on_status))
+        waiting = {spec.name for spec in self.plan.processes}
+
+        def on_healthy(name: str, what: str) -> None:
+            waiting.discard(name)
+            on_status(name, what)
+
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._fail_on_exit(self._wait_all_ready(on_healthy))
+        except TimeoutError:
+            what = f"not healthy: {', '.join(sorted(waiting))}" if waiting else "no model is served through all proxies"
+            text = f"the mesh was not ready after {START_TIMEOUT_S:g} s ({what}); its logs are in {self.folder}"
+            raise TimeoutError(text) from None
 
     async def _wait_all_ready(self, on_status: ProcessStatusFn) -> None:
         await asyncio.gather(*(self._wait_healthy(child.spec, on_status) for child in self.processes.children))
