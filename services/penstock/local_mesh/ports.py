@@ -8,23 +8,23 @@ from penstock.local_mesh.plan import BASE_PORT, MeshPlan, ProcessSpec
 
 PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
 PORT_ATTEMPTS = 50
-# The first of the span belongs to no process: it is bound while its mesh runs, so that another mesh that starts at the
-# same time takes another range.
-RESERVING_PORT = BASE_PORT
 _FIRST_PORTS = (7001, 7002, 7003, 7004, 7005, 7006, 7007, 7008, 7080, 7088, 8080, 8081)
 PLANNED_PORTS = [port + 10 * replica for port in _FIRST_PORTS for replica in range(4)]
 
 
 @contextmanager
 def reserved_base_port() -> Iterator[int]:
-    """Yield a base port whose whole span is free, and reserve it for the block. Raises OSError if there is none."""
+    """Yield a base port whose whole span is free, and reserve it for the block. Raises OSError if there is none.
+
+    The base port itself belongs to no process. It is bound meanwhile, so that another mesh takes another range.
+    """
     for _ in range(PORT_ATTEMPTS):
         base = _random_port() // PORT_SPAN * PORT_SPAN
         if base + PORT_SPAN >= 2**16:
             continue
         with socket.socket() as reservation:
             try:
-                reservation.bind(("127.0.0.1", base + RESERVING_PORT - BASE_PORT))
+                reservation.bind(("127.0.0.1", base))
             except OSError:
                 continue
             if all(is_free(base + port - BASE_PORT) for port in PLANNED_PORTS):

@@ -29,7 +29,7 @@ class PhaseTime:
         return transcript.started_at < self.ended_at and (transcript.ended_at or self.ended_at) > self.began_at
 
     def has_failure(self, transcript: Transcript) -> bool:
-        """Whether a request failed in this phase. One whose deadline passed failed when it stopped to make progress."""
+        """Whether a request failed in this phase. One whose deadline passed failed at its last token."""
         if _is_good(transcript):
             return False
         progressed_at = transcript.arrivals[-1] if transcript.arrivals else transcript.started_at
