@@ -15,9 +15,12 @@ async def unreachable_queue(plan):
     return replace(plan, processes=tuple(changed(each) if each.tier == "edge" else each for each in plan.processes))
 
 
-async def test_a_mesh_that_is_not_ready_in_time_names_the_processes_that_are_not_healthy(tiny_model, monkeypatch):
+async def test_a_mesh_that_is_not_ready_in_time_shows_the_logs_of_processes_that_are_not_healthy(
+    tiny_model, monkeypatch
+):
     monkeypatch.setattr(local, "START_TIMEOUT_S", 6.0)
     options = MeshOptions(base_port=0, envoy=False, workers=1, engine="sim", model=tiny_model)
-    with pytest.raises(TimeoutError, match=r"not ready after 6 s \(not healthy: edge-1\); its logs are in /"):
+    unhealthy = r"(?s)not ready after 6 s \(not healthy: edge-1\); .*\nthe end of /.*edge-1.log:\n  \| "
+    with pytest.raises(TimeoutError, match=unhealthy):
         async with local.local_mesh(options, transform_plan=unreachable_queue):
             pass

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.local_mesh.plan import BASE_PORT, MeshOptions, plan_mesh
 from penstock.local_mesh.ports import (
+    BASE_PORTS,
     PLANNED_PORTS,
     PORT_SPAN,
     check_ports,
@@ -24,6 +25,7 @@ def test_every_port_of_the_largest_mesh_is_looked_at_when_a_range_is_chosen(tmp_
     assert ports <= set(PLANNED_PORTS)
     assert max(ports) < BASE_PORT + PORT_SPAN
     assert BASE_PORT not in ports, "it reserves the range"
+    assert max(ports) - BASE_PORT + BASE_PORTS[-1] < 32_768, "no outgoing connection takes such a port"
 
 
 def test_two_meshes_never_reserve_the_same_range():

@@ -102,7 +102,8 @@ class LocalMesh:
         except TimeoutError:
             what = f"not healthy: {', '.join(sorted(waiting))}" if waiting else "no model is served through all proxies"
             text = f"the mesh was not ready after {START_TIMEOUT_S:g} s ({what}); its logs are in {self.folder}"
-            raise TimeoutError(text) from None
+            logs = (f"\n{child.log_end()}" for child in self.processes.children if child.spec.name in waiting)
+            raise TimeoutError(text + "".join(logs)) from None
 
     async def _wait_all_ready(self, on_status: ProcessStatusFn) -> None:
         await asyncio.gather(*(self._wait_healthy(child.spec, on_status) for child in self.processes.children))

@@ -1,5 +1,6 @@
 """Ports of a local mesh: a free range of them that no other mesh takes, and a check that those of a plan are free."""
 
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,9 @@ from contextlib import contextmanager
 from penstock.local_mesh.plan import BASE_PORT, MeshPlan, ProcessSpec
 
 PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
-PORT_ATTEMPTS = 50
+# Below the ports that Linux gives to outgoing connections by default (ip_local_port_range, 32768-60999): such a
+# connection can take a port of a mesh while it starts.
+BASE_PORTS = range(9 * PORT_SPAN, 32_768 - PORT_SPAN + 1, PORT_SPAN)
 _FIRST_PORTS = (7001, 7002, 7003, 7004, 7005, 7006, 7007, 7008, 7080, 7088, 8080, 8081)
 PLANNED_PORTS = [port + 10 * replica for port in _FIRST_PORTS for replica in range(4)]
 
@@ -18,10 +21,7 @@ def reserved_base_port() -> Iterator[int]:
 
     The base port itself belongs to no process. It is bound meanwhile, so that another mesh takes another range.
     """
-    for _ in range(PORT_ATTEMPTS):
-        base = _random_port() // PORT_SPAN * PORT_SPAN
-        if base + PORT_SPAN >= 2**16:
-            continue
+    for base in random.sample(BASE_PORTS, len(BASE_PORTS)):
         with socket.socket() as reservation:
             try:
                 reservation.bind(("127.0.0.1", base))
@@ -58,9 +58,3 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _random_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

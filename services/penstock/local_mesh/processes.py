@@ -103,9 +103,13 @@ class ChildProcess:
         return self.process.returncode is None
 
     def exit_report(self) -> str:
+        return f"{self.spec.name} ended with {_describe_exit(self.process.returncode)}; {self.log_end()}"
+
+    def log_end(self) -> str:
+        """Return the path and the last lines of its log."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         tail = "\n".join(f"  | {line}" for line in lines)
-        return f"{self.spec.name} ended with {_describe_exit(self.process.returncode)}; the end of {self.log}:\n{tail}"
+        return f"the end of {self.log}:\n{tail}"
 
 
 def _describe_exit(code: int | None) -> str:
