@@ -19,10 +19,10 @@ from penstock.auth.store.postgres.backend import PostgresBackend
 from penstock.auth.store.postgres.connection import application_name, connect
 from penstock.auth.store.postgres.lease import PartitionLease
 from penstock.auth.store.postgres.ownership import PartitionsTaken, StoreDiverged
-from penstock.auth.store.postgres.partitions import PARTITIONS
 from penstock.auth.store.postgres.schema import MIGRATIONS, migrate
 from penstock.auth.store.roll_up import KEEP_ALL
 from penstock.auth.store.store import PutTenant, Reserved, StoreThreadFailed, StoreTooNew, StoreUnusable
+from penstock.mesh.partitions import PARTITIONS
 from postgres_relay import postgres_relay
 from store_changes import ACME_TENANT, charged, kept, reservation, stored_state
 from stores import administer

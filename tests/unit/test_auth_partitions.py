@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.auth.store.postgres.lease import LEASE_TTL_S, RENEWAL_INTERVAL_S, PartitionLease
-from penstock.auth.store.postgres.partitions import PARTITIONS, partition_of
+from penstock.mesh.partitions import PARTITIONS, partition_of
 
 
 @pytest.mark.parametrize(

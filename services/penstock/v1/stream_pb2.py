@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/stream.proto\x12\x0bpenstock.v1\"\x93\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x0f\n\x07\x62undles\x18\x06 \x01(\x08\x12\x14\n\x0cmin_protocol\x18\x07 \x01(\r\x12\x0f\n\x07release\x18\x08 \x01(\t\"\x0b\n\tHeartbeat\"\x15\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/stream.proto\x12\x0bpenstock.v1\"\xa8\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x0f\n\x07\x62undles\x18\x06 \x01(\x08\x12\x14\n\x0cmin_protocol\x18\x07 \x01(\r\x12\x0f\n\x07release\x18\x08 \x01(\t\x12\x13\n\x0bpartitioned\x18\t \x01(\x08\"\x0b\n\tHeartbeat\"\x15\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.stream_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=42
-  _globals['_HELLO']._serialized_end=189
-  _globals['_HEARTBEAT']._serialized_start=191
-  _globals['_HEARTBEAT']._serialized_end=202
-  _globals['_END']._serialized_start=204
-  _globals['_END']._serialized_end=225
+  _globals['_HELLO']._serialized_end=210
+  _globals['_HEARTBEAT']._serialized_start=212
+  _globals['_HEARTBEAT']._serialized_end=223
+  _globals['_END']._serialized_start=225
+  _globals['_END']._serialized_end=246
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,7 @@ class Hello(_message.Message):
     BUNDLES_FIELD_NUMBER: _builtins.int
     MIN_PROTOCOL_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    PARTITIONED_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Highest version of the frame protocol that the sender supports, from 1. Both peers use the highest version that
     both support. If there is none, the stream ends with FAILED_PRECONDITION / PROTOCOL_UNSUPPORTED.
@@ -52,6 +53,8 @@ class Hello(_message.Message):
     """Lowest version of the frame protocol that the sender supports, from 1 to `protocol`. 0: `protocol` only."""
     release: _builtins.str
     """Release of the sender's software, for people, at most 64 bytes, such as 0.1.0; empty: unknown."""
+    partitioned: _builtins.bool
+    """Whether the sender is an auth replica that names the tenants which it admits. Otherwise an auth admits all tenants."""
     def __init__(
         self,
         *,
@@ -63,10 +66,11 @@ class Hello(_message.Message):
         bundles: _builtins.bool = ...,
         min_protocol: _builtins.int = ...,
         release: _builtins.str = ...,
+        partitioned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bundles", b"bundles", "instance_id", b"instance_id", "min_protocol", b"min_protocol", "protocol", b"protocol", "release", b"release", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bundles", b"bundles", "instance_id", b"instance_id", "min_protocol", b"min_protocol", "partitioned", b"partitioned", "protocol", b"protocol", "release", b"release", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -263,6 +263,7 @@ class Settle(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     """As granted."""
     prompt_tokens: _builtins.int
@@ -271,6 +272,8 @@ class Settle(_message.Message):
     """Tokens to charge."""
     outcome: _builtins.str
     """Outcome for the ledger: stop, length, cancelled, shed or failed."""
+    partition: _builtins.int
+    """Partition of the tenant. Unset: the edge is of a release without partitions."""
     def __init__(
         self,
         *,
@@ -278,12 +281,15 @@ class Settle(_message.Message):
         prompt_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         outcome: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "outcome", b"outcome", "output_tokens", b"output_tokens", "partition", b"partition", "prompt_tokens", b"prompt_tokens", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___Settle: _TypeAlias = Settle  # noqa: Y015
 
@@ -302,6 +308,8 @@ class AdmitResponse(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     STORE_STATE_FIELD_NUMBER: _builtins.int
     IDENTITY_KEYS_FIELD_NUMBER: _builtins.int
+    OWNED_PARTITIONS_FIELD_NUMBER: _builtins.int
+    NOT_OWNER_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -340,6 +348,14 @@ class AdmitResponse(_message.Message):
         """Replaces the keys that sign the identity header of a proxy."""
 
     @_builtins.property
+    def owned_partitions(self) -> Global___OwnedPartitions:
+        """Names the tenants that this replica admits."""
+
+    @_builtins.property
+    def not_owner(self) -> Global___NotOwner:
+        """Answers `reserve` or `settle` for a tenant that another replica admits."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -355,13 +371,15 @@ class AdmitResponse(_message.Message):
         end: _stream_pb2.End | None = ...,
         store_state: Global___StoreState | None = ...,
         identity_keys: Global___IdentityKeys | None = ...,
+        owned_partitions: Global___OwnedPartitions | None = ...,
+        not_owner: Global___NotOwner | None = ...,
         more: _abc.Iterable[Global___AdmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "more", b"more", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "more", b"more", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state", "identity_keys"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state", "identity_keys", "owned_partitions", "not_owner"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -567,6 +585,75 @@ class Settled(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Settled: _TypeAlias = Settled  # noqa: Y015
+
+@_typing.final
+class OwnedPartitions(_message.Message):
+    """OwnedPartitions names the partitions of tenants that this replica admits. Auth sends it directly after its hello, if
+    the hello has `partitioned`, and again at each change; each frame replaces the former one. The partition of a tenant
+    is the first 8 bytes, big-endian, of BLAKE2b with a digest of 8 bytes over its id, modulo 64.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending, 0 to 63."""
+
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Epoch of each partition, in the same order. Of two replicas that name a partition, the one with the higher epoch
+        owns it.
+        """
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnedPartitions: _TypeAlias = OwnedPartitions  # noqa: Y015
+
+@_typing.final
+class NotOwner(_message.Message):
+    """NotOwner answers `reserve` or `settle` for a tenant whose partition this replica does not own, or no longer owns.
+    Nothing was reserved or charged. The edge sends the frame to the owner once it knows one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Of `reserve`; empty in response to `settle`."""
+    reservation_id: _builtins.str
+    """Of `settle`; empty in response to `reserve`."""
+    @_builtins.property
+    def identity(self) -> Global___Identity:
+        """The caller's identity, in response to `reserve`."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        reservation_id: _builtins.str = ...,
+        identity: Global___Identity | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotOwner: _TypeAlias = NotOwner  # noqa: Y015
 
 @_typing.final
 class IdentityKeys(_message.Message):

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from penstock.auth.store import rows
 from penstock.auth.store.postgres.documents import document, record_set, selected
-from penstock.auth.store.postgres.partitions import partition_of
 from penstock.auth.store.rows import Row
 from penstock.auth.store.store import Charged, Reserved
+from penstock.mesh.partitions import partition_of
 
 Statement = tuple[str, tuple[object, ...]]
 

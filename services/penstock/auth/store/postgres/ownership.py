@@ -10,9 +10,9 @@ import structlog
 from penstock.auth.store.postgres.charges import Statement
 from penstock.auth.store.postgres.connection import StoreConnection, application_name
 from penstock.auth.store.postgres.lease import PartitionLease
-from penstock.auth.store.postgres.partitions import partition_of
 from penstock.auth.store.postgres.schema import BATCH_DECIDED, PARTITIONS_TAKEN
 from penstock.auth.store.store import StoreUnusable
+from penstock.mesh.partitions import partition_of
 
 log = structlog.get_logger()
 
