@@ -5,6 +5,7 @@ import hmac
 import math
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
@@ -71,6 +72,15 @@ class KeyRing:
 
     def put(self, key: Key) -> None:
         self._keys[key.key_id] = key
+
+    def replace(self, keys: Iterable[Key]) -> None:
+        """Put all keys of the store, and remove the others but for those on loopback. A revocation stays."""
+        found = {each.key_id: each for each in keys}
+        for each in self._keys.values():
+            stored = found.get(each.key_id)
+            if each.loopback_only or (stored and each.revoked_at is not None):
+                found[each.key_id] = each
+        self._keys = found
 
     def remove(self, key_id: str) -> None:
         del self._keys[key_id]

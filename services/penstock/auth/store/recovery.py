@@ -1,11 +1,14 @@
 """Recovery: the authorizer and the edge sessions from the state of the store at the start."""
 
+from collections.abc import Mapping
+
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.identity.authenticator import Authenticator, FailureLimits
 from penstock.auth.identity.keys import Key, KeyRing, key_id_of
 from penstock.auth.identity.tenant import DEFAULT_TENANT
+from penstock.auth.partitions.owned import ServedPartitions
 from penstock.auth.quota.grant import GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
 from penstock.auth.quota.reservation_table import ReservationTable
@@ -15,8 +18,11 @@ from penstock.auth.store.store import StoredState
 STALL_THRESHOLD_S = 1.0  # s between sweeps; a longer gap means that this process stalled and no edge could connect
 
 
-def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
-    """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings."""
+def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[int, int] | None = None) -> Authorizer:
+    """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings.
+
+    `epochs` of the partitions whose state it is; None: it is that of all.
+    """
     pepper = config.pepper.encode() or _secret(config, state, "pepper")
     mesh_secret = config.mesh_secret.encode() or _secret(config, state, "mesh-secret")
     reservations = ReservationTable(ttl=config.reservation_ttl)
@@ -40,6 +46,7 @@ def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
         config.fallback_share,
         config.fallback_tokens,
         accept_ungranted_fallback=config.accept_ungranted_fallback,
+        served=ServedPartitions(epochs),
     )
 
 

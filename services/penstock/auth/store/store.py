@@ -36,6 +36,14 @@ class ChargesNotPersisted(Exception):
     """The store was closed with charges that could not be written. Edges that hold them repeat them."""
 
 
+class PartitionsLost(Exception):
+    """A change was not written because other replicas own the partitions of its batch that are named."""
+
+    def __init__(self, partitions: frozenset[int]) -> None:
+        super().__init__(f"another replica owns {len(partitions)} of the partitions")
+        self.partitions = partitions
+
+
 class PutTenant(NamedTuple):
     """A tenant was created or changed."""
 
@@ -77,11 +85,17 @@ class Charged(NamedTuple):
     grant_use: GrantUse | None = None  # of a fallback admission
 
 
+class Release(NamedTuple):
+    """Partitions are given away. All changes of their tenants come before it."""
+
+    partitions: frozenset[int]
+
+
 class Barrier(NamedTuple):
     """An empty change; it completes when all changes before it have completed."""
 
 
-Change = PutTenant | PutKey | DeleteKey | DeleteTenant | Reserved | Charged | Barrier
+Change = PutTenant | PutKey | DeleteKey | DeleteTenant | Reserved | Charged | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
@@ -102,6 +116,40 @@ class StoredState(NamedTuple):
     )  # by name, of a store that all processes share; none: they are files
 
 
+class Taken(NamedTuple):
+    """This process has become the owner of partitions, whose state it has read."""
+
+    epochs: Mapping[int, int]  # by partition
+    state: StoredState
+
+
+class Giving(NamedTuple):
+    """This process must write `Release` for these partitions, and admit their tenants no more."""
+
+    partitions: frozenset[int]
+
+
+class Lost(NamedTuple):
+    """Another replica has taken over partitions."""
+
+    partitions: frozenset[int]
+
+
+class CatalogChanged(NamedTuple):
+    """Another process has changed tenants or keys; these are all of them."""
+
+    tenants: list[Tenant]
+    keys: list[Key]
+
+
+class HandedOver(NamedTuple):
+    """A draining process has given away all that others take."""
+
+
+StoreEvent = Taken | Giving | Lost | CatalogChanged | HandedOver
+OnEvent = Callable[[StoreEvent], None]
+
+
 class Store(Protocol):
     """Persists changes in the order in which they are written.
 
@@ -113,6 +161,16 @@ class Store(Protocol):
     @property
     def is_available(self) -> bool:
         """Whether the latest commit succeeded."""
+
+    @property
+    def epochs(self) -> Mapping[int, int] | None:
+        """The partitions that this process owned at the start, with their epochs. None: it alone uses the store."""
+
+    def notify_events(self, on_event: OnEvent) -> None:
+        """Call `on_event` on the event loop for each event, in the order of the changes around it."""
+
+    async def hand_over(self) -> None:
+        """Give all partitions to other replicas, if there are any, and wait until that is done."""
 
     def notify_availability(self, on_change: OnAvailability) -> None:
         """Call `on_change` from now on before the changes of the first commit that fails or succeeds again complete."""

@@ -113,6 +113,13 @@ MIGRATIONS = (
         END
     $$;
     """,
+    """
+    ALTER TABLE writers ADD COLUMN address text NOT NULL DEFAULT '',
+        ADD COLUMN lease_until timestamptz NOT NULL DEFAULT '-infinity',
+        ADD COLUMN is_draining boolean NOT NULL DEFAULT false;
+    CREATE TABLE catalog (version bigint NOT NULL);
+    INSERT INTO catalog VALUES (0);
+    """,
 )
 
 

@@ -1,6 +1,6 @@
 """Changes as statements of PostgreSQL, and the stored state."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import psycopg
 
@@ -20,9 +20,11 @@ from penstock.auth.store.store import (
     DeleteTenant,
     PutKey,
     PutTenant,
+    Release,
     Reserved,
     StoredState,
 )
+from penstock.mesh.partitions import PARTITIONS
 
 # ruff: noqa: S608  # all parts of the statements are constants
 _PUT_TENANT = f"""
@@ -39,26 +41,30 @@ _PUT_KEY = f"""
         revoked_at = excluded.revoked_at
 """
 _SELECT_LOST = f"""
-    SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT {MAX_LOST_RESERVATIONS}
+    SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost' AND partition = ANY(%s::smallint[])
+    ORDER BY settled_at DESC, reservation_id DESC LIMIT %s
 """
 _SELECT_LATEST = f"""
-    SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome <> 'lost'
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT {MAX_ANSWERS}
+    SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome <> 'lost' AND partition = ANY(%s::smallint[])
+    ORDER BY settled_at DESC, reservation_id DESC LIMIT %s
 """
+_OF_PARTITIONS = "WHERE partition = ANY(%s::smallint[])"
+_CHANGE_CATALOG = "UPDATE catalog SET version = version + 1"
 
 
 def statements(changes: Iterable[Change]) -> Iterator[Statement]:
     """Return the statements that write these changes in order."""
-    run = ChargeRun()
+    run, is_catalog_changed = ChargeRun(), False
     for change in changes:
         if isinstance(change, Reserved | Charged):
             run.add(change)
-        elif not isinstance(change, Barrier):
+        elif not isinstance(change, Barrier | Release):
             yield from run.statements()
-            run = ChargeRun()
+            run, is_catalog_changed = ChargeRun(), True
             yield from _administration(change)
     yield from run.statements()
+    if is_catalog_changed:
+        yield _CHANGE_CATALOG, ()
 
 
 def _administration(change: PutTenant | PutKey | DeleteKey | DeleteTenant) -> Iterator[Statement]:
@@ -79,31 +85,21 @@ def _values(row: Row) -> Row:
     return tuple(without_nul(each) for each in row)
 
 
-def tenants_of(changes: Iterable[Change]) -> set[str] | None:
-    """Return the tenants that these changes concern; None if one of the changes names no tenant."""
-    found: set[str] = set()
-    for change in changes:
-        match change:
-            case Reserved() | Charged():
-                found.add(change.balance.tenant_id)
-            case PutTenant(tenant):
-                found.add(tenant.tenant_id)
-            case PutKey(key):
-                found.add(key.tenant_id)
-            case DeleteTenant(tenant_id, _):
-                found.add(tenant_id)
-            case _:
-                return None
-    return found or None
-
-
-def read(connection: "psycopg.Connection[Row]") -> StoredState:
-    lost = [rows.charged_reservation_of(row) for row in connection.execute(_SELECT_LOST)]
-    latest = [rows.charge_of(row) for row in connection.execute(_SELECT_LATEST)]
+def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> StoredState:
+    """Return all tenants, keys and secrets, and the rest of the state of these partitions."""
+    chosen = sorted(partitions)
+    share = len(chosen) / PARTITIONS
+    lost = [
+        rows.charged_reservation_of(row) for row in _limited(connection, _SELECT_LOST, chosen, MAX_LOST_RESERVATIONS)
+    ]
+    latest = [rows.charge_of(row) for row in _limited(connection, _SELECT_LATEST, chosen, int(MAX_ANSWERS * share))]
     tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
-    balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances")
-    uses = connection.execute(f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses ORDER BY forget_at")
-    reservations = connection.execute(f"SELECT {rows.RESERVATION_COLUMNS} FROM reservations")
+    balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", (chosen,))
+    uses_of = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
+    uses = connection.execute(uses_of, (chosen,))
+    reservations = connection.execute(
+        f"SELECT {rows.RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}", (chosen,)
+    )
     keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
     return StoredState(
         tenants=[rows.tenant_of(row) for row in tenants],
@@ -115,3 +111,9 @@ def read(connection: "psycopg.Connection[Row]") -> StoredState:
         charged=latest[::-1],
         secrets={str(name): bytes(secret) for name, secret in connection.execute("SELECT name, secret FROM secrets")},
     )
+
+
+def _limited(
+    connection: "psycopg.Connection[Row]", statement: str, partitions: list[int], limit: int
+) -> "psycopg.Cursor[Row]":
+    return connection.execute(statement, (partitions, limit))

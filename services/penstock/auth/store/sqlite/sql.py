@@ -19,6 +19,7 @@ from penstock.auth.store.store import (
     DeleteTenant,
     PutKey,
     PutTenant,
+    Release,
     Reserved,
     StoredState,
     StoreTooNew,
@@ -154,7 +155,7 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             _put_charge(connection, charge)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
-        case Barrier():
+        case Barrier() | Release():
             pass
 
 
