@@ -22,7 +22,7 @@ CREDENTIAL = Credential(bearer="pk_anna", loopback=True)
 def test_orphaned_reservations_are_recorded_until_answered():
     unanswered, frames = (
         PendingReservations(max_entries=3),
-        {each: SentReservation(AdmitRequest(reserve=Reserve(request_id=each))) for each in "abcd"},
+        {each: SentReservation(AdmitRequest(reserve=Reserve(request_id=each)), 5, "a1") for each in "abcd"},
     )
     for each in "abac":
         unanswered.add(each, frames[each])

@@ -37,9 +37,8 @@ class PartitionOutages:
     The cost of a request or frame does not depend on the number of partitions; changes of streams and owners loop.
     """
 
-    def __init__(self, *, outage_after: float, takeover_wait: float = TAKEOVER_WAIT_S) -> None:
+    def __init__(self, *, outage_after: float) -> None:
         self._outage_after = outage_after  # s
-        self._takeover_wait = takeover_wait  # s
         self._has_responded = False
         self._has_been_connected = False
         self._streams: dict[str, PartitionGroup] = {}
@@ -101,7 +100,7 @@ class PartitionOutages:
 
     def next_change_at(self, now: float) -> float:
         """Return the time of the next change of a stage unless auth responds. Infinite if none is due."""
-        waits = self._outage_after, self._takeover_wait
+        waits = self._outage_after, TAKEOVER_WAIT_S
         due = [group.detector.silent_since + wait for group in self.groups for wait in waits]
         return min((at for at in due if at > now), default=math.inf)
 
@@ -222,6 +221,6 @@ class PartitionOutages:
         return OutageStage.TAKEOVER_EXPECTED if is_expected else OutageStage.UNREACHABLE
 
     def _is_takeover_expected(self, group: PartitionGroup, now: float) -> bool:
-        if now >= group.detector.silent_since + self._takeover_wait:
+        if now >= group.detector.silent_since + TAKEOVER_WAIT_S:
             return False
         return any(not each.detector.is_unreachable(now) for each in self._streams.values() if each is not group)

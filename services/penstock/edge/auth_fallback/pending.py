@@ -25,8 +25,8 @@ class SentReservation(NamedTuple):
     """A `reserve` frame without a response."""
 
     frame: AdmitRequest
-    partition: int | None = None  # None: the edge does not know the tenant
-    address: str = ""  # of the replica that received it last
+    partition: int
+    address: str  # of the replica that received it last
 
 
 class PendingReservations:
@@ -61,12 +61,6 @@ class PendingReservations:
 
     def remove(self, ticket_id: str) -> None:
         self._sent.pop(ticket_id, None)
-
-    def on_lost(self, address: str) -> None:
-        """Clear the address of frames whose tenant is unknown. Those of a partition move with its owner."""
-        for ticket_id, sent in self._sent.items():
-            if sent.address == address and sent.partition is None:
-                self._sent[ticket_id] = sent._replace(address="")
 
     def orphaned(self, is_owned: Callable[[str], bool]) -> list[tuple[str, SentReservation]]:
         """Return ticket and frame of each request that has ended."""

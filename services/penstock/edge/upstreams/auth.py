@@ -129,17 +129,17 @@ class AuthClient:
 
     def reserve(self, context: RequestContext) -> None:
         """Reserve tokens for a request, or decide by fallback. A lost `reserve` is repeated to the next owner."""
-        partition = self._partition(context)
-        if self._is_unreachable(partition) and (
-            self.fallback.decide(context) or partition is None or self._watch.is_store_unavailable(partition)
+        partition = _partition(context)
+        if self._watch.is_unreachable(partition) and (
+            self.fallback.decide(context) or self._watch.is_store_unavailable(partition)
         ):
             return
         self._reservations.send(context.ticket_id, frames.reserve(context), partition)
 
     def charge_abandoned(self, context: RequestContext, plan: GenerationPlan) -> None:
         """Charge the prompt of a request that ended while it was tokenized. Not during an outage of auth."""
-        partition = self._partition(context)
-        if self._is_unreachable(partition) or self._answers.abandoned >= self._requests.max_active_requests:
+        partition = _partition(context)
+        if self._watch.is_unreachable(partition) or self._answers.abandoned >= self._requests.max_active_requests:
             return
         self._answers.charge_abandoned(context.ticket_id, len(plan.prompt_ids))
         self._reservations.send(context.ticket_id, frames.reserve_abandoned(context, plan), partition)
@@ -188,10 +188,10 @@ class AuthClient:
             self._settlements.resend(unconfirmed, self._can_record)
             self._recover_orphans(self._can_record)
 
-    def _can_record(self, partition: int | None) -> bool:
-        return partition is None or not self._watch.is_store_unavailable(partition)
+    def _can_record(self, partition: int) -> bool:
+        return not self._watch.is_store_unavailable(partition)
 
-    def _recover_orphans(self, is_sent: Callable[[int | None], bool]) -> None:
+    def _recover_orphans(self, is_sent: Callable[[int], bool]) -> None:
         """Repeat `reserve` for requests that are done. Auth returns the reservations, which are then settled."""
         deferred = self.fallback.deferred_ticket_ids
         self._reservations.resend_orphaned(
@@ -201,16 +201,6 @@ class AuthClient:
     def _send_deferred(self, partition: int, frame: AdmitRequest) -> None:
         self._settlements.flush()
         self._streams.send_to_owner(partition, frame)
-
-    def _partition(self, context: RequestContext) -> int | None:
-        """Return the partition of the request's tenant. None if the edge does not know the caller."""
-        tenant_id = context.request.identity.tenant_id
-        if not tenant_id and (known := self.fallback.find_known(context.credential)):
-            tenant_id = known.tenant_id
-        return partition_of(tenant_id) if tenant_id else None
-
-    def _is_unreachable(self, partition: int | None) -> bool:
-        return self._watch.is_all_unreachable if partition is None else self._watch.is_unreachable(partition)
 
     def _check_settled(self) -> None:
         if not self.unsettled:
@@ -229,13 +219,10 @@ class AuthClient:
 
     def _on_connected(self, _address: str) -> None:
         self._identifies.move()
-        self._reserve_again(self._needs_replica)
         self._runner.on_upstream_connected()
 
     def _on_lost(self, address: str) -> None:
         self._identifies.on_lost(address)
-        self._reservations.on_lost(address)
-        self._reserve_again(self._needs_replica)
 
     def _on_owners_changed(self, partitions: frozenset[int]) -> None:
         """Repeat the open frames of these partitions to their new owners, which may not have received them."""
@@ -245,7 +232,7 @@ class AuthClient:
             return
         self._settlements.resend_to_owners(owned)  # first, as they free tokens of grants of deferred reservations
         self.fallback.resend_to_owners(owned)
-        self._reserve_again(lambda context: self._partition(context) in owned)
+        self._reserve_again(lambda context: _partition(context) in owned)
         self._recover_orphans(owned.__contains__)
 
     def _on_store_state(self, address: str, *, is_unavailable: bool) -> None:
@@ -262,22 +249,21 @@ class AuthClient:
             if is_sent(context):
                 self._runner.apply(context, context.request.on_auth_connected())
 
-    def _needs_replica(self, context: RequestContext) -> bool:
-        """Whether the tenant of a request is unknown, and no replica has its frame."""
-        return self._partition(context) is None and not self._reservations.address(context.ticket_id)
-
-    def _is_unsent(self, context: RequestContext, address: str, owned: Container[int | None]) -> bool:
-        return self._partition(context) in owned and self._reservations.address(context.ticket_id) != address
+    def _is_unsent(self, context: RequestContext, address: str, owned: Container[int]) -> bool:
+        return _partition(context) in owned and self._reservations.address(context.ticket_id) != address
 
     def _on_unreachable(self, groups: list[PartitionGroup]) -> None:
         """Decide by fallback for the requests and callers that wait for replicas which have become unreachable."""
         self._identifies.move()
         for context in self._requests.in_state(RequestState.RESERVING):
-            partition, ticket_id = self._partition(context), context.ticket_id
-            if partition is not None:
-                if self._watch.group(partition) in groups:
-                    self.fallback.decide(context, is_pending=self._reservations.is_open(ticket_id))
-            elif self._watch.is_all_unreachable:
-                self.fallback.decide(context, is_pending=self._reservations.is_open(ticket_id))
-            elif not self._watch.is_responsive(self._reservations.address(ticket_id)):
-                self._runner.apply(context, context.request.on_auth_connected())
+            if self._watch.group(_partition(context)) in groups:
+                self.fallback.decide(context, is_pending=self._reservations.is_open(context.ticket_id))
+
+
+def _partition(context: RequestContext) -> int:
+    """Return the partition of the request's tenant.
+
+    A caller is identified before its request is reserved. If the tenant is another one in the meantime, or unknown, the
+    replica that receives the frame answers `not_owner` with the identity.
+    """
+    return partition_of(context.request.identity.tenant_id)

@@ -149,8 +149,6 @@ class AuthAnswers:
         if sent is None:  # it was answered by another replica
             return
         partition = partition_of(tenant_id) if tenant_id else sent.partition
-        if partition is None:
-            return
         if context and tenant_id:
             self._fallback.cache_identified(context.credential, frame.identity)
             if context.request.state is RequestState.RESERVING:
@@ -158,7 +156,7 @@ class AuthAnswers:
         self._reservations.on_not_owner(ticket_id, address, partition)
         if self._streams.owner(partition) == address:
             self._streams.deny(address, partition)
-        elif partition != sent.partition:  # its replica was not chosen by this partition
+        elif partition != sent.partition:  # the edge knew another tenant, or none
             if context is None:
                 self._reservations.send(ticket_id, sent.frame, partition)
             else:

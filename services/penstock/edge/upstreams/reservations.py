@@ -9,7 +9,7 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest
 
 
 class Reservations:
-    """Sends `reserve` frames to the owner of a partition, or to any replica if the tenant is unknown."""
+    """Sends each `reserve` frame to the owner of its partition, and keeps it until it is answered."""
 
     def __init__(
         self, streams: AuthStreams, watch: OutageWatch, flush: Callable[[], None], *, max_entries: int
@@ -26,20 +26,19 @@ class Reservations:
         return self._pending.get(ticket_id)
 
     def address(self, ticket_id: str) -> str:
-        """Return the replica that received the frame last. Empty if none did, or if that one is lost."""
+        """Return the replica that received the frame last. Empty if none did, or if that one is not the owner."""
         sent = self._pending.get(ticket_id)
         return sent.address if sent else ""
 
-    def send(self, ticket_id: str, frame: AdmitRequest, partition: int | None) -> None:
-        """Send a frame, unless no replica is connected that can answer it."""
-        streams = self._streams
-        address = streams.any_replica(ticket_id) if partition is None else streams.owner(partition)
+    def send(self, ticket_id: str, frame: AdmitRequest, partition: int) -> None:
+        """Send a frame, unless its partition has no owner."""
+        address = self._streams.owner(partition)
         former = self.address(ticket_id)
         if former and former != address:
             self._watch.on_request_moved(former, ticket_id)
         self._watch.on_request_sent(address, ticket_id)
         self._flush()
-        if streams.send(address, frame):
+        if self._streams.send(address, frame):
             self._pending.add(ticket_id, SentReservation(frame, partition, address))
 
     def remove(self, ticket_id: str) -> None:
@@ -51,11 +50,7 @@ class Reservations:
             holder = "" if sent.address == address else sent.address
             self._pending.update(ticket_id, sent._replace(partition=partition, address=holder))
 
-    def on_lost(self, address: str) -> None:
-        """Mark the frames of unknown tenants that a lost replica has received."""
-        self._pending.on_lost(address)
-
-    def resend_orphaned(self, is_owned: Callable[[str], bool], is_sent: Callable[[int | None], bool]) -> None:
+    def resend_orphaned(self, is_owned: Callable[[str], bool], is_sent: Callable[[int], bool]) -> None:
         """Send the frames of requests that are done, so that auth returns reservations to settle.
 
         `is_owned` names tickets that are not done, and `is_sent` the partitions.
