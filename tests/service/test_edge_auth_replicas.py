@@ -8,12 +8,12 @@ from structlog.testing import capture_logs
 
 from auth_replicas import HIGH, LOW, bearer, claims, partitioned_mesh, tenant_in
 from edge_mesh import text_of
-from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.errors import Unavailable, error_from_rpc
 from penstock.edge import runner
 from penstock.edge.auth_fallback import partition_outages
 from penstock.edge.upstreams import auth
 from penstock.mesh.partitions import partition_of
-from penstock.mesh.v1.admission_pb2 import AdmitResponse, OwnedPartitions
+from penstock.mesh.v1.admission_pb2 import AdmitResponse, OwnedPartitions, Rejected
 
 FAST_OUTAGE = {"auth_fallback_after": 0.05}
 LOW_TENANT, HIGH_TENANT = tenant_in(LOW), tenant_in(HIGH)
@@ -158,6 +158,50 @@ async def test_a_caller_without_a_grant_is_rejected_if_no_replica_takes_over_in_
         await found.wait_for_figure("auth_partitions_unowned", len(LOW))
         assert (await rejection_of(found, NEWCOMER)).reason == "AUTH_LOST"
         assert await found.answer(HIGH_TENANT) == TEXT
+
+
+async def test_a_tenant_whose_grant_is_used_up_waits_for_the_next_owner():
+    async with partitioned_mesh(claims(LOW), claims(HIGH), **FAST_OUTAGE) as found:
+        low, high = found.replicas
+        low.grant_tokens = 0
+        for tenant in (LOW_TENANT, HIGH_TENANT):
+            assert await found.answer(tenant) == TEXT
+        await low.stop()
+        waiting = asyncio.create_task(found.answer(LOW_TENANT))
+        await found.wait_for_figure("auth_unreachable", 1)
+        await found.wait_for_figure("requests_reserving", 1)
+        high.claim({**high.epochs, **claims(LOW, 2)})
+        assert await waiting == TEXT
+        figures = await found.mesh.figures()
+        assert (figures["fallback_admitted"], figures["fallback_rejected"]) == (0, 0)
+
+
+async def test_a_request_that_a_replica_without_a_store_rejects_waits_for_the_next_owner():
+    async with partitioned_mesh(claims(LOW), claims(HIGH), auth_fallback_after=3_600.0) as found:
+        low, high = found.replicas
+        assert await found.answer(HIGH_TENANT) == TEXT
+        low.ignored = {"reserve"}
+        waiting = asyncio.create_task(found.answer(NEWCOMER))
+        await low.wait_for("reserve")
+        low.set_store(is_unavailable=True)
+        failure = Unavailable("the store cannot be written", reason="STORE_UNAVAILABLE").failure()
+        low.send(AdmitResponse(rejected=Rejected(request_id=low.names("reserve")[0], failure=failure)))
+        low.claim({})
+        await found.wait_for_figure("auth_partitions_unowned", len(LOW))
+        high.claim({**high.epochs, **claims(LOW, 2)})
+        assert await waiting == TEXT
+
+
+async def test_a_denied_claim_is_tried_again_with_the_repetition_of_open_frames(monkeypatch):
+    """The answer of a replica may be older than its latest claim."""
+    monkeypatch.setattr(auth, "RESEND_INTERVAL_S", 0.05)
+    async with partitioned_mesh(claims(LOW), claims(HIGH)) as found:
+        low, _ = found.replicas
+        low.epochs = {}
+        waiting = asyncio.create_task(found.answer(LOW_TENANT))
+        await low.wait_for("reserve", 2)
+        low.epochs = claims(LOW)
+        assert await waiting == TEXT
 
 
 async def test_a_waiting_caller_is_rejected_at_once_when_no_replica_is_left():
