@@ -137,12 +137,12 @@ class AuthClient:
         self._reservations.send(context.ticket_id, frames.reserve(context), partition)
 
     def charge_abandoned(self, context: RequestContext, plan: GenerationPlan) -> None:
-        """Charge the prompt of a request that ended while it was tokenized. Not during an outage of auth."""
+        """Charge the prompt of a request that ended while it was tokenized. Not during an outage of its partition."""
         partition = _partition(context)
         if self._watch.is_unreachable(partition) or self._answers.abandoned >= self._requests.max_active_requests:
             return
-        self._answers.charge_abandoned(context.ticket_id, len(plan.prompt_ids))
-        self._reservations.send(context.ticket_id, frames.reserve_abandoned(context, plan), partition)
+        if self._reservations.send(context.ticket_id, frames.reserve_abandoned(context, plan), partition):
+            self._answers.charge_abandoned(context.ticket_id, len(plan.prompt_ids))
 
     def settle(self, ticket_id: str, reservation_id: str, settlement: Settle, tenant_id: str) -> None:
         """Settle a reservation. A deferred one is settled once auth has recorded it."""

@@ -30,16 +30,18 @@ class Reservations:
         sent = self._pending.get(ticket_id)
         return sent.address if sent else ""
 
-    def send(self, ticket_id: str, frame: AdmitRequest, partition: int) -> None:
-        """Send a frame, unless its partition has no owner."""
+    def send(self, ticket_id: str, frame: AdmitRequest, partition: int) -> bool:
+        """Send a frame to the owner of its partition. Returns false if there is none, or if its stream is lost."""
         address = self._streams.owner(partition)
         former = self.address(ticket_id)
         if former and former != address:
             self._watch.on_request_moved(former, ticket_id)
         self._watch.on_request_sent(address, ticket_id)
         self._flush()
-        if self._streams.send(address, frame):
+        is_sent = self._streams.send(address, frame)
+        if is_sent:
             self._pending.add(ticket_id, SentReservation(frame, partition, address))
+        return is_sent
 
     def remove(self, ticket_id: str) -> None:
         self._pending.remove(ticket_id)
