@@ -70,7 +70,7 @@ def test_flush_sends_held_frames_once(loop, sent, coalescer):
 def test_discarded_frames_are_not_sent(loop, sent, coalescer):
     for frame in range(BURST_FRAMES):
         coalescer.put(frame)
-    coalescer.discard()
+    coalescer.discard(lambda _: True)
     fire_all(loop)
     assert len(sent) == MAX_IMMEDIATE_FRAMES
 
