@@ -166,7 +166,7 @@ class AdmissionService(AdmissionServiceServicer):
                 return
         for peer in self._peers:
             peer.send(frames.owned_partitions(self._authorizer.served.frame()))
-        if isinstance(event, Giving):
+        if isinstance(event, Giving | Lost):
             self._store.write(Release(event.partitions), lambda _: None)
 
     def _rotate_identity_keys(self, now: float) -> None:

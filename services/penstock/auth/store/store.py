@@ -86,7 +86,7 @@ class Charged(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Partitions are given away. All changes of their tenants come before it."""
+    """Partitions are given away, or were lost. All changes of their tenants come before it."""
 
     partitions: frozenset[int]
 
@@ -130,7 +130,7 @@ class Giving(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Another replica has taken over partitions."""
+    """Another replica has taken over partitions. This process must write `Release` before it takes them again."""
 
     partitions: frozenset[int]
 
@@ -167,7 +167,7 @@ class Store(Protocol):
         """The partitions that this process owned at the start, with their epochs. None: it alone uses the store."""
 
     def notify_events(self, on_event: OnEvent) -> None:
-        """Call `on_event` on the event loop for each event, in the order of the changes around it."""
+        """Call `on_event` on the event loop for each event since the start, in the order of the changes around it."""
 
     async def hand_over(self) -> None:
         """Give all partitions to other replicas, if there are any, and wait until that is done."""
