@@ -6,12 +6,12 @@ from dataclasses import replace
 from penstock.faults.failpoints import PARTITION_FAILPOINTS
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import (
+    DEFAULT_TENANTS,
     FAULT_DURATIONS_S,
     LOAD_PERIOD_S,
     MAX_FAULTS,
     NO_OVERRIDES,
     TIER_WEIGHTS,
-    DEFAULT_TENANTS,
     FaultKind,
     PlannedClockStep,
     PlannedFault,

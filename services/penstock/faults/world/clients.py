@@ -61,7 +61,8 @@ async def run_clients(
         retries = RetryPolicy(connect_timeout=PATIENCE_S)
         clients: dict[int, Client] = {}
         sessions: dict[int, Session] = {}
-        for number in sorted({0, *(each.request.tenant for each in (*transcripts, *token_counts))}):
+        used = [each.request.tenant for each in transcripts] + [each.request.tenant for each in token_counts]
+        for number in sorted({0, *used}):
             client = await stack.enter_async_context(Client(*targets, api_key=keys[number], retries=retries))
             clients[number] = client
             if any(each.request.uses_session and each.request.tenant == number for each in transcripts):

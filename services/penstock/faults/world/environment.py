@@ -58,8 +58,9 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         host = engine_pool.start(supervisor._options, supervisor._on_message)  # noqa: SLF001  # replaces its `_start`
         return host, host
 
-    is_shared = isinstance(disk, SharedDatabase)
-    open_store = store_opener(disk, _running_process_loop) if is_shared else disk.open_store
+    open_store: Callable[..., Any] = disk.open_store
+    if isinstance(disk, SharedDatabase):
+        open_store = store_opener(disk, _running_process_loop)
     changes: tuple[AbstractContextManager[Any], ...] = (
         patch.object(grpc.aio, "insecure_channel", open_channel),
         patch.object(grpc.aio, "server", open_server),

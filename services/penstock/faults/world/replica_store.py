@@ -25,7 +25,7 @@ from penstock.faults.world.shared_database import PartitionsTaken, SharedDatabas
 
 @dataclass(eq=False)
 class Replica:
-    """One process at the shared database, as `PostgresBackend` is in production. It is the keeper's `PartitionTable`."""
+    """One process at the shared database, as `PostgresBackend` is in production. It is the `PartitionTable`."""
 
     database: SharedDatabase
     owner: str

@@ -8,7 +8,7 @@ from penstock.auth.store.store import PutKey, PutTenant
 from penstock.faults.plan import PlannedTenant
 from penstock.faults.world.tiers import API_KEY, PEPPER
 
-SECRET = "0123456789abcdefghijklmn"
+SECRET = "0123456789abcdefghijklmn"  # noqa: S105  # of a simulated mesh
 
 
 def api_keys(tenants: Sequence[PlannedTenant]) -> list[str]:
@@ -22,7 +22,12 @@ def catalog(tenants: Sequence[PlannedTenant]) -> Iterator[PutTenant | PutKey]:
     for tenant, bearer in zip(tenants, api_keys(tenants), strict=True):
         if tenant.tenant_id == DEFAULT_TENANT:
             continue
-        limits = {"concurrent_requests": tenant.concurrent_requests, "tokens_per_minute": tenant.tokens_per_minute}
-        yield PutTenant(Tenant(tenant_id=tenant.tenant_id, **limits))
+        yield PutTenant(
+            Tenant(
+                tenant_id=tenant.tenant_id,
+                concurrent_requests=tenant.concurrent_requests,
+                tokens_per_minute=tenant.tokens_per_minute,
+            )
+        )
         key_id = key_id_of(bearer)
         yield PutKey(Key(key_id=key_id, tenant_id=tenant.tenant_id, digest=ring.digest(bearer), created_at=0.0))
