@@ -111,10 +111,14 @@ class SharedDatabase(Disk):
     def read(self, partitions: Collection[int]) -> StoredState:
         """Return all tenants and keys, and the rest of the state of these partitions."""
 
+        return self.restricted(sql.read(self.connection), partitions)
+
+    def restricted(self, state: StoredState, partitions: Collection[int]) -> StoredState:
+        """Return a state without balances, reservations, charges and grant uses of other partitions."""
+
         def is_chosen(tenant_id: str) -> bool:
             return partition_of(tenant_id) in partitions
 
-        state = sql.read(self.connection)
         tenants = dict(self.connection.execute(_TENANT_BY_RESERVATION).fetchall())
         return state._replace(
             balances={name: each for name, each in state.balances.items() if is_chosen(name)},
