@@ -104,11 +104,10 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
     )
 
 
-def _auth(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _auth(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     config = AuthConfig(
         listen=address,
         instance_id=instance_id,
-        store="postgresql://auth@database/penstock" if shape.auths > 1 else ":memory:",
         dev_key=API_KEY,
         pepper=PEPPER,
         mesh_secret="m" * 32,
