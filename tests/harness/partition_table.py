@@ -22,6 +22,11 @@ class PartitionDatabase:
         self.fails_to_read = False
         self.is_unavailable = False
 
+    @property
+    def members(self):
+        live = {name: Member(is_draining, until - self.now) for name, (until, is_draining) in self.leases.items()}
+        return {name: each for name, each in live.items() if each.lease_left > 0}
+
     def owned(self, owner):
         return {partition for partition, row in self.rows.items() if row.owner == owner}
 
@@ -37,23 +42,13 @@ class MemoryTable:
     def renew(self, ttl, *, is_draining):
         if self.database.is_unavailable:
             raise TableUnavailable
-        now = self.database.now
-        self.database.leases[self.owner] = (now + ttl, is_draining)
-        members = {
-            name: Member(draining, until - now)
-            for name, (until, draining) in self.database.leases.items()
-            if until > now
-        }
-        return View(dict(self.database.rows), members, self.database.catalog_version)
+        self.database.leases[self.owner] = (self.database.now + ttl, is_draining)
+        return View(dict(self.database.rows), self.database.members, self.database.catalog_version)
 
     def take(self, partitions, former):
         self.takes.append((set(partitions), set(former)))
         rows = self.database.rows
-        others = {
-            name
-            for name, (until, _) in self.database.leases.items()
-            if name != self.owner and until > self.database.now
-        }
+        others = self.database.members.keys() - {self.owner}
         taken = [each for each in partitions if rows[each].owner not in others]
         for each in taken:
             rows[each] = PartitionRow(self.owner, rows[each].epoch + 1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from partition_table import KeptReplica, PartitionDatabase, TableUnavailable
 from penstock.auth.partitions.keeper import FAST_INTERVAL_S, NOTICE_S, PartitionRow
 from penstock.auth.partitions.lease import LEASE_TTL_S, RENEWAL_INTERVAL_S
-from penstock.auth.store.store import CatalogChanged, Giving, Lost, Taken
+from penstock.auth.store.store import CatalogChanged, Lost, Taken
 from penstock.mesh.partitions import PARTITIONS
 
 ALL = set(range(PARTITIONS))
