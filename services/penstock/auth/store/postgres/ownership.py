@@ -35,7 +35,7 @@ _RENEW = """
 """
 _ROWS = "SELECT partition, owner, epoch, lease_until > statement_timestamp() FROM partitions"
 _MEMBERS = """
-    SELECT owner, is_draining, extract(epoch FROM lease_until - statement_timestamp())::float8
+    SELECT owner, is_draining, extract(epoch FROM lease_until - statement_timestamp())::float8, address
     FROM writers WHERE lease_until > statement_timestamp()
 """
 _CATALOG_VERSION = "SELECT version FROM catalog"
@@ -110,7 +110,7 @@ class PostgresPartitions:
             raise StoreDiverged(f"the database does not know {self.owner} any more. Restart this process")
         return View(
             rows={row[0]: PartitionRow(*row[1:]) for row in rows},
-            members={name: Member(is_draining, left) for name, is_draining, left in members},
+            members={row[0]: Member(*row[1:]) for row in members},
             catalog_version=(version.fetchone() or (0,))[0],
         )
 
