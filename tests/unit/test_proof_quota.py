@@ -1,6 +1,6 @@
 """The checks of the proof `quota` find what a wrong auth would do."""
 
-from penstock.proofs.checks.quota import LedgerEntry, TenantLimits, check_engine_counts, check_limits
+from penstock.proofs.checks.quota import EngineCount, LedgerEntry, TenantLimits, check_engine_counts, check_limits
 
 
 def entry(number, at=0.0, tokens=10, *, outcome="stop", tenant="acme", lasts=1.0, ticket="", reserved=100):
@@ -55,10 +55,18 @@ def test_tenants_without_limits_are_not_judged():
 
 def test_a_ticket_with_other_tokens_without_a_row_or_with_two_rows_is_found():
     rows = [entry(0), entry(1, tokens=9), entry(3), entry(4, ticket="t-3", tokens=0)]
-    findings = check_engine_counts(rows, {f"t-{each}": 10 for each in range(5)}, {"t-0", "t-1", "t-2", "t-3"})
+    counts = {f"t-{each}": EngineCount(10) for each in range(5)}
+    findings = check_engine_counts(rows, counts, {"t-0", "t-1", "t-2", "t-3"})
     assert (findings.compared, findings.different, findings.uncharged, findings.charged_twice) == (4, 1, 1, 1)
 
 
 def test_a_ticket_whose_edge_died_is_not_compared():
     lost = entry(0, outcome="lost", tokens=0)
-    assert check_engine_counts([lost], {"t-0": 7}, set()).compared == 0
+    assert check_engine_counts([lost], {"t-0": EngineCount(7)}, set()).compared == 0
+
+
+def test_tokens_after_a_stop_string_are_not_charged_and_those_after_a_cancel_are():
+    counts = {"t-0": EngineCount(11, after_stop=1)}
+    assert check_engine_counts([entry(0)], counts, {"t-0"}).different == 0
+    assert check_engine_counts([entry(0, outcome="cancelled", tokens=11)], counts, {"t-0"}).different == 0
+    assert check_engine_counts([entry(0, outcome="cancelled")], counts, {"t-0"}).different == 1

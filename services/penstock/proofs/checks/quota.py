@@ -128,24 +128,35 @@ class EngineFindings:
     examples: list[str] = field(default_factory=list)
 
 
+class EngineCount(NamedTuple):
+    """Tokens that engines made for one ticket, over all its runs."""
+
+    made: int
+    after_stop: int = 0  # of them, made after the edge had stopped the run
+
+    def charged_for(self, outcome: str) -> int:
+        """Return the tokens to charge. An answer does not pay for what follows its stop string; a cancelled one does."""
+        return self.made - self.after_stop if outcome == "stop" else self.made
+
+
 def check_engine_counts(
-    entries: Iterable[LedgerEntry], made: Mapping[str, int], ended: Collection[str]
+    entries: Iterable[LedgerEntry], counts: Mapping[str, EngineCount], ended: Collection[str]
 ) -> EngineFindings:
-    """Compare the tokens of each ticket. `made` by engines, `ended` by their edges; others are those of dead edges."""
+    """Compare the tokens of each ticket. Its edge has `ended` it; the others are those of edges that died."""
     findings = EngineFindings()
     rows: dict[str, list[LedgerEntry]] = defaultdict(list)
     for each in entries:
         rows[each.ticket_id].append(each)
     findings.charged_twice = sum(len(found) > 1 for found in rows.values())
-    for ticket_id in made.keys() & set(ended):
+    for ticket_id in counts.keys() & set(ended):
         found = [each for each in rows.get(ticket_id, ()) if each.outcome != LOST_OUTCOME]
         findings.compared += 1
         if not found:
             findings.uncharged += 1
             findings.examples.append(f"{ticket_id}: the ledger does not have it")
-        elif (charged := sum(each.made_tokens for each in found)) != made[ticket_id]:
+        elif (charged := found[0].made_tokens) != (expected := counts[ticket_id].charged_for(found[0].outcome)):
             findings.different += 1
-            findings.examples.append(f"{ticket_id}: {charged} in the ledger, {made[ticket_id]} by engines")
+            findings.examples.append(f"{ticket_id}: {charged} in the ledger, {expected} by engines")
     return findings
 
 

@@ -25,6 +25,7 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, fault_summary, finding_lines, reported
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.quota import (
+    EngineCount,
     TenantLimits,
     check_engine_counts,
     check_limits,
@@ -179,7 +180,7 @@ def _card_of(
     entries = read_ledger_entries(run.folder)
     deferred = {each["reservation_id"] for each in read_events(run.folder, "auth", "deferred_reservation_recorded")}
     card.lines += limit_lines(check_limits(entries, limits, deferred))
-    counted = check_engine_counts(entries, made_by_engines(run.folder), requests_by_ticket(run.folder))
+    counted = check_engine_counts(entries, engine_counts(run.folder), requests_by_ticket(run.folder))
     card.lines += engine_lines(counted)
     card.lines += takeover_lines(run.folder, run.faults)
     add_residue(card, residue)
@@ -197,12 +198,13 @@ def outcome_lines(transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
     ]
 
 
-def made_by_engines(folder: Path) -> dict[str, int]:
-    """Return the tokens that the engines made for each ticket, over all its runs, without those after a cancel."""
-    made: dict[str, int] = defaultdict(int)
+def engine_counts(folder: Path) -> dict[str, EngineCount]:
+    counts: dict[str, EngineCount] = defaultdict(lambda: EngineCount(0))
     for each in read_events(folder, "worker", "run_ended"):
-        made[each["ticket_id"]] += each["output_tokens"]
-    return made
+        made, after_stop = counts[each["ticket_id"]]
+        after_stop += each.get("wasted_tokens", 0)
+        counts[each["ticket_id"]] = EngineCount(made + each["output_tokens"], after_stop)
+    return counts
 
 
 def takeover_lines(folder: Path, faults: Sequence[InjectedFault]) -> list[CardLine]:
