@@ -66,7 +66,9 @@ def test_a_ticket_whose_edge_died_is_not_compared():
 
 
 def test_tokens_after_a_stop_string_are_not_charged_and_those_after_a_cancel_are():
-    counts = {"t-0": EngineCount(11, after_stop=1)}
+    counts = {"t-0": EngineCount(11, is_stopped=True)}
     assert check_engine_counts([entry(0)], counts, {"t-0"}).different == 0
     assert check_engine_counts([entry(0, outcome="cancelled", tokens=11)], counts, {"t-0"}).different == 0
     assert check_engine_counts([entry(0, outcome="cancelled")], counts, {"t-0"}).different == 1
+    assert check_engine_counts([entry(0, tokens=12)], counts, {"t-0"}).different == 1
+    assert check_engine_counts([entry(0)], {"t-0": EngineCount(11)}, {"t-0"}).different == 1

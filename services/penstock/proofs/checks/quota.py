@@ -132,11 +132,17 @@ class EngineCount(NamedTuple):
     """Tokens that engines made for one ticket, over all its runs."""
 
     made: int
-    after_stop: int = 0  # of them, made after the edge had stopped the run
+    is_stopped: bool = False  # whether the edge stopped a run
 
-    def charged_for(self, outcome: str) -> int:
-        """Return the tokens to charge. An answer does not pay for what follows its stop string."""
-        return self.made - self.after_stop if outcome == "stop" else self.made
+    def is_charged_by(self, row: LedgerEntry) -> bool:
+        """Whether a row charges these tokens.
+
+        An answer does not pay for tokens after its stop string, which the engine makes until the edge stops it: these
+        answers are compared with what their clients received. A cancelled one pays for all.
+        """
+        if row.outcome == "stop" and self.is_stopped:
+            return row.made_tokens <= self.made
+        return row.made_tokens == self.made
 
 
 def check_engine_counts(
@@ -154,9 +160,10 @@ def check_engine_counts(
         if not found:
             findings.uncharged += 1
             findings.examples.append(f"{ticket_id}: the ledger does not have it")
-        elif (charged := found[0].made_tokens) != (expected := counts[ticket_id].charged_for(found[0].outcome)):
+        elif not counts[ticket_id].is_charged_by(found[0]):
             findings.different += 1
-            findings.examples.append(f"{ticket_id}: {charged} in the ledger, {expected} by engines")
+            made = counts[ticket_id].made
+            findings.examples.append(f"{ticket_id}: {found[0].made_tokens} in the ledger, {made} by engines")
     return findings
 
 

@@ -22,8 +22,18 @@ from penstock.bench.transcript import CANCELLED, OK, TokenTranscript, check_tran
 from penstock.client import Client
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, fault_summary, finding_lines, reported
+from penstock.proofs.card import (
+    CardLine,
+    ProofCard,
+    at_most,
+    charge_lines,
+    exactly,
+    fault_summary,
+    finding_lines,
+    reported,
+)
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
+from penstock.proofs.checks.ledger import check_charges
 from penstock.proofs.checks.quota import (
     EngineCount,
     TenantLimits,
@@ -35,7 +45,13 @@ from penstock.proofs.checks.quota import (
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.kills import kill_and_restart, kill_times, wait_settled
 from penstock.proofs.testbed.load import ClosedLoopLoad, Loads, run_baseline
-from penstock.proofs.testbed.logs import read_events, read_ledger_entries, requests_by_ticket, unix_time
+from penstock.proofs.testbed.logs import (
+    read_events,
+    read_ledger,
+    read_ledger_entries,
+    requests_by_ticket,
+    unix_time,
+)
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 from penstock.v1.admin_pb2 import CreateKeyRequest, PutTenantRequest, Tenant
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -179,6 +195,7 @@ def _card_of(
     card = ProofCard(proof="quota", void_reason=void_reason(run.faults, options.kills, options.streams))
     card.lines += finding_lines(findings)
     card.lines += outcome_lines(transcripts)
+    card.lines += answer_charge_lines(run, [each for each in complete if each.outcome == OK])
     entries = read_ledger_entries(run.folder)
     deferred = {each["reservation_id"] for each in read_events(run.folder, "auth", "deferred_reservation_recorded")}
     card.lines += limit_lines(check_limits(entries, limits, deferred))
@@ -203,10 +220,17 @@ def outcome_lines(transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
 def engine_counts(folder: Path) -> dict[str, EngineCount]:
     counts: dict[str, EngineCount] = defaultdict(lambda: EngineCount(0))
     for each in read_events(folder, "worker", "run_ended"):
-        made, after_stop = counts[each["ticket_id"]]
-        after_stop += each.get("wasted_tokens", 0)
-        counts[each["ticket_id"]] = EngineCount(made + each["output_tokens"], after_stop)
+        made, is_stopped = counts[each["ticket_id"]]
+        counts[each["ticket_id"]] = EngineCount(made + each["output_tokens"], is_stopped or "stop_requested_at" in each)
     return counts
+
+
+def answer_charge_lines(run: FaultRun, transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
+    """The charges of complete answers, which may have several tickets, and the tokens that their clients received."""
+    by_ticket = requests_by_ticket(run.folder)
+    requests = {each.request_id for each in transcripts}
+    rows = [each for each in read_ledger(run.folder) if by_ticket.get(each.ticket_id) in requests]
+    return charge_lines(check_charges(transcripts, rows, by_ticket))
 
 
 def takeover_lines(folder: Path, faults: Sequence[InjectedFault]) -> list[CardLine]:
