@@ -6,13 +6,15 @@ import os
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import grpc
 import psycopg
 import pytest
 
 from auth_server import DEV_KEY, AuthProcess, FakeClock, edge, rejection_of, tenant_use
 from penstock.auth.store.store import StoreUnusable
 from penstock.chassis.channels import channel
-from penstock.mesh.partitions import PARTITIONS
+from penstock.chassis.errors import error_from_rpc
+from penstock.mesh.partitions import PARTITIONS, partition_of
 from penstock.mesh.v1.admission_pb2 import Admitted, Credential, Identified, NotOwner, Rejected, Settle, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.v1 import admin_pb2 as pb
@@ -110,6 +112,19 @@ async def test_a_key_and_a_limit_that_one_replica_has_received_hold_at_all(datab
         await until_identified(there, credential)
         listed = await other.admin.ListTenants(pb.ListTenantsRequest())
         assert {each.tenant_id: each.concurrent_requests for each in listed.tenants} == {"acme": 1, "default": 0}
+        await until_owner_of(there, PARTITIONS // 2)
+        owner, stream = (one, here) if partition_of("acme") in await owned_by(here) else (other, there)
+        stranger = other if owner is one else one
+        await stream.reserve(credential=credential)
+        use = await tenant_use(stranger, "acme")  # its owner has written it
+        assert (use.concurrent_requests, use.reserved_tokens) == (1, 30)
+        assert use == await tenant_use(owner, "acme")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stranger.admin.DeleteTenant(pb.DeleteTenantRequest(tenant_id="acme"))
+        assert error_from_rpc(raised.value).reason == "NOT_OWNER"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await owner.admin.DeleteTenant(pb.DeleteTenantRequest(tenant_id="acme"))
+        assert error_from_rpc(raised.value).reason == "TENANT_BUSY"
         await other.admin.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
         await until_rejected(here, credential, "KEY_REVOKED")
         await until_rejected(there, credential, "KEY_REVOKED")

@@ -97,17 +97,18 @@ async def test_a_takeover_repeats_the_open_frames_of_its_partition_once_and_in_o
         await low.wait_for("settle", 4)
         low.ignored, high.ignored = {"settle", "reserve"}, set()
         assert await found.answer(LOW_TENANT) == TEXT  # under its grant
-        abandoned = found.mesh.generate(metadata=bearer(NEWCOMER))
-        await low.wait_for("reserve", 6)
-        abandoned.cancel()
+        for number, tenant in enumerate((tenant_in({partition_of(other_tenant)}, 1), NEWCOMER), 6):
+            abandoned = found.mesh.generate(metadata=bearer(tenant))
+            await low.wait_for("reserve", number)
+            abandoned.cancel()
         await found.wait_for_figure("active_requests", 0)
         waiting = asyncio.create_task(found.answer(NEWCOMER))
-        await low.wait_for("reserve", 7)
+        await low.wait_for("reserve", 8)
         settled, deferred, orphaned, reserved = (
             *(low.names("settle")[-1], low.names("deferred")[-1]),
             *low.names("reserve")[-2:],
         )
-        before = len(high.received)
+        before, former = len(high.received), len(low.received)
         high.claim({**high.epochs, PARTITION: 2})
         assert await waiting == TEXT
         await found.wait_for_figure("deferred_reservations", 0)
@@ -122,6 +123,7 @@ async def test_a_takeover_repeats_the_open_frames_of_its_partition_once_and_in_o
         assert await found.answer(HIGH_TENANT) == TEXT
         await high.wait_for("settle", 7)
         assert [kind for kind, _ in high.received[before + 7 :]] == ["reserve", "settle"]
+        assert len(low.received) == former
 
 
 async def test_tenants_of_a_dead_replica_go_on_or_wait_for_the_next_owner_and_others_do_not_notice():

@@ -18,11 +18,13 @@ from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.hostile.proof import HostileOptions, hostile
 from penstock.proofs.live.cancel import CancelOptions, cancel
 from penstock.proofs.live.clocks import ClocksOptions, clocks
+from penstock.proofs.live.database import DatabaseOptions, database
 from penstock.proofs.live.disk import DiskOptions, disk
 from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.live.partition import PartitionOptions, partition
+from penstock.proofs.live.quota import QuotaOptions, quota
 from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
@@ -78,6 +80,8 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "freeze": (freeze, FreezeOptions),
     "partition": (partition, PartitionOptions),
     "disk": (disk, DiskOptions),
+    "database": (database, DatabaseOptions),
+    "quota": (quota, QuotaOptions),
     "rollout": (rollout, RolloutOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),

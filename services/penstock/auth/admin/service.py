@@ -1,15 +1,26 @@
 """Admin service of auth: keys and tenants, in addition to the RPCs of every tier."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.auth.admin import messages
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key, mint
-from penstock.auth.store.store import Change, DeleteKey, DeleteTenant, PutKey, PutTenant, Store
-from penstock.chassis.errors import NotFound, Unavailable
+from penstock.auth.quota.tenant_quota import TenantQuota
+from penstock.auth.store.store import (
+    Change,
+    DeleteKey,
+    DeleteTenant,
+    PutKey,
+    PutTenant,
+    Store,
+    StoreUnusable,
+    TenantUse,
+)
+from penstock.chassis.errors import FailedPrecondition, NotFound, Unavailable
 from penstock.chassis.server.admin import AdminService, Figures
+from penstock.mesh.partitions import PARTITIONS, partition_of
 from penstock.v1 import admin_pb2 as pb
 
 
@@ -88,6 +99,12 @@ class AuthAdmin(AdminService):
         return pb.PutTenantResponse(tenant=messages.tenant_message(quota))
 
     async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
+        if not self._authorizer.served.has_tenant(request.tenant_id):
+            owner = self._store.owner_address(partition_of(request.tenant_id)) or "unknown at present"
+            text = (
+                f"another replica of auth admits tenant {request.tenant_id!r}; send this to its Admin service ({owner})"
+            )
+            raise FailedPrecondition(text, reason="NOT_OWNER")
         async with self._changes:
             removed = self._authorizer.remove_tenant(request.tenant_id)  # first, so that no request reserves meanwhile
             try:
@@ -98,11 +115,28 @@ class AuthAdmin(AdminService):
         return pb.DeleteTenantResponse(deleted_keys=len(removed.keys))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
+        stored = {} if self._is_sole_owner else {each.tenant_id: each for each in await self._read_uses()}
         quotas = self._authorizer.reservations.quotas
         return pb.ListTenantsResponse(
             tenants=[messages.tenant_message(each) for each in quotas],
-            uses=[messages.usage_message(each) for each in quotas],
+            uses=[self._use_of(each, stored) for each in quotas],
         )
+
+    @property
+    def _is_sole_owner(self) -> bool:
+        return len(self._authorizer.served) == PARTITIONS
+
+    async def _read_uses(self) -> list[TenantUse]:
+        try:
+            return await self._store.read_uses()
+        except StoreUnusable as error:
+            raise Unavailable(str(error), reason="STORE_UNAVAILABLE", retry_after=1.0) from None
+
+    def _use_of(self, quota: TenantQuota, stored: Mapping[str, TenantUse]) -> pb.TenantUse:
+        """Return the present use of a tenant: from memory if it is this replica's, else as its owner has stored it."""
+        tenant_id = quota.tenant.tenant_id
+        found = None if self._authorizer.served.has_tenant(tenant_id) else stored.get(tenant_id)
+        return pb.TenantUse(**found._asdict()) if found else messages.usage_message(quota)
 
     async def _persist(self, change: Change) -> None:
         """Write a change and wait for it. Raises Unavailable / STORE_UNAVAILABLE if the store cannot be written."""

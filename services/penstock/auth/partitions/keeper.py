@@ -30,6 +30,7 @@ class Member(NamedTuple):
 
     is_draining: bool
     lease_left: float  # s
+    address: str = ""  # for operators
 
 
 class View(NamedTuple):
@@ -65,6 +66,7 @@ class PartitionKeeper:
     lease: PartitionLease = field(default_factory=PartitionLease)
     epochs: dict[int, int] = field(default_factory=dict)  # of owned partitions, those that are being given included
     is_draining: bool = False
+    addresses: dict[int, str] = field(default_factory=dict)  # of the owner of each partition, at the latest look
     takes_lapsed_at: float = 0.0  # s; until then, a replica without a lease is assumed to renew it soon
     _giving: set[int] = field(default_factory=set)  # given or lost, and `Release` is not committed yet
     _look_due: float = 0.0  # s
@@ -83,6 +85,7 @@ class PartitionKeeper:
         view = table.renew(self.lease.ttl, is_draining=self.is_draining)
         self.lease.on_renewed(now)
         self._find_lost(view)
+        self.addresses = {partition: _address(row, view) for partition, row in view.rows.items()}
         lapsed = {each.owner for each in view.rows.values() if each.owner and self._has_lapsed(each, view, now)}
         plan = self._plan(view, lapsed)
         if plan.take:
@@ -176,3 +179,8 @@ class PartitionKeeper:
             return
         others = [each.lease_left for name, each in view.members.items() if name != self.owner]
         self._look_due = now + max(FAST_INTERVAL_S, min([self.lease.renewal_interval, *others]))
+
+
+def _address(row: PartitionRow, view: View) -> str:
+    owner = view.members.get(row.owner)
+    return owner.address if owner else ""

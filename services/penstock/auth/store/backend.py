@@ -4,7 +4,7 @@ import threading
 from typing import Protocol
 
 from penstock.auth.store.roll_up import LedgerRollUp
-from penstock.auth.store.store import OnEvent, PendingChange, StoredState
+from penstock.auth.store.store import OnEvent, PendingChange, StoredState, TenantUse
 
 
 class Backend(Protocol):
@@ -26,6 +26,12 @@ class Backend(Protocol):
 
     def notify_events(self, on_event: OnEvent) -> None:
         """Call `on_event` in the thread for each event from now on."""
+
+    def owner_address(self, partition: int) -> str:
+        """Return the address of the process that owns a partition; empty if it is unknown. Called in any thread."""
+
+    def read_uses(self) -> list[TenantUse]:
+        """Return the use of all tenants, as it is stored. Called in any thread; raises StoreUnusable."""
 
     def hand_over(self) -> None:
         """Give all partitions to other processes from now on. Called in any thread."""

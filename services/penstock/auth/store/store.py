@@ -150,6 +150,17 @@ StoreEvent = Taken | Giving | Lost | CatalogChanged | HandedOver
 OnEvent = Callable[[StoreEvent], None]
 
 
+class TenantUse(NamedTuple):
+    """The use of a tenant as it is stored."""
+
+    tenant_id: str
+    concurrent_requests: int
+    reserved_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    requests: int
+
+
 class Store(Protocol):
     """Persists changes in the order in which they are written.
 
@@ -168,6 +179,12 @@ class Store(Protocol):
 
     def notify_events(self, on_event: OnEvent) -> None:
         """Call `on_event` on the event loop for each event since the start, in the order of the changes around it."""
+
+    def owner_address(self, partition: int) -> str:
+        """Return the address of the process that owns a partition; empty if it is unknown."""
+
+    async def read_uses(self) -> list[TenantUse]:
+        """Return the use of all tenants, as it is stored. Raises StoreUnusable."""
 
     async def hand_over(self) -> None:
         """Give all partitions to other replicas, if there are any, and wait until that is done."""

@@ -27,6 +27,7 @@ from penstock.auth.store.store import (
     StoredState,
     StoreEvent,
     StoreThreadFailed,
+    TenantUse,
 )
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
 from penstock.auth.telemetry import record_disk_used
@@ -81,6 +82,12 @@ class ThreadedStore:
         early, self._early_events = self._early_events, []
         for event in early:
             on_event(event)
+
+    def owner_address(self, partition: int) -> str:
+        return self.backend.owner_address(partition)
+
+    async def read_uses(self) -> list[TenantUse]:
+        return await asyncio.to_thread(self.backend.read_uses)
 
     async def hand_over(self) -> None:
         self.backend.hand_over()

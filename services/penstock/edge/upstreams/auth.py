@@ -208,14 +208,13 @@ class AuthClient:
 
     # Events of replicas.
 
-    def _on_frame(self, address: str, frame: AdmitResponse) -> None:
-        match frame.WhichOneof("frame"):
-            case "identity_keys":
-                self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
-            case "store_state":
-                self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
-            case _:
-                self._answers.on_frame(address, frame)
+    def _on_frame(self, address: str, kind: str | None, frame: AdmitResponse) -> None:
+        if self._answers.on_frame(address, kind, frame):
+            return
+        if kind == "identity_keys":
+            self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
+        elif kind == "store_state":
+            self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
 
     def _on_connected(self, _address: str) -> None:
         self._identifies.move()

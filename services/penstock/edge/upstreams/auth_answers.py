@@ -57,8 +57,9 @@ class AuthAnswers:
         """Charge the prompt of a request that has ended once auth has reserved its tokens."""
         self._abandoned_tokens[ticket_id] = prompt_tokens
 
-    def on_frame(self, address: str, frame: AdmitResponse) -> None:
-        match frame.WhichOneof("frame"):
+    def on_frame(self, address: str, kind: str | None, frame: AdmitResponse) -> bool:
+        """Apply a frame. Returns false if it is not an answer."""
+        match kind:
             case "admitted":
                 self._watch.on_response(address, frame.admitted.request_id)
                 self._reservations.remove(frame.admitted.request_id)
@@ -77,6 +78,9 @@ class AuthAnswers:
             case "not_owner":
                 self._watch.on_response(address, frame.not_owner.request_id)
                 self._on_not_owner(address, frame.not_owner)
+            case _:
+                return False
+        return True
 
     def _on_admitted(self, admitted: Admitted) -> None:
         context, reservation_id = self._requests.get(admitted.request_id), admitted.reservation_id

@@ -19,7 +19,8 @@ class AuthStreams:
     """One stream to each replica. A replica without `partitioned` in its hello owns all partitions, with epoch 0.
 
     `on_connected(address)` and `on_lost(address)` are called once for each stream, and `on_owners_changed` with the
-    partitions whose owner or epoch changed. `on_frame` receives all frames except those about owners and ends.
+    partitions whose owner or epoch changed. `on_frame(address, kind, frame)` receives all frames except those about
+    owners and ends.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class AuthStreams:
         *,
         dialer: Dialer,
         capacity: int,
-        on_frame: Callable[[str, AdmitResponse], None],
+        on_frame: Callable[[str, str | None, AdmitResponse], None],
         on_connected: Callable[[str], None],
         on_lost: Callable[[str], None],
         on_owners_changed: Callable[[frozenset[int]], None],
@@ -128,7 +129,7 @@ class AuthStreams:
         elif kind == "end":
             self._lose(address, on_purpose=True)
         else:
-            self._on_frame(address, frame)
+            self._on_frame(address, kind, frame)
 
     def _lose(self, address: str, *, on_purpose: bool = False) -> None:
         """Use a replica no longer whose stream is lost, or which has ended it (`on_purpose`)."""

@@ -28,14 +28,24 @@ from penstock.auth.store.postgres.ownership import (
     PostgresPartitions,
     end_sessions,
     hold,
+    is_rolled_back,
     is_taken,
     release,
     resign,
 )
 from penstock.auth.store.postgres.schema import migrate
-from penstock.auth.store.postgres.statements import statements
+from penstock.auth.store.postgres.statements import read_uses, statements
 from penstock.auth.store.roll_up import LedgerRollUp, Retention
-from penstock.auth.store.store import OnEvent, PartitionsLost, PendingChange, Release, StoredState, StoreEvent, Taken
+from penstock.auth.store.store import (
+    OnEvent,
+    PartitionsLost,
+    PendingChange,
+    Release,
+    StoredState,
+    StoreEvent,
+    Taken,
+    TenantUse,
+)
 from penstock.auth.store.writer import partition_of_change
 
 log = structlog.get_logger()
@@ -99,6 +109,14 @@ class PostgresBackend:
     def notify_events(self, on_event: OnEvent) -> None:
         self._keeper.on_event = on_event
 
+    def owner_address(self, partition: int) -> str:
+        return self._keeper.addresses.get(partition, "")
+
+    def read_uses(self) -> list[TenantUse]:
+        with explained_errors(self.location), connect(self.location, f"{self.owner}.uses") as connection:
+            limit_transactions(connection, ANSWER_TIMEOUT_S)
+            return read_uses(connection)
+
     def hand_over(self) -> None:
         """Give all partitions to other processes from now on."""
         self._keeper.drain()
@@ -158,9 +176,11 @@ class PostgresBackend:
                     *released,
                 ],
             )
-        except psycopg.Error:
-            if not connection.closed:  # the server has answered: nothing was written
+        except psycopg.Error as error:
+            if is_rolled_back(error):
                 self._outcomes.on_rejected()
+            else:
+                connection.close()  # the batch is in doubt, and the next connection decides it
             raise
         self._outcomes.on_applied()
         self._count_released(batch)

@@ -35,7 +35,7 @@ _RENEW = """
 """
 _ROWS = "SELECT partition, owner, epoch, lease_until > statement_timestamp() FROM partitions"
 _MEMBERS = """
-    SELECT owner, is_draining, extract(epoch FROM lease_until - statement_timestamp())::float8
+    SELECT owner, is_draining, extract(epoch FROM lease_until - statement_timestamp())::float8, address
     FROM writers WHERE lease_until > statement_timestamp()
 """
 _CATALOG_VERSION = "SELECT version FROM catalog"
@@ -58,6 +58,14 @@ _RELEASE_ALL = "UPDATE partitions SET owner = '', address = '', lease_until = '-
 
 class StoreDiverged(Exception):
     """The database has lost commits, such as in a failover, or was restored: the state in memory is another one."""
+
+
+def is_rolled_back(error: psycopg.Error) -> bool:
+    """Return whether the server has answered that it wrote nothing of a transaction.
+
+    The end of its session (FATAL) may be the answer to a transaction that was committed a moment before.
+    """
+    return error.diag.severity_nonlocalized == "ERROR"
 
 
 def is_taken(error: psycopg.Error) -> bool:
@@ -110,7 +118,7 @@ class PostgresPartitions:
             raise StoreDiverged(f"the database does not know {self.owner} any more. Restart this process")
         return View(
             rows={row[0]: PartitionRow(*row[1:]) for row in rows},
-            members={name: Member(is_draining, left) for name, is_draining, left in members},
+            members={row[0]: Member(*row[1:]) for row in members},
             catalog_version=(version.fetchone() or (0,))[0],
         )
 

@@ -23,6 +23,7 @@ from penstock.auth.store.store import (
     Release,
     Reserved,
     StoredState,
+    TenantUse,
 )
 from penstock.mesh.partitions import PARTITIONS
 
@@ -47,6 +48,15 @@ _SELECT_LOST = f"""
 _SELECT_LATEST = f"""
     SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome <> 'lost' AND partition = ANY(%s::smallint[])
     ORDER BY settled_at DESC, reservation_id DESC LIMIT %s
+"""
+_SELECT_USES = """
+    SELECT tenant_id, coalesce(active, 0), coalesce(reserved, 0)::bigint, coalesce(prompt_tokens, 0),
+        coalesce(output_tokens, 0), coalesce(requests, 0)
+    FROM tenants LEFT JOIN balances USING (tenant_id) LEFT JOIN (
+        SELECT tenant_id, count(*) AS active, sum(prompt_tokens + max_output_tokens) AS reserved
+        FROM reservations GROUP BY tenant_id
+    ) AS held USING (tenant_id)
+    WHERE deleted_at IS NULL
 """
 _OF_PARTITIONS = "WHERE partition = ANY(%s::smallint[])"
 _CHANGE_CATALOG = "UPDATE catalog SET version = version + 1"
@@ -111,6 +121,10 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         charged=latest[::-1],
         secrets={str(name): bytes(secret) for name, secret in connection.execute("SELECT name, secret FROM secrets")},
     )
+
+
+def read_uses(connection: "psycopg.Connection[Row]") -> list[TenantUse]:
+    return [TenantUse(*row) for row in connection.execute(_SELECT_USES)]
 
 
 def _limited(

@@ -10,7 +10,7 @@ from penstock.auth.store.roll_up import LedgerRollUp, Retention
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.sqlite.connection import commit, connect, explained_errors
 from penstock.auth.store.sqlite.ledger import SqliteLedger
-from penstock.auth.store.store import HandedOver, OnEvent, PendingChange, StoredState
+from penstock.auth.store.store import HandedOver, OnEvent, PendingChange, StoredState, TenantUse
 
 
 @dataclass(eq=False)
@@ -36,6 +36,12 @@ class SqliteBackend:
 
     def notify_events(self, on_event: OnEvent) -> None:
         self._on_event = on_event
+
+    def owner_address(self, partition: int) -> str:
+        return ""  # it is this process
+
+    def read_uses(self) -> list[TenantUse]:
+        return []  # this process knows all
 
     def hand_over(self) -> None:
         self._on_event(HandedOver())
