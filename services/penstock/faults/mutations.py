@@ -83,7 +83,7 @@ def with_auth_replicas(plan: WorldPlan, rng: random.Random) -> WorldPlan:
         return rng.choice(unlimited) if is_special else rng.randrange(len(tenants))
 
     faults = list(plan.faults)
-    if faults and rng.random() < AUTH_FAULT_SHARE:
+    if faults and rng.random() < AUTH_FAULT_SHARE and not plan.overrides.max_freeze_s:
         faults[-1] = _random_auth_fault(rng)
     return replace(
         plan,
