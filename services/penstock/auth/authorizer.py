@@ -1,14 +1,17 @@
 """The authorizer: authenticates callers, reserves tokens and computes fallback grants. No I/O; `now` is an argument."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.auth.identity.authenticator import Authenticator
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
+from penstock.auth.identity.policy import allows_model, named_models
 from penstock.auth.identity.subject import key_of_subject
-from penstock.auth.identity.tenant import DEFAULT_TENANT
+from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.quota.grant import Grant, GrantInvalid, GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
+from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import TenantQuota
@@ -55,9 +58,10 @@ class Authorizer:
     ) -> tuple[Identity, Reservation, bool]:
         """Return the identity, the reservation, and whether it is new. A repeated request returns the existing one.
 
-        Raises Unauthenticated, PermissionDenied, InvalidArgument or QuotaExceeded. A fallback admission is reserved
-        even if the key has expired or a limit is reached, because the edge has admitted it under a grant. Without a
-        grant of auth for this edge and key, and beyond the tokens of the grant, it raises GrantInvalid.
+        Raises Unauthenticated, PermissionDenied, InvalidArgument or LimitsExceeded. A fallback admission is reserved
+        even if the key has expired, a limit or a budget is reached or the model is not allowed, because the edge has
+        admitted it under a grant. Without a grant of auth for this edge and key, and beyond the tokens of the grant, it
+        raises GrantInvalid.
         """
         if not frame.request_id:
             raise InvalidArgument("a reservation needs a request id", field="reserve.request_id")
@@ -67,9 +71,8 @@ class Authorizer:
         else:
             key = self.authenticator.authenticate(frame.credential, now, edge_id=edge_id)
         identity = self._identity(key, frame.priority)
-        if key.models is not None and frame.model not in key.models:
-            text = f"the token of {key.key_id} does not allow the model {frame.model!r}"
-            raise PermissionDenied(text, reason="MODEL_FORBIDDEN")
+        if not is_fallback:
+            self._check_model(key, frame.model)
         if existing := self.reservations.find(key.tenant_id, frame.request_id):
             if grant:
                 self.grant_uses.reduce(grant, existing.reservation_id, _counted_tokens(frame))
@@ -104,7 +107,9 @@ class Authorizer:
         if self.grant_uses.find(frame.reservation_id):
             allowed = self.grant_uses.settle(frame.reservation_id, prompt + output)
             prompt, output = min(prompt, allowed), min(output, allowed - min(prompt, allowed))
-        return self.reservations.settle(frame.reservation_id, prompt, output, frame.outcome, now)
+        return self.reservations.settle(
+            frame.reservation_id, prompt, output, frame.outcome, now, cached_tokens=0
+        )  # edges do not report cached tokens yet
 
     def caller(self, frame: Reserve) -> Key | None:
         """Return the key of a rejected request, usable or not; None if its secret was not presented."""
@@ -137,10 +142,39 @@ class Authorizer:
         for key in removed.keys:
             self.keys.put(key)
 
-    def fallback_grant(self, tenant_id: str, edges: int, now: float) -> int:
-        """Return the tokens that each of `edges` edges may admit for a tenant while auth is unreachable."""
+    def put_tenant(self, tenant: Tenant, now: float) -> TenantQuota:
+        """Create a tenant, or set its limits. Its present use stays counted."""
+        quota = self.reservations.put_tenant(tenant, now)
+        for key in self.keys.of_tenant(tenant.tenant_id):
+            quota.set_key(key.key_id, key.policy, now)
+        return quota
+
+    def put_key(self, key: Key, now: float) -> None:
+        """Add a key, or set its state and its limits. Its present use stays counted."""
+        self.keys.put(key)
+        if quota := self.reservations.quota(key.tenant_id):
+            quota.set_key(key.key_id, key.policy, now)
+
+    def remove_key(self, key: Key) -> None:
+        self.keys.remove(key.key_id)
+        if quota := self.reservations.quota(key.tenant_id):
+            quota.remove_key(key.key_id)
+
+    def put_price(self, price: Price) -> None:
+        """Set the price of a model for later reservations."""
+        self.reservations.prices.put(price)
+
+    def delete_price(self, model: str) -> None:
+        self.reservations.prices.delete(model)
+
+    def fallback_grant(self, tenant_id: str, edges: int, now: float, request: ReservationRequest | None = None) -> int:
+        """Return the tokens that each of `edges` edges may admit for a tenant while auth is unreachable.
+
+        They are a share of what the limits and budgets leave that are exhausted first: of the tenant, and of the key
+        and the model of `request`. Money is converted by the highest price.
+        """
         quota = self.reservations.quota(tenant_id)
-        left = quota.tokens_left(now) if quota else 0
+        left = quota.tokens_left(now, request, self.reservations.prices.highest_nanos) if quota else 0
         granted = self.fallback_tokens if left is None else int(left * self.fallback_share / max(1, edges))
         return min(granted, MAX_GRANT)
 
@@ -173,10 +207,28 @@ class Authorizer:
             key_id=key.key_id,
         )
 
+    def _check_model(self, key: Key, model: str) -> None:
+        """Raise PermissionDenied / MODEL_FORBIDDEN unless token, key and tenant allow the model."""
+        if key.models is not None and model not in key.models:
+            raise _model_forbidden(f"the token of {key.key_id}", key.models, model, "or request another token")
+        if key.policy.allowed_models and not allows_model(key.policy.allowed_models, model):
+            patterns = key.policy.allowed_models
+            raise _model_forbidden(f"key {key.key_id}", patterns, model, "or ask for `penstock keys limit`")
+        quota = self.reservations.quota(key.tenant_id)
+        patterns = quota.tenant.policy.allowed_models if quota else ()
+        if patterns and not allows_model(patterns, model):
+            subject, advice = f"tenant {key.tenant_id}", "or ask for `penstock tenants put`"
+            raise _model_forbidden(subject, patterns, model, advice)
+
     def _cache_salt(self, tenant_id: str) -> bytes:
         if tenant_id not in self._salts:
             self._salts[tenant_id] = cache_salt(self.mesh_secret, tenant_id)
         return self._salts[tenant_id]
+
+
+def _model_forbidden(subject: str, allowed: Collection[str], model: str, advice: str) -> PermissionDenied:
+    text = f"{subject} does not allow the model {model!r}; it allows {named_models(allowed)}: use one of them, {advice}"
+    return PermissionDenied(text, reason="MODEL_FORBIDDEN")
 
 
 def _counted_tokens(frame: Reserve) -> int:

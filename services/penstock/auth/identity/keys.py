@@ -7,6 +7,7 @@ import re
 import secrets
 from dataclasses import dataclass, replace
 
+from penstock.auth.identity.policy import NO_POLICY, Policy
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
@@ -30,7 +31,8 @@ class Key:
     revoked_at: float | None = None  # s; None: not revoked
     loopback_only: bool = False
     priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED  # highest class; unspecified: that of the tenant
-    models: frozenset[str] | None = None  # models that the key may use; None: all
+    models: frozenset[str] | None = None  # models that a token allows; None: all
+    policy: Policy = NO_POLICY  # of the operator
 
     @property
     def ended_at(self) -> float:

@@ -1,8 +1,13 @@
 """Reservations: the right to spend tokens on one request, and the charge that settles it."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.auth.quota.bucket import TakeRun
+from penstock.auth.quota.prices import Price
+
+if TYPE_CHECKING:
+    from penstock.auth.quota.scope_quota import Hold
 
 OUTCOME_LOST = "lost"  # the edge did not reconnect in time, or the reservation expired
 FINAL_OUTCOMES = frozenset({"stop", "length"})  # outcomes of a complete answer
@@ -32,6 +37,10 @@ class ReservationRequest:
         """Most output tokens that can be charged. A continuation may also be charged for tokens emitted before it."""
         return self.max_output_tokens + (self.emitted_tokens if self.answer_id else 0)
 
+    @property
+    def max_chargeable_tokens(self) -> int:
+        return self.prompt_tokens + self.max_chargeable_output_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
@@ -44,6 +53,10 @@ class Reservation:
     take_run: TakeRun | None = field(
         default=None, compare=False, repr=False
     )  # None: no token limit, or taken before a restart
+    reserved_nanos: int | None = 0  # most that the request can cost; None: unknown, as it was lost before a restart
+    price: Price | None = field(default=None, compare=False, repr=False)  # None: none, or before a restart
+    holds: "tuple[Hold, ...]" = field(default=(), compare=False, repr=False)  # of the scopes that count it
+    shadow_refusals: tuple[str, ...] = field(default=(), compare=False, repr=False)  # limits that only count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +70,4 @@ class Charge:
     outcome: str  # stop, length, cancelled, shed, failed or lost
     settled_at: float  # s
     is_correction: bool = False  # replaces the charge of a lost reservation
+    price_nanos: int = 0  # money, by the price at the reservation
