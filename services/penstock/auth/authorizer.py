@@ -51,7 +51,8 @@ class Authorizer:
         edge_id: str = "",  # empty: a proxy asks
     ) -> Identity:
         """Return the identity of a caller. Raises the errors of `Authenticator.authenticate`."""
-        return self._identity(self.authenticator.authenticate(credential, now, edge_id=edge_id), requested)
+        key = self.authenticator.authenticate(credential, now, edge_id=edge_id)
+        return self._identity(key, self._quota(key).tenant, requested)
 
     def reserve(
         self, frame: Reserve, edge_id: str, reservation_id: str, now: float
@@ -70,9 +71,12 @@ class Authorizer:
             key, grant = self._vouched_key(frame.fallback_admission, edge_id, now)
         else:
             key = self.authenticator.authenticate(frame.credential, now, edge_id=edge_id)
-        identity = self._identity(key, frame.priority)
-        if not is_fallback:
-            self._check_model(key, frame.model)
+        quota = self._quota(key)
+        identity = self._identity(key, quota.tenant, frame.priority)
+        if not is_fallback and (
+            key.models is not None or key.policy.allowed_models or quota.tenant.policy.allowed_models
+        ):
+            _check_model(key, quota.tenant, frame.model)
         if existing := self.reservations.find(key.tenant_id, frame.request_id):
             if grant:
                 self.grant_uses.reduce(grant, existing.reservation_id, _counted_tokens(frame))
@@ -194,36 +198,38 @@ class Authorizer:
             self.authenticator.record_failure("", edge_id, now)
         return self.keys.by_id(admission.key_id), None
 
-    def _identity(self, key: Key, requested: "Priority.ValueType") -> Identity:
+    def _quota(self, key: Key) -> TenantQuota:
         quota = self.reservations.quota(key.tenant_id)
         if quota is None:  # of a token; a key belongs to an existing tenant, and is removed with it
             text = f"there is no tenant {key.tenant_id!r}; an operator creates it with `penstock tenants put`"
             raise PermissionDenied(text, reason="TENANT_UNKNOWN")
+        return quota
+
+    def _identity(self, key: Key, tenant: Tenant, requested: "Priority.ValueType") -> Identity:
         return Identity(
             tenant_id=key.tenant_id,
-            priority=max(key.priority, quota.tenant.effective_priority(requested)),
-            weight=quota.tenant.weight,
+            priority=max(key.priority, tenant.effective_priority(requested)),
+            weight=tenant.weight,
             cache_salt=self._cache_salt(key.tenant_id),
             key_id=key.key_id,
         )
-
-    def _check_model(self, key: Key, model: str) -> None:
-        """Raise PermissionDenied / MODEL_FORBIDDEN unless token, key and tenant allow the model."""
-        if key.models is not None and model not in key.models:
-            raise _model_forbidden(f"the token of {key.key_id}", key.models, model, "or request another token")
-        if key.policy.allowed_models and not allows_model(key.policy.allowed_models, model):
-            patterns = key.policy.allowed_models
-            raise _model_forbidden(f"key {key.key_id}", patterns, model, "or ask for `penstock keys limit`")
-        quota = self.reservations.quota(key.tenant_id)
-        patterns = quota.tenant.policy.allowed_models if quota else ()
-        if patterns and not allows_model(patterns, model):
-            subject, advice = f"tenant {key.tenant_id}", "or ask for `penstock tenants put`"
-            raise _model_forbidden(subject, patterns, model, advice)
 
     def _cache_salt(self, tenant_id: str) -> bytes:
         if tenant_id not in self._salts:
             self._salts[tenant_id] = cache_salt(self.mesh_secret, tenant_id)
         return self._salts[tenant_id]
+
+
+def _check_model(key: Key, tenant: Tenant, model: str) -> None:
+    """Raise PermissionDenied / MODEL_FORBIDDEN unless token, key and tenant allow the model."""
+    if key.models is not None and model not in key.models:
+        raise _model_forbidden(f"the token of {key.key_id}", key.models, model, "or request another token")
+    patterns = key.policy.allowed_models
+    if patterns and not allows_model(patterns, model):
+        raise _model_forbidden(f"key {key.key_id}", patterns, model, "or ask for `penstock keys limit`")
+    patterns = tenant.policy.allowed_models
+    if patterns and not allows_model(patterns, model):
+        raise _model_forbidden(f"tenant {tenant.tenant_id}", patterns, model, "or ask for `penstock tenants put`")
 
 
 def _model_forbidden(subject: str, allowed: Collection[str], model: str, advice: str) -> PermissionDenied:

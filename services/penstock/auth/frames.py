@@ -1,9 +1,9 @@
 """Frames that auth sends to edges."""
 
 from penstock.auth.identity.keys import Key
+from penstock.auth.quota.rejection import LimitsExceeded
 from penstock.auth.quota.reservation import Reservation
 from penstock.chassis.errors import PenstockError
-from penstock.auth.quota.rejection import LimitsExceeded
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled, StoreState
 from penstock.v1.stream_pb2 import End
 

@@ -171,8 +171,8 @@ class AdmissionService(AdmissionServiceServicer):
             self._reject(peer, frame.request_id, error, span, self._authorizer.caller(frame))
             return
         quota = self._authorizer.reservations.quota_of(reservation)
-        if is_new and reservation.shadow_refusals:
-            record_shadow_refusals(reservation.shadow_refusals)
+        if is_new and (shadow_refusals := reservation.metering.shadow_refusals):
+            record_shadow_refusals(shadow_refusals)
         answer = partial(
             self._on_reservation_persisted,
             peer,

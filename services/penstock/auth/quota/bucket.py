@@ -98,9 +98,15 @@ class Bucket:
 
     def _update(self, run: TakeRun) -> None:
         """Compute the node of a changed run and its ancestors."""
-        leaf = len(self._sums) // 2 + run.index
-        self._set_leaf(leaf, run)
-        self._combine([leaf >> level for level in range(1, leaf.bit_length())])
+        node = len(self._sums) // 2 + run.index
+        self._set_leaf(node, run)
+        sums, latest = self._sums, self._latest
+        while node > 1:
+            right = node | 1
+            left, node = right - 1, node // 2
+            sums[node] = sums[left] + sums[right]
+            before, last = latest[left] + sums[right], latest[right]
+            latest[node] = max(last, before)  # as `_combine`, without a call for each node
 
     def _build(self, runs: list[TakeRun]) -> None:
         """Build the tree of these runs, with room for as many more."""

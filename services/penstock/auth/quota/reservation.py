@@ -1,7 +1,7 @@
 """Reservations: the right to spend tokens on one request, and the charge that settles it."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.auth.quota.bucket import TakeRun
 from penstock.auth.quota.prices import Price
@@ -42,6 +42,18 @@ class ReservationRequest:
         return self.prompt_tokens + self.max_chargeable_output_tokens
 
 
+class Metering(NamedTuple):
+    """What a reservation holds of prices, scopes and budgets."""
+
+    reserved_nanos: int | None = 0  # most that the request can cost; None: unknown, as it was lost before a restart
+    price: Price | None = None  # None: none, or before a restart
+    holds: "tuple[Hold, ...]" = ()  # of the scopes that count it
+    shadow_refusals: tuple[str, ...] = ()  # limits in shadow mode that it exceeded
+
+
+NOT_METERED = Metering()  # of a tenant without scopes, while there are no prices
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """Tokens that are reserved for one request. It ends in exactly one charge."""
@@ -53,10 +65,16 @@ class Reservation:
     take_run: TakeRun | None = field(
         default=None, compare=False, repr=False
     )  # None: no token limit, or taken before a restart
-    reserved_nanos: int | None = 0  # most that the request can cost; None: unknown, as it was lost before a restart
-    price: Price | None = field(default=None, compare=False, repr=False)  # None: none, or before a restart
-    holds: "tuple[Hold, ...]" = field(default=(), compare=False, repr=False)  # of the scopes that count it
-    shadow_refusals: tuple[str, ...] = field(default=(), compare=False, repr=False)  # limits that only count
+    metering: Metering = field(default=NOT_METERED, compare=False, repr=False)
+
+    @property
+    def reserved_nanos(self) -> int | None:
+        """Most that the request can cost; None: unknown, as it was lost before a restart."""
+        return self.metering.reserved_nanos
+
+    @property
+    def holds(self) -> "tuple[Hold, ...]":
+        return self.metering.holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

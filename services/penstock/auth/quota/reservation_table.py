@@ -5,8 +5,16 @@ from dataclasses import replace
 
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.answer_billing import AnswerLedger, ChargeDelta
+from penstock.auth.quota.bucket import TakeRun
 from penstock.auth.quota.prices import PriceList
-from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
+from penstock.auth.quota.reservation import (
+    NOT_METERED,
+    OUTCOME_LOST,
+    Charge,
+    Metering,
+    Reservation,
+    ReservationRequest,
+)
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance, TenantQuota
 
@@ -102,11 +110,12 @@ class ReservationTable:
             self._continue_answer(request)
         for reservation in sorted(live, key=lambda each: each.expires_at):
             self._continue_answer(reservation.request)
-            self._add(replace(reservation, holds=self.quota_of(reservation).restore(reservation, is_live=True)))
+            holds = self.quota_of(reservation).restore(reservation, is_live=True)
+            self._add(replace(reservation, metering=reservation.metering._replace(holds=holds)))
         for reservation in lost:
             quota = self._quotas.get(reservation.request.tenant_id)
-            unpriced = replace(reservation, reserved_nanos=None)
-            self._record_lost(replace(unpriced, holds=quota.restore(unpriced, is_live=False)) if quota else unpriced)
+            holds = quota.restore(reservation, is_live=False) if quota else ()
+            self._record_lost(replace(reservation, metering=Metering(reserved_nanos=None, holds=holds)))
 
     def find(self, tenant_id: str, request_id: str) -> Reservation | None:
         return self._by_request.get((tenant_id, request_id))
@@ -126,13 +135,12 @@ class ReservationTable:
         With `is_deferred`, limits are not checked: the edge has admitted the request under a fallback grant.
         """
         quota = self._quotas[request.tenant_id]
-        price, nanos = None, 0
-        if self.prices or quota.has_money_budget:
-            price = self.prices.find(request.model)
-            if price:
-                nanos = price.cost(request.prompt_tokens, request.max_chargeable_output_tokens)
-        shadow_refusals = () if is_deferred else quota.check_limits(request, now, nanos)
-        take_run, holds = quota.reserve(request, now, nanos, shadow_refusals)
+        if quota.is_metered or self.prices:
+            take_run, metering = self._reserve_metered(quota, request, now, is_checked=not is_deferred)
+        else:
+            if not is_deferred:
+                quota.check_limits(request, now)
+            take_run, metering = quota.reserve(request, now), NOT_METERED
         if not self._continue_answer(request):
             request = replace(request, answer_id=request.request_id)
         reservation = Reservation(
@@ -141,13 +149,21 @@ class ReservationTable:
             reserved_at=now,
             expires_at=now + self._ttl,
             take_run=take_run,
-            reserved_nanos=nanos,
-            price=price,
-            holds=holds,
-            shadow_refusals=shadow_refusals,
+            metering=metering,
         )
         self._add(reservation)
         return reservation
+
+    def _reserve_metered(
+        self, quota: TenantQuota, request: ReservationRequest, now: float, *, is_checked: bool
+    ) -> tuple[TakeRun | None, Metering]:
+        """Reserve tokens and money. Raises LimitsExceeded if it `is_checked`."""
+        price = self.prices.find(request.model) if self.prices or quota.has_money_budget else None
+        nanos = price.cost(request.prompt_tokens, request.max_chargeable_output_tokens) if price else 0
+        shadow_refusals = quota.check_limits(request, now, nanos) if is_checked else ()
+        take_run = quota.reserve(request, now, shadow_refusals)
+        holds = quota.hold_scopes(request, now, nanos, is_shadowed=bool(shadow_refusals))
+        return take_run, Metering(nanos, price, holds, shadow_refusals)
 
     def cancel(self, reservation: Reservation) -> None:
         """Remove a reservation that was not confirmed to its edge."""
@@ -180,6 +196,7 @@ class ReservationTable:
         request = reservation.request
         prompt, made = min(prompt_tokens, request.prompt_tokens), min(output_tokens, request.max_output_tokens)
         delta = self._answer_ledger.charge(request, prompt, made, outcome)
+        nanos = self._cost(reservation, delta, cached_tokens) if reservation.metering is not NOT_METERED else 0
         charge = Charge(
             reservation=reservation,
             prompt_tokens=delta.prompt_tokens,
@@ -188,23 +205,22 @@ class ReservationTable:
             outcome=outcome,
             settled_at=now,
             is_correction=is_correction,
-            price_nanos=self._cost(reservation, delta, cached_tokens),
+            price_nanos=nanos,
         )
         quota = self.quota_of(reservation)
         if not is_correction:
             self._remove(reservation)
             # A worker has computed `prompt` and `made`, whether they are charged or not.
             quota.release(reservation, request.prompt_tokens - prompt, request.max_output_tokens - made)
-        quota.give_back(reservation, charge.prompt_tokens + charge.output_tokens, charge.price_nanos)
+        if reservation.metering.holds:
+            quota.give_back(reservation, delta.prompt_tokens + delta.output_tokens, nanos)
         quota.charge(charge)
         return charge
 
     def _cost(self, reservation: Reservation, charged: ChargeDelta, cached_tokens: int) -> int:
         """Return the cost of a charge by the price at the reservation, and never more than it has reserved."""
-        reserved = reservation.reserved_nanos
-        if reserved == 0:
-            return 0
-        price = reservation.price or self.prices.find(reservation.request.model)
+        reserved = reservation.metering.reserved_nanos
+        price = reservation.metering.price or self.prices.find(reservation.request.model)
         cost = price.cost(charged.prompt_tokens, charged.output_tokens, cached_tokens) if price else 0
         return cost if reserved is None else min(cost, reserved)
 

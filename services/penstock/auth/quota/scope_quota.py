@@ -84,13 +84,26 @@ class ScopeQuota:
 
     @property
     def use(self) -> ScopeUse:
-        buckets = (stored_full_at(each) for each in (self._requests, self._input, self._output, self._tokens))
-        periods = (
-            min(value, MAX_STORED)
-            for each in self._periods.values()
-            for value in (each.start, each.used_tokens, each.used_nanos)
+        state = ScopeUse(
+            self._tenant_id,
+            self.name,
+            stored_full_at(self._requests),
+            stored_full_at(self._input),
+            stored_full_at(self._output),
+            stored_full_at(self._tokens),
+            self._counted_since,
         )
-        return ScopeUse(self._tenant_id, self.name, *buckets, self._counted_since, *periods)
+        if not self._periods:
+            return state
+        day, month = self._periods.values()
+        return state._replace(
+            day_start=day.start,
+            day_tokens=min(day.used_tokens, MAX_STORED),
+            day_nanos=min(day.used_nanos, MAX_STORED),
+            month_start=month.start,
+            month_tokens=min(month.used_tokens, MAX_STORED),
+            month_nanos=min(month.used_nanos, MAX_STORED),
+        )
 
     def set_policy(self, policy: Policy, now: float) -> None:
         """Set new limits and budgets. What was used under the former ones stays used."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from penstock.auth.identity.policy import NO_POLICY, BudgetUnit, Policy
 from penstock.auth.identity.tenant import Tenant
-from penstock.auth.quota.bucket import MINUTE_US, TakeRun, to_micros
+from penstock.auth.quota.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 from penstock.auth.quota.rates import RateState, new_bucket, rate_state, resized_bucket, stored_full_at
 from penstock.auth.quota.rejection import limits_exceeded
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
@@ -50,7 +50,7 @@ class TenantQuota:
         self._requests_bucket = new_bucket(tenant.requests_per_minute, min(balance.requests_full_at, latest))
         self._tokens_bucket = new_bucket(tenant.tokens_per_minute, min(balance.tokens_full_at, latest))
         self._mean_request_duration = DEFAULT_REQUEST_DURATION_S
-        self.has_money_budget = False  # of the tenant or one of its keys
+        self.is_metered = self.has_money_budget = False  # whether a scope has limits, and whether one counts money
         self._scopes: dict[str, ScopeQuota] = {}
         self._idle_scopes: dict[str, ScopeQuota] = {}  # without limits at present; their requests still end there
         self._stored_uses = {each.scope: each for each in uses}  # of scopes that have not been set yet
@@ -111,6 +111,7 @@ class TenantQuota:
         else:
             use = self._stored_uses.pop(name, None) or ScopeUse(self.tenant.tenant_id, name)
             self._scopes[name] = ScopeQuota(use, subject, policy, now)
+        self.is_metered = bool(self._scopes)
         self.has_money_budget = any(
             budget.unit is BudgetUnit.MONEY for each in self._scopes.values() for budget in each.policy.budgets
         )
@@ -123,14 +124,11 @@ class TenantQuota:
         Return the limits in shadow mode that it exceeds, by subject and name. `nanos` is the most it can cost.
         """
         exceeded: list[Exceeded] = []
-        for name, bucket, amount in (
-            ("requests", self._requests_bucket, 1),
-            ("tokens", self._tokens_bucket, request.tokens),
-        ):
-            if bucket and (wait := bucket.wait(amount, now)) != 0.0:
-                text = f"{bucket.per_minute} {name} per minute, {amount} requested"
-                exceeded.append(self._exceeded(name, text, wait))
-        limit = self.tenant.concurrent_requests
+        requests, tokens, limit = self._requests_bucket, self._tokens_bucket, self.tenant.concurrent_requests
+        if requests and (wait := requests.wait(1, now)) != 0.0:
+            exceeded.append(self._exceeded("requests", rate_text("requests", requests, 1), wait))
+        if tokens and (wait := tokens.wait(request.tokens, now)) != 0.0:
+            exceeded.append(self._exceeded("tokens", rate_text("tokens", tokens, request.tokens), wait))
         if limit and self.concurrent_requests >= limit:
             text = f"{limit} concurrent requests, all in progress"
             exceeded.append(self._exceeded("concurrent_requests", text, self._mean_request_duration / limit))
@@ -140,31 +138,31 @@ class TenantQuota:
         if not exceeded:
             return ()
         if refusing := [each for each in exceeded if not each.is_shadow]:
-            rate_limits = self.rate_limits(request, now)
-            raise limits_exceeded(self.tenant.tenant_id, refusing, rate_limits)
+            raise limits_exceeded(self.tenant.tenant_id, refusing, self.rate_limits(request, now))
         return tuple(f"{each.subject} {each.name}" for each in exceeded)
 
-    def reserve(
-        self, request: ReservationRequest, now: float, nanos: int = 0, shadow_refusals: tuple[str, ...] = ()
-    ) -> tuple[TakeRun | None, tuple[Hold, ...]]:
-        """Count a reservation, also beyond the limits if these were not checked. Return its takes.
+    def reserve(self, request: ReservationRequest, now: float, shadow_refusals: tuple[str, ...] = ()) -> TakeRun | None:
+        """Count a reservation, also beyond the limits if these were not checked. Return its take of tokens.
 
         A request that limits in shadow mode would have refused takes nothing from the rates in shadow mode, so that the
         next requests are judged as if it had been refused. It counts in the budgets, because it costs.
         """
         self.concurrent_requests += 1
         self.reserved_tokens += request.tokens
-        take_run = None
         if shadow_refusals:
             self.shadow_refusals.update(shadow_refusals)
-        if not (shadow_refusals and self.tenant.policy.shadow):
-            if self._requests_bucket:
-                self._requests_bucket.spend(1, now)
-            take_run = self._tokens_bucket.take(request.tokens, now) if self._tokens_bucket else None
-        if not self._scopes:
-            return take_run, ()
-        return take_run, tuple(
-            each.reserve(request, nanos, now, is_taken=not (shadow_refusals and each.policy.shadow))
+            if self.tenant.policy.shadow:
+                return None
+        if self._requests_bucket:
+            self._requests_bucket.spend(1, now)
+        return self._tokens_bucket.take(request.tokens, now) if self._tokens_bucket else None
+
+    def hold_scopes(
+        self, request: ReservationRequest, now: float, nanos: int, *, is_shadowed: bool
+    ) -> tuple[Hold, ...]:
+        """Count a request in all scopes that apply. `is_shadowed`: a limit in shadow mode would have refused it."""
+        return tuple(
+            each.reserve(request, nanos, now, is_taken=not (is_shadowed and each.policy.shadow))
             for each in self._scopes_of(request)
         )
 
@@ -188,16 +186,15 @@ class TenantQuota:
         self.reserved_tokens -= request.tokens
         if self._tokens_bucket and reservation.take_run:
             self._tokens_bucket.settle(reservation.take_run, unused_prompt + unused_output)
-        for hold in reservation.holds:
+        for hold in reservation.metering.holds:
             hold.scope.release(hold, request, reservation.reserved_nanos or 0, (unused_prompt, unused_output))
 
     def give_back(self, reservation: Reservation, charged_tokens: int, charged_nanos: int) -> None:
         """Give back to the budgets what a reservation was not charged."""
-        if reservation.holds:
-            tokens = max(0, reservation.request.max_chargeable_tokens - charged_tokens)
-            nanos = max(0, (reservation.reserved_nanos or 0) - charged_nanos)
-            for hold in reservation.holds:
-                hold.scope.give_back(hold, tokens, nanos)
+        tokens = max(0, reservation.request.max_chargeable_tokens - charged_tokens)
+        nanos = max(0, (reservation.reserved_nanos or 0) - charged_nanos)
+        for hold in reservation.metering.holds:
+            hold.scope.give_back(hold, tokens, nanos)
 
     def charge(self, charge: Charge) -> None:
         self.prompt_tokens += charge.prompt_tokens
@@ -211,7 +208,8 @@ class TenantQuota:
 
     def uses_of(self, reservation: Reservation) -> tuple[ScopeUse, ...]:
         """Return the state of the scopes that count a reservation. Those of a former tenant of that id are not ours."""
-        return tuple(hold.scope.use for hold in reservation.holds if self._is_ours(hold.scope))
+        holds = reservation.metering.holds
+        return tuple(hold.scope.use for hold in holds if self._is_ours(hold.scope)) if holds else ()
 
     def budget_warning(self, reservation: Reservation, now: float) -> str:
         """Return a text on budgets beyond their soft share; empty if none is."""
@@ -284,6 +282,10 @@ class TenantQuota:
 
     def _exceeded(self, name: str, description: str, wait: float | None) -> Exceeded:
         return Exceeded(f"tenant:{self.tenant.tenant_id}", name, description, wait, self.tenant.policy.shadow)
+
+
+def rate_text(name: str, bucket: Bucket, amount: int) -> str:
+    return f"{bucket.per_minute} {name} per minute, {amount} requested"
 
 
 def round_up_millis(seconds: float) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.prices import Price
-from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
+from penstock.auth.quota.reservation import Charge, Metering, Reservation, ReservationRequest
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.store.policies import policy_of, policy_text
 
@@ -76,7 +76,8 @@ def reservation_of(row: Row) -> Reservation:
 
 def priced_reservation_of(row: Row) -> Reservation:
     """Return the reservation of a row with `PRICED_RESERVATION_COLUMNS`."""
-    return replace(reservation_of(row), reserved_nanos=row[13])
+    reservation = reservation_of(row)
+    return replace(reservation, metering=Metering(row[13])) if row[13] else reservation
 
 
 def charged_reservation_of(row: Row) -> Reservation:

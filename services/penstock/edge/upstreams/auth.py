@@ -17,6 +17,7 @@ from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.request.identity_headers import IdentityHeaders
+from penstock.edge.request.limit_headers import limit_headers
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.settlements import Settlements
 from penstock.mesh.v1.admission_pb2 import (
@@ -300,6 +301,7 @@ class AuthClient:
         if entry:
             context.request.reservation_id = reservation_id
             return
+        context.limit_headers = limit_headers(admitted)
         request = context.request
         was_reserving = request.state is RequestState.RESERVING
         now = self._runner.now()
@@ -318,6 +320,7 @@ class AuthClient:
             response.set_exception(error)
         elif context := self._requests.get(rejected.request_id):
             self.fallback.invalidate_identity(error, context.credential)
+            context.limit_headers = limit_headers(rejected)
             if rejected.key_id and context.request.state is RequestState.RESERVING:
                 context.request.identity = Identity(tenant_id=rejected.tenant_id, key_id=rejected.key_id)
             self._runner.apply(context, context.request.on_auth_rejected(error, self._runner.now()))
