@@ -1,13 +1,11 @@
 """Reservations: the right to spend tokens on one request, and the charge that settles it."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.auth.quota.bucket import TakeRun
 from penstock.auth.quota.prices import Price
-
-if TYPE_CHECKING:
-    from penstock.auth.quota.scope_quota import Hold
+from penstock.auth.quota.scope_quota import Hold
 
 OUTCOME_LOST = "lost"  # the edge did not reconnect in time, or the reservation expired
 FINAL_OUTCOMES = frozenset({"stop", "length"})  # outcomes of a complete answer
@@ -47,7 +45,7 @@ class Metering(NamedTuple):
 
     reserved_nanos: int | None = 0  # most that the request can cost; None: unknown, as it was lost before a restart
     price: Price | None = None  # None: none, or before a restart
-    holds: "tuple[Hold, ...]" = ()  # of the scopes that count it
+    holds: tuple[Hold, ...] = ()  # of the scopes that count it
     shadow_refusals: tuple[str, ...] = ()  # limits in shadow mode that it exceeded
 
 
@@ -73,7 +71,7 @@ class Reservation:
         return self.metering.reserved_nanos
 
     @property
-    def holds(self) -> "tuple[Hold, ...]":
+    def holds(self) -> tuple[Hold, ...]:
         return self.metering.holds
 
 

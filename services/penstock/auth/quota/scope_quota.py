@@ -1,16 +1,33 @@
 """Scope quota: limits and budgets of one scope: a tenant, a key, or a model of a tenant. No clock, no store."""
 
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Policy
 from penstock.auth.quota.bucket import MINUTE_US, TakeRun, to_micros
 from penstock.auth.quota.budget_period import PeriodUse
 from penstock.auth.quota.prices import PRICED_TOKENS
 from penstock.auth.quota.rates import MAX_STORED, RateState, new_bucket, rate_state, resized_bucket, stored_full_at
-from penstock.auth.quota.reservation import ReservationRequest
 
 KEY_SCOPE, MODEL_SCOPE = "key:", "model:"  # prefixes of the names of scopes; the tenant itself has the name ``
+
+
+class Demand(Protocol):
+    """Tokens that a request asks to reserve."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def max_output_tokens(self) -> int: ...
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and most output."""
+
+    @property
+    def max_chargeable_tokens(self) -> int:
+        """The same, with tokens that another request of the answer has emitted."""
 
 
 class ScopeUse(NamedTuple):
@@ -119,7 +136,7 @@ class ScopeQuota:
 
     # Requests.
 
-    def exceeded(self, request: ReservationRequest, nanos: int, now: float, mean_duration: float) -> list[Exceeded]:
+    def exceeded(self, request: Demand, nanos: int, now: float, mean_duration: float) -> list[Exceeded]:
         """Return the limits and budgets that the request would exceed. `mean_duration` in s is of recent requests."""
         found = self._exceeded_rates(request, now)
         limit = self.policy.limits.concurrent_requests
@@ -132,7 +149,7 @@ class ScopeQuota:
                 found.append(self._exceeded_budget(budget, amount, left, now))
         return found
 
-    def reserve(self, request: ReservationRequest, nanos: int, now: float, *, is_taken: bool = True) -> Hold:
+    def reserve(self, request: Demand, nanos: int, now: float, *, is_taken: bool = True) -> Hold:
         """Count a request, also beyond the limits. Without `is_taken` it takes nothing from the limits per minute."""
         self.concurrent_requests += 1
         input_run = output_run = tokens_run = None
@@ -151,7 +168,7 @@ class ScopeQuota:
             day_start, month_start = day.reserve(tokens, nanos), month.reserve(tokens, nanos)
         return Hold(self, input_run, output_run, tokens_run, day_start, month_start)
 
-    def restore(self, request: ReservationRequest, nanos: int, reserved_at: float, *, is_live: bool) -> Hold:
+    def restore(self, request: Demand, nanos: int, reserved_at: float, *, is_live: bool) -> Hold:
         """Return what a reservation of the former process holds. Its tokens are in the stored use."""
         starts = []
         for period in self._periods.values():
@@ -162,7 +179,7 @@ class ScopeQuota:
         self.concurrent_requests += is_live
         return Hold(self, None, None, None, *(starts or (0, 0)))
 
-    def release(self, hold: Hold, request: ReservationRequest, nanos: int, unused: tuple[int, int]) -> None:
+    def release(self, hold: Hold, request: Demand, nanos: int, unused: tuple[int, int]) -> None:
         """End a reservation of which `unused` prompt and output tokens were not computed."""
         self.concurrent_requests -= 1
         unused_input, unused_output = unused
@@ -225,7 +242,7 @@ class ScopeQuota:
         spent, reserved, _ = self.budget_use(budget, now)
         return budget.amount - spent - reserved
 
-    def _exceeded_rates(self, request: ReservationRequest, now: float) -> list[Exceeded]:
+    def _exceeded_rates(self, request: Demand, now: float) -> list[Exceeded]:
         found: list[Exceeded] = []
         for name, bucket, amount in (
             ("requests", self._requests, 1),
