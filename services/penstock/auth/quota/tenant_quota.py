@@ -50,7 +50,7 @@ class TenantQuota:
         self._requests_bucket = new_bucket(tenant.requests_per_minute, min(balance.requests_full_at, latest))
         self._tokens_bucket = new_bucket(tenant.tokens_per_minute, min(balance.tokens_full_at, latest))
         self._mean_request_duration = DEFAULT_REQUEST_DURATION_S
-        self.is_metered = self.has_money_budget = False  # whether a scope has limits, and whether one counts money
+        self.is_metered = self.has_money_budget = False  # see `_set_scope`
         self._scopes: dict[str, ScopeQuota] = {}
         self._idle_scopes: dict[str, ScopeQuota] = {}  # without limits at present; their requests still end there
         self._stored_uses = {each.scope: each for each in uses}  # of scopes that have not been set yet
@@ -111,7 +111,7 @@ class TenantQuota:
         else:
             use = self._stored_uses.pop(name, None) or ScopeUse(self.tenant.tenant_id, name)
             self._scopes[name] = ScopeQuota(use, subject, policy, now)
-        self.is_metered = bool(self._scopes)
+        self.is_metered = bool(self._scopes) or self.tenant.policy.shadow
         self.has_money_budget = any(
             budget.unit is BudgetUnit.MONEY for each in self._scopes.values() for budget in each.policy.budgets
         )
