@@ -133,10 +133,15 @@ _SELECT_TENANTS = f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at I
 _PUT_KEY = f"INSERT OR REPLACE INTO keys ({rows.KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # as above
 _PUT_GRANT_USE = "INSERT OR REPLACE INTO grant_uses VALUES (?, ?, ?, ?, ?, ?)"
 _FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < ?"
-_PUT_SCOPE_USE = "INSERT OR REPLACE INTO scope_uses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PUT_SCOPE_USE = (
+    f"INSERT OR REPLACE INTO scope_uses ({rows.SCOPE_USE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # as above
+)
 _PUT_PRICE = "INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
-_INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_RESERVATION = f"""
+    INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""  # noqa: S608  # as above
+_SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses"  # noqa: S608  # as above
 _SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations"  # noqa: S608  # as above
 _DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
 # Replaces the charge of a lost reservation.
@@ -227,6 +232,6 @@ def read(connection: sqlite3.Connection) -> StoredState:
         lost=lost[::-1],
         grant_uses=[GrantUse(*row) for row in connection.execute("SELECT * FROM grant_uses ORDER BY forget_at")],
         charged=latest[::-1],
-        scope_uses=[ScopeUse(*row) for row in connection.execute("SELECT * FROM scope_uses")],
+        scope_uses=[ScopeUse(*row) for row in connection.execute(_SELECT_SCOPE_USES)],
         prices=[Price(*row) for row in connection.execute("SELECT * FROM prices")],
     )
