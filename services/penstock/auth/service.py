@@ -237,8 +237,7 @@ class AdmissionService(AdmissionServiceServicer):
     def _add_limits(self, answer: Admitted, reservation: Reservation, now: float) -> None:
         """Add what the caller learns of its limits."""
         quota = self._authorizer.reservations.quota_of(reservation)
-        if rate_limits := quota.rate_limits(reservation.request, now):
-            answer.rate_limits.CopyFrom(rate_limits)
+        quota.write_rate_limits(answer.rate_limits, reservation.request, now)
         if reservation.holds and (warning := quota.budget_warning(reservation, now)):
             answer.budget_warning = warning
             self._budget_warnings += 1

@@ -65,6 +65,13 @@ class Bucket:
         at = to_micros(now) * self.per_minute
         return max(0, self.per_minute - -(-max(0, self._full_at - at) // MINUTE_US))
 
+    def state(self, now: float) -> tuple[int, int]:
+        """Return the amount that can be taken now, and the ms until the bucket is full, rounded up."""
+        lacking = self._full_at - to_micros(now) * self.per_minute
+        if lacking <= 0:
+            return self.per_minute, 0
+        return max(0, self.per_minute - -(-lacking // MINUTE_US)), -(-lacking // (1_000 * self.per_minute))
+
     def take(self, amount: int, now: float) -> TakeRun:
         """Take an amount, also beyond the limit. The take must be settled once."""
         at = to_micros(now)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.auth.quota.bucket import Bucket, to_micros
+from penstock.auth.quota.bucket import Bucket
 
 MAX_STORED = 2**63 - 1  # largest integer of the stores
 
@@ -12,7 +12,7 @@ class RateState(NamedTuple):
 
     remaining: int
     limit: int
-    reset: float  # s until it is full
+    reset_millis: int  # until it is full
 
 
 def new_bucket(per_minute: int, full_at: int) -> Bucket | None:
@@ -31,4 +31,5 @@ def resized_bucket(bucket: Bucket | None, per_minute: int, now: float) -> Bucket
 
 
 def rate_state(bucket: Bucket, now: float) -> RateState:
-    return RateState(bucket.available(now), bucket.per_minute, max(0, bucket.full_at - to_micros(now)) / 1e6)
+    remaining, reset_millis = bucket.state(now)
+    return RateState(remaining, bucket.per_minute, reset_millis)

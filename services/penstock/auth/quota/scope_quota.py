@@ -216,8 +216,8 @@ class ScopeQuota:
                 found.append(left * PRICED_TOKENS // highest_nanos)
         return min(found, default=None)
 
-    def request_rate(self, now: float) -> RateState | None:
-        return rate_state(self._requests, now) if self._requests else None
+    def request_rates(self, now: float) -> list[RateState]:
+        return [rate_state(self._requests, now)] if self._requests else []
 
     def token_rates(self, now: float) -> list[RateState]:
         return [rate_state(each, now) for each in (self._input, self._output, self._tokens) if each]

@@ -243,28 +243,26 @@ class TenantQuota:
 
     def rate_limits(self, request: ReservationRequest, now: float) -> RateLimits | None:
         """Return the tightest limits per minute that apply to requests like this one; None if there are none."""
-        requests: list[RateState] = []
-        tokens: list[RateState] = []
-        if not self.tenant.policy.shadow:
-            requests += [rate_state(each, now) for each in (self._requests_bucket,) if each]
-            tokens += [rate_state(each, now) for each in (self._tokens_bucket,) if each]
-        if self._scopes:
-            for scope in self._scopes_of(request):
-                if not scope.policy.shadow:
-                    requests += [each for each in (scope.request_rate(now),) if each]
-                    tokens += scope.token_rates(now)
-        if not requests and not tokens:
-            return None
         message = RateLimits()
+        self.write_rate_limits(message, request, now)
+        return message if message.limit_requests or message.limit_tokens else None
+
+    def write_rate_limits(self, message: RateLimits, request: ReservationRequest, now: float) -> None:
+        """Fill an empty message with the tightest limits per minute. Without any, it is not touched.
+
+        Limits in shadow mode are not among them.
+        """
+        is_shown = not self.tenant.policy.shadow
+        requests = rate_state(self._requests_bucket, now) if self._requests_bucket and is_shown else None
+        tokens = rate_state(self._tokens_bucket, now) if self._tokens_bucket and is_shown else None
+        if self._scopes:
+            shown = [each for each in self._scopes_of(request) if not each.policy.shadow]
+            requests = _tightest(requests, (rate for each in shown for rate in each.request_rates(now)))
+            tokens = _tightest(tokens, (rate for each in shown for rate in each.token_rates(now)))
         if requests:
-            state = min(requests)
-            message.limit_requests, message.remaining_requests = state.limit, state.remaining
-            message.reset_requests_millis = round_up_millis(state.reset)
+            message.remaining_requests, message.limit_requests, message.reset_requests_millis = requests
         if tokens:
-            state = min(tokens)
-            message.limit_tokens, message.remaining_tokens = state.limit, state.remaining
-            message.reset_tokens_millis = round_up_millis(state.reset)
-        return message
+            message.remaining_tokens, message.limit_tokens, message.reset_tokens_millis = tokens
 
     def _scopes_of(self, request: ReservationRequest | None) -> Iterator[ScopeQuota]:
         """Return the scopes that apply to a request; without one, those of the tenant alone."""
@@ -284,9 +282,9 @@ class TenantQuota:
         return Exceeded(f"tenant:{self.tenant.tenant_id}", name, description, wait, self.tenant.policy.shadow)
 
 
+def _tightest(first: RateState | None, others: Iterable[RateState]) -> RateState | None:
+    return min([*([first] if first else []), *others], default=None)
+
+
 def rate_text(name: str, bucket: Bucket, amount: int) -> str:
     return f"{bucket.per_minute} {name} per minute, {amount} requested"
-
-
-def round_up_millis(seconds: float) -> int:
-    return -(-round(seconds * 1e6) // 1000)
