@@ -183,11 +183,8 @@ class AdmissionService(AdmissionServiceServicer):
             span=span,
         )
         grant_use = self._authorizer.grant_uses.find(reservation.reservation_id)
-        if is_new:
-            change = Reserved(reservation, quota.balance, grant_use, quota.uses_of(reservation))
-            self._store.write(change, answer)
-        else:
-            self._store.write(Barrier(), answer)
+        reserved = Reserved(reservation, quota.balance, grant_use, quota.uses_of(reservation))
+        self._store.write(reserved if is_new else Barrier(), answer)
 
     def _is_repeated(self, error: PenstockError, repeat: Callable[[], None]) -> bool:
         """Return whether the frame is handled again once the keys that its token needs are loaded."""

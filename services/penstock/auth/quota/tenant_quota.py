@@ -50,7 +50,8 @@ class TenantQuota:
         self._requests_bucket = new_bucket(tenant.requests_per_minute, min(balance.requests_full_at, latest))
         self._tokens_bucket = new_bucket(tenant.tokens_per_minute, min(balance.tokens_full_at, latest))
         self._mean_request_duration = DEFAULT_REQUEST_DURATION_S
-        self.is_metered = self.has_money_budget = False  # see `_set_scope`
+        self.is_metered = False  # whether a scope has limits, or the tenant is in shadow mode
+        self._money_scopes: set[str] = set()  # with a budget in money
         self._scopes: dict[str, ScopeQuota] = {}
         self._idle_scopes: dict[str, ScopeQuota] = {}  # without limits at present; their requests still end there
         self._stored_uses = {each.scope: each for each in uses}  # of scopes that have not been set yet
@@ -70,6 +71,11 @@ class TenantQuota:
             self.requests,
         )
 
+    @property
+    def has_money_budget(self) -> bool:
+        """Whether the tenant or one of its keys has a budget in money."""
+        return bool(self._money_scopes)
+
     # Changes of the operator.
 
     def set_tenant(self, tenant: Tenant, now: float) -> None:
@@ -85,8 +91,10 @@ class TenantQuota:
 
     def remove_key(self, key_id: str) -> None:
         """Forget a deleted key with its use."""
+        name = f"{KEY_SCOPE}{key_id}"
+        self._money_scopes.discard(name)
         for each in (self._scopes, self._idle_scopes, self._stored_uses):
-            each.pop(f"{KEY_SCOPE}{key_id}", None)
+            each.pop(name, None)
 
     def _set_scopes(self, tenant: Tenant, now: float) -> None:
         policy, subject = tenant.policy, f"tenant:{tenant.tenant_id}"
@@ -111,10 +119,9 @@ class TenantQuota:
         else:
             use = self._stored_uses.pop(name, None) or ScopeUse(self.tenant.tenant_id, name)
             self._scopes[name] = ScopeQuota(use, subject, policy, now)
+        counts_money = any(each.unit is BudgetUnit.MONEY for each in policy.budgets)
+        (self._money_scopes.add if counts_money else self._money_scopes.discard)(name)
         self.is_metered = bool(self._scopes) or self.tenant.policy.shadow
-        self.has_money_budget = any(
-            budget.unit is BudgetUnit.MONEY for each in self._scopes.values() for budget in each.policy.budgets
-        )
 
     # Requests.
 
