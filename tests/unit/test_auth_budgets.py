@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.auth.config import AuthConfig
+from penstock.auth.identity.keys import Key, mint
 from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Policy
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.budget_period import PeriodUse, period_bounds
 from penstock.auth.quota.prices import Price, PriceList
 from penstock.auth.quota.reservation import ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
+from penstock.auth.store.recovery import recover
+from penstock.auth.store.store import StoredState
 from penstock.chassis.errors import QuotaExceeded
+from penstock.mesh.v1.admission_pb2 import Credential, Reserve, Settle
 
 DAY, MONTH, TOKENS, MONEY = BudgetPeriod.DAY, BudgetPeriod.MONTH, BudgetUnit.TOKENS, BudgetUnit.MONEY
 PRICE = Price("m", 1_000_000, 100_000, 2_000_000)  # 1, 0.1 and 2 nanos per token
@@ -426,3 +431,60 @@ def test_charges_of_requests_that_a_period_admitted_never_exceed_its_budget(step
             spent, reserved = use_of(table, budget, now)
             assert min(spent, reserved) >= 0
             assert spent + reserved <= budget.amount
+
+
+# The whole authorizer.
+
+
+def test_8_edges_spend_a_months_money_of_a_tenant_and_two_keys_through_the_authorizer():
+    """10,000 requests that end in any order. Grants for an outage are always within what the budgets leave."""
+    draw, now, open_ids = random.Random(8), NOON, []
+    settings_of_auth = AuthConfig(pepper="p" * 32, mesh_secret="m" * 32, fallback_share=1.0)
+    authorizer = recover(settings_of_auth, StoredState([], {}, [], [], [], [], []), now)
+    budget, of_key = Budget(MONTH, MONEY, 4_000_000), Budget(MONTH, MONEY, 2_500_000)
+    authorizer.put_price(PRICE)
+    quota = authorizer.put_tenant(Tenant(tenant_id="acme", policy=policy_of(budget)), now)
+    credentials = []
+    for _ in range(2):
+        key_id, secret = mint()
+        digest = authorizer.keys.digest(secret)
+        policy = policy_of(of_key)
+        authorizer.put_key(Key(key_id=key_id, tenant_id="acme", digest=digest, created_at=now, policy=policy), now)
+        credentials.append(Credential(bearer=secret))
+    of_keys = [quota.scope(f"key:{each.key_id}") for each in authorizer.keys.of_tenant("acme")]
+    scopes = [(quota.scope(), budget), *((each, of_key) for each in of_keys)]
+    for number in range(10_000):
+        now += draw.expovariate(10.0)
+        frame = Reserve(
+            request_id=f"request-{number}",
+            credential=draw.choice(credentials),
+            model="m",
+            prompt_tokens=draw.randrange(500),
+            max_output_tokens=draw.randrange(1_000),
+        )
+        try:
+            _, made, _ = authorizer.reserve(frame, f"edge-{number % 8}", f"r-{number}", now)
+        except QuotaExceeded:
+            continue
+        open_ids.append(made.reservation_id)
+        granted = authorizer.fallback_grant("acme", 8, now, made.request)
+        assert 8 * granted * 2 <= min(left_of(scope, each, now) for scope, each in scopes[:1])
+        while len(open_ids) > 64:
+            end_one(authorizer, open_ids, draw, now)
+        assert all(left_of(scope, each, now) >= 0 for scope, each in scopes)
+    while open_ids:
+        end_one(authorizer, open_ids, draw, now)
+    assert 0 <= left_of(*scopes[0], now) <= 0.01 * budget.amount
+
+
+def left_of(scope, budget, now) -> int:
+    spent, reserved, _ = scope.budget_use(budget, now)
+    return budget.amount - spent - reserved
+
+
+def end_one(authorizer, open_ids, draw, now) -> None:
+    reservation_id = open_ids.pop(draw.randrange(len(open_ids)))
+    prompt, output = draw.randrange(500), draw.randrange(1_000)
+    authorizer.settle(
+        Settle(reservation_id=reservation_id, prompt_tokens=prompt, output_tokens=output, outcome="stop"), now
+    )
