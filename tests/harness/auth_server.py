@@ -24,7 +24,17 @@ from penstock.auth.store.sqlite import sql
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.server.server import serving
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, IdentityKeys, Reserve, Settle
+from penstock.mesh.partitions import partition_of
+from penstock.mesh.v1.admission_pb2 import (
+    AdmitRequest,
+    Credential,
+    Identify,
+    IdentityKeys,
+    NotOwner,
+    OwnedPartitions,
+    Reserve,
+    Settle,
+)
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -74,8 +84,9 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
     retention = Retention(config.ledger_retention, config.ledger_max_rows)
     opened = opened_store(config.store, retention=retention, clock=clock)
     async with opened as (store, state), AsyncExitStack() as stack:
-        authorizer = recover(config, state, clock())
+        authorizer = recover(config, state, clock(), store.epochs)
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
+        hello.partitioned = authorizer.served.is_partitioned
         edges = edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf)
         identity_keys = IdentityKeyRing(clock())
         tokens = None
@@ -110,6 +121,7 @@ class AuthEdge:
     call: object
     instance_id: str = "edge-1"
     identity_keys: IdentityKeys | None = None  # the latest frame
+    owned_partitions: OwnedPartitions | None = None  # the latest frame
     credential: Credential = field(default_factory=lambda: Credential(bearer=DEV_KEY, loopback=True))
 
     async def send(self, **frame):
@@ -122,6 +134,8 @@ class AuthEdge:
             kind = frame.WhichOneof("frame")
             if kind == "identity_keys":
                 self.identity_keys = frame.identity_keys
+            elif kind == "owned_partitions":
+                self.owned_partitions = frame.owned_partitions
             elif kind != "heartbeat":
                 return getattr(frame, kind)
 
@@ -134,9 +148,22 @@ class AuthEdge:
         )
         return await self.receive()
 
-    async def settle(self, reservation_id, prompt=10, output=7, outcome="stop"):
+    async def reserve_at_owner(self, **fields):
+        """Reserve once this replica owns the partition of the tenant."""
+        async with asyncio.timeout(20):
+            while isinstance(answer := await self.reserve(**fields), NotOwner):  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.01)
+        return answer
+
+    async def settle(self, reservation_id, prompt=10, output=7, outcome="stop", tenant_id="default"):
         await self.send(
-            settle=Settle(reservation_id=reservation_id, prompt_tokens=prompt, output_tokens=output, outcome=outcome)
+            settle=Settle(
+                reservation_id=reservation_id,
+                prompt_tokens=prompt,
+                output_tokens=output,
+                outcome=outcome,
+                partition=partition_of(tenant_id),
+            )
         )
         return await self.receive()
 

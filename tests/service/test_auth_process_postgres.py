@@ -4,15 +4,18 @@ import asyncio
 import json
 import os
 import signal
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import grpc
 import psycopg
 import pytest
 
-from auth_server import DEV_KEY, AuthProcess, FakeClock, edge, tenant_use
+from auth_server import DEV_KEY, AuthProcess, FakeClock, edge, rejection_of, tenant_use
 from penstock.auth.store.store import StoreUnusable
 from penstock.chassis.channels import channel
-from penstock.mesh.v1.admission_pb2 import Credential, Settle
+from penstock.chassis.errors import error_from_rpc
+from penstock.mesh.partitions import PARTITIONS, partition_of
+from penstock.mesh.v1.admission_pb2 import Admitted, Credential, Identified, NotOwner, Rejected, Settle, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -40,44 +43,137 @@ async def test_a_killed_process_is_replaced_with_its_keys_reservations_and_secre
     async with auth_process(database) as first:
         async with connected(first) as found, edge(found) as stream:
             made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))
-            admitted = await stream.reserve(credential=Credential(bearer=made.secret))
+            credential = Credential(bearer=made.secret)
+            admitted = await stream.reserve(credential=credential)
             first.kill()
         async with auth_process(database) as second, connected(second) as found, edge(found) as stream:
-            again = await stream.reserve(credential=Credential(bearer=made.secret))
+            again = await stream.reserve_at_owner(credential=credential)
             assert again.reservation_id == admitted.reservation_id
             assert again.identity.cache_salt == admitted.identity.cache_salt
             await stream.settle(admitted.reservation_id)
             assert (await tenant_use(found)).requests == 1
 
 
-async def test_a_drained_process_hands_over_at_once(database):
+async def test_replicas_share_the_partitions_and_each_says_who_is_not_its_own(database):
+    async with replicas(database, 3) as streams:
+        owned = [each.owned_partitions for each in streams]
+        assert sorted(len(each.partitions) for each in owned) == [21, 21, 22]
+        assert sorted(partition for each in owned for partition in each.partitions) == list(range(PARTITIONS))
+        answers = [await each.reserve() for each in streams]
+        assert sorted(type(each).__name__ for each in answers) == ["Admitted", "NotOwner", "NotOwner"]
+        (admitted,) = (each for each in answers if isinstance(each, Admitted))
+        others = [each for each in answers if isinstance(each, NotOwner)]
+        assert all(each.identity.tenant_id == "default" for each in others)
+        told = [await each.settle(admitted.reservation_id) for each in streams]
+        assert sorted(type(each).__name__ for each in told) == ["NotOwner", "NotOwner", "Settled"]
+        assert all(each.reservation_id == admitted.reservation_id for each in told)
+    assert administer(database, "SELECT requests, output_tokens FROM usage") == [(1, 7)]
+
+
+async def test_a_replica_that_drains_hands_its_reservations_over_before_it_ends(database):
     async with auth_process(database) as first, connected(first) as found, edge(found) as stream:
         admitted = await stream.reserve()
-        async with auth_process(database) as second:
-            await wait_for_event(second, "partitions_awaited")
+        async with auth_process(database) as second, connected(second) as other, edge(other) as later:
+            await until_owner_of(stream, PARTITIONS // 2)
             first.send_signal(signal.SIGTERM)
             assert (await stream.receive()).reason == "draining"
+            assert list(stream.owned_partitions.partitions) == []
+            again = await later.reserve_at_owner()
+            assert again.reservation_id == admitted.reservation_id
+            await until_owner_of(later, PARTITIONS)
             stream.call.cancel()
             assert await asyncio.wait_for(first.wait(), 20) == 0
-            async with connected(second) as other, edge(other) as later:
-                assert (await later.reserve()).reservation_id == admitted.reservation_id
 
 
-async def test_a_paused_process_spends_nothing_after_its_successor_took_over_and_ends(database):
+async def test_a_paused_replica_spends_nothing_after_another_took_over_and_shares_the_work_again(database):
     async with auth_process(database) as paused, connected(paused) as found, edge(found) as stream:
         admitted = await stream.reserve()
         os.kill(paused.pid, signal.SIGSTOP)
         await stream.send(settle=Settle(reservation_id=admitted.reservation_id, prompt_tokens=10, output_tokens=20))
         async with auth_process(database) as second, connected(second) as other, edge(other) as later:
+            again = await later.reserve_at_owner()
+            assert again.reservation_id == admitted.reservation_id
             assert (await later.settle(admitted.reservation_id)).reservation_id == admitted.reservation_id
             os.kill(paused.pid, signal.SIGCONT)
-            failed = await wait_for_event(paused, "store_thread_failed")
-            assert "another process has taken over" in failed["error"]
-            stream.call.cancel()
-            assert await asyncio.wait_for(paused.wait(), 20) == 1
-            use = await tenant_use(other)
-            assert (use.requests, use.output_tokens) == (1, 7)
-    assert administer(database, "SELECT requests, output_tokens FROM usage") == [(1, 7)]
+            async with edge(found, "edge-2") as resumed:
+                assert isinstance(await resumed.settle(admitted.reservation_id), NotOwner | Settled)
+                await until_owner_of(resumed, PARTITIONS // 2)
+            assert administer(database, "SELECT requests, output_tokens FROM usage") == [(1, 7)]
+
+
+async def test_a_key_and_a_limit_that_one_replica_has_received_hold_at_all(database):
+    async with (
+        replica(database) as (one, here),
+        replica(database) as (other, there),
+    ):
+        await one.admin.PutTenant(pb.PutTenantRequest(tenant=pb.Tenant(tenant_id="acme", concurrent_requests=1)))
+        made = await one.admin.CreateKey(pb.CreateKeyRequest(tenant_id="acme"))
+        credential = Credential(bearer=made.secret)
+        await until_identified(there, credential)
+        listed = await other.admin.ListTenants(pb.ListTenantsRequest())
+        assert {each.tenant_id: each.concurrent_requests for each in listed.tenants} == {"acme": 1, "default": 0}
+        await until_owner_of(there, PARTITIONS // 2)
+        owner, stream = (one, here) if partition_of("acme") in await owned_by(here) else (other, there)
+        stranger = other if owner is one else one
+        await stream.reserve(credential=credential)
+        use = await tenant_use(stranger, "acme")  # its owner has written it
+        assert (use.concurrent_requests, use.reserved_tokens) == (1, 30)
+        assert use == await tenant_use(owner, "acme")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stranger.admin.DeleteTenant(pb.DeleteTenantRequest(tenant_id="acme"))
+        assert error_from_rpc(raised.value).reason == "NOT_OWNER"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await owner.admin.DeleteTenant(pb.DeleteTenantRequest(tenant_id="acme"))
+        assert error_from_rpc(raised.value).reason == "TENANT_BUSY"
+        await other.admin.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
+        await until_rejected(here, credential, "KEY_REVOKED")
+        await until_rejected(there, credential, "KEY_REVOKED")
+
+
+@asynccontextmanager
+async def replica(store):
+    """Yield a process and a stream of an edge to it."""
+    async with auth_process(store) as process, connected(process) as found, edge(found) as stream:
+        yield found, stream
+
+
+@asynccontextmanager
+async def replicas(store, count):
+    """Yield a stream of one edge to each of some replicas, once each owns its share."""
+    async with AsyncExitStack() as stack:
+        streams = [(await stack.enter_async_context(replica(store)))[1] for _ in range(count)]
+        async with asyncio.timeout(20):
+            while sum([len(await owned_by(each)) for each in streams]) < PARTITIONS:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.05)
+        for each in streams:
+            await until_owner_of(each, PARTITIONS // count)
+        yield streams
+
+
+async def owned_by(stream):
+    """Return the partitions of a replica, as it has told until it answers."""
+    await stream.identify(Credential())
+    return stream.owned_partitions.partitions
+
+
+async def until_owner_of(stream, partitions):
+    """Ask until the replica owns this number of partitions, or one more."""
+    async with asyncio.timeout(20):
+        while len(await owned_by(stream)) not in (partitions, partitions + 1):  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.01)
+
+
+async def until_identified(stream, credential):
+    async with asyncio.timeout(20):
+        while not isinstance(await stream.identify(credential), Identified):  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.05)
+
+
+async def until_rejected(stream, credential, reason):
+    async with asyncio.timeout(20):
+        while not isinstance(answer := await stream.identify(credential), Rejected):  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.05)
+    assert rejection_of(answer).reason == reason
 
 
 @pytest.fixture
@@ -147,7 +243,8 @@ async def test_an_outage_and_the_lost_partitions_are_logged_without_the_password
         administer(database, "ALTER ROLE penstock LOGIN")
         lines.append(await wait_for_event(process, "store_available"))
         administer(database, "UPDATE mesh.partitions SET epoch = epoch + 1")
+        lines.append(await wait_for_event(process, "partitions_lost"))
+        process.send_signal(signal.SIGTERM)
         _, rest = await process.communicate()
-    assert process.returncode == 1
-    assert b"store_thread_failed" in rest
+    assert process.returncode == 0
     assert PASSWORD not in json.dumps(lines) + rest.decode()

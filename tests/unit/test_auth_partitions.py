@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.auth.store.postgres.lease import LEASE_TTL_S, RENEWAL_INTERVAL_S, PartitionLease
+from penstock.auth.partitions.lease import LEASE_TTL_S, RENEWAL_INTERVAL_S, PartitionLease
 from penstock.mesh.partitions import PARTITIONS, partition_of
 
 

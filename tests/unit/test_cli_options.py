@@ -42,6 +42,7 @@ def test_the_default_model_is_installed():
         (["--set", "PENSTOCK_LOG_LEVEL=debug"], "into the environment"),
         (["--set", "PENSTOCK_QUEUE_MAX_DEPTH"], "=VALUE"),
         (["--engine", "vllm"], "vLLM runs Hugging Face folders, and SmolLM2-135M-Instruct is not one"),
+        (["--auths", "2"], "use --store postgres with several --auths"),
         (["--workers", "0"], "is not in the range 1<=x<=4"),
     ],
 )
@@ -52,7 +53,7 @@ def test_invalid_mesh_options_are_rejected_before_a_process_starts(options, mess
 
 
 def test_the_last_base_port_leaves_room_for_the_largest_mesh(tmp_path):
-    largest = MeshOptions(base_port=LAST_BASE_PORT, edges=4, queues=4, schedulers=4, workers=4)
+    largest = MeshOptions(base_port=LAST_BASE_PORT, edges=4, queues=4, schedulers=4, workers=4, auths=4)
     plan = plan_mesh(largest, tmp_path, "key", envoy="envoy")
     ports = [
         int(at.rpartition(":")[2]) for each in plan.processes for at in (each.address, each.http, each.admin) if at

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.edge.auth_fallback.identity_cache import IdentityCache, KeyGrant
-from penstock.edge.auth_fallback.pending import DeferredReservation, DeferredReservations, PendingReservations
+from penstock.edge.auth_fallback.pending import (
+    DeferredReservation,
+    DeferredReservations,
+    PendingReservations,
+    SentReservation,
+)
 from penstock.edge.lifecycle.effects import Settle
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
@@ -17,15 +22,15 @@ CREDENTIAL = Credential(bearer="pk_anna", loopback=True)
 def test_orphaned_reservations_are_recorded_until_answered():
     unanswered, frames = (
         PendingReservations(max_entries=3),
-        {each: AdmitRequest(reserve=Reserve(request_id=each)) for each in "abcd"},
+        {each: SentReservation(AdmitRequest(reserve=Reserve(request_id=each)), 5, "a1") for each in "abcd"},
     )
     for each in "abac":
         unanswered.add(each, frames[each])
     unanswered.remove("c"), unanswered.remove("unknown")
-    assert unanswered.orphaned("b".__contains__) == [frames["a"]]
-    assert unanswered.orphaned("".__contains__) == [frames["b"], frames["a"]]
+    assert unanswered.orphaned("b".__contains__) == [("a", frames["a"])]
+    assert unanswered.orphaned("".__contains__) == [("b", frames["b"]), ("a", frames["a"])]
     unanswered.add("c", frames["c"]), unanswered.add("d", frames["d"])
-    assert (len(unanswered), unanswered.orphaned("".__contains__)) == (3, [frames[each] for each in "acd"])
+    assert (len(unanswered), unanswered.orphaned("".__contains__)) == (3, [(each, frames[each]) for each in "acd"])
 
 
 def callers(**changes) -> IdentityCache:
@@ -160,7 +165,8 @@ def test_a_deferred_frame_has_the_age_of_its_admission_and_the_tokens_of_an_ende
     deferred = DeferredReservations(max_entries=4)
     frame = AdmitRequest(reserve=Reserve(request_id="t1"))
     deferred.add("t1", DeferredReservation("acme", 30, KeyGrant(70), 10.0, frame))
-    [sent] = deferred.frames({"t1", "other"}, 12.5)
+    [entry] = deferred.entries({"t1", "other"})
+    sent = entry.frame_at(12.5)
     assert sent.reserve.fallback_admission.age_nanos == 2_500_000_000
     assert not sent.reserve.fallback_admission.HasField("used_tokens")
     entry, unused = deferred.settle("t1", Settle(4, 6, "stop"))

@@ -3,7 +3,8 @@
 import pytest
 
 from fake_loop import FakeLoop
-from penstock.edge.upstreams.settlements import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
+from penstock.edge.lifecycle.effects import Settle
+from penstock.edge.upstreams.settlements import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer, Settlements
 
 BURST_FRAMES = MAX_IMMEDIATE_FRAMES + 5
 
@@ -70,9 +71,23 @@ def test_flush_sends_held_frames_once(loop, sent, coalescer):
 def test_discarded_frames_are_not_sent(loop, sent, coalescer):
     for frame in range(BURST_FRAMES):
         coalescer.put(frame)
-    coalescer.discard()
+    coalescer.discard(lambda frame: frame < BURST_FRAMES - 1)
     fire_all(loop)
-    assert len(sent) == MAX_IMMEDIATE_FRAMES
+    assert [frame for _, frame in sent] == [*range(MAX_IMMEDIATE_FRAMES), BURST_FRAMES - 1]
+
+
+def test_held_settlements_of_a_partition_are_sent_once_to_its_new_owner_and_others_stay_held(loop):
+    sent = []
+    settlements = Settlements(lambda partition, frame: sent.append((partition, frame.settle.reservation_id)), loop)
+    for number in range(MAX_IMMEDIATE_FRAMES):
+        settlements.settle(f"sent {number}", Settle(0, 0, "cancelled"), 3)
+    for name, partition in (("first", 1), ("second", 2), ("third", 1)):
+        settlements.settle(name, Settle(0, 0, "cancelled"), partition)
+    assert {partition for partition, _ in sent} == {3}
+    settlements.resend_to_owners({1})
+    assert sent[MAX_IMMEDIATE_FRAMES:] == [(1, "first"), (1, "third")]
+    settlements.flush()
+    assert sent[MAX_IMMEDIATE_FRAMES:] == [(1, "first"), (1, "third"), (2, "second")]
 
 
 def test_nothing_is_sent_after_close(loop, sent, coalescer):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.clocks import StallFreeClock
-from penstock.edge.auth_fallback.fallback import MAX_COUNTED_STEP_S
 from penstock.edge.auth_fallback.outage import RESPONSE_TIMEOUT_S, OutageDetector
+from penstock.edge.auth_fallback.watch import MAX_COUNTED_STEP_S
 
 THRESHOLD_S = 1.0
 

@@ -20,6 +20,7 @@ from penstock.worker.config import WorkerConfig
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
 GPU_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "gpu"
+POSTGRES_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "postgres"
 SCHEMAS = "1.37"  # the newest that kubernetes-validate brings
 
 
@@ -172,6 +173,32 @@ def test_a_gpu_overlay_has_no_fault():
     assert manifest_faults(render_overlay(GPU_OVERLAY), config_classes()) == []
     for each in render_overlay(GPU_OVERLAY):
         validate(each)
+
+
+def test_auth_on_postgres_has_replicas_that_roll_one_at_a_time_and_no_volume():
+    objects = render_overlay(POSTGRES_OVERLAY)
+    assert manifest_faults(objects, config_classes()) == []
+    for each in objects:
+        validate(each)
+    auth = get_object(objects, "Deployment", "auth")
+    assert auth["spec"]["replicas"] == 3
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    assert auth["spec"]["strategy"] == rolling
+    (store,) = [each for each in container(auth)["env"] if each["name"] == "PENSTOCK_AUTH_STORE"]
+    assert store == {
+        "name": "PENSTOCK_AUTH_STORE",
+        "valueFrom": {"secretKeyRef": {"name": "auth-postgres", "key": "url"}},
+    }
+    assert not [each for each in objects if each["kind"] == "PersistentVolumeClaim"]
+    budget = get_object(objects, "PodDisruptionBudget", "auth")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"]["matchLabels"].items() <= auth["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("overlay", [LOCAL_OVERLAY, POSTGRES_OVERLAY], ids=["local", "postgres"])
+def test_auth_has_time_to_read_its_store_before_it_is_restarted(overlay):
+    probe = container(get_object(render_overlay(overlay), "Deployment", "auth"))["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 120
 
 
 def test_a_gpu_worker_has_a_compiler_and_a_volume_for_what_it_compiles():

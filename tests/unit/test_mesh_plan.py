@@ -48,6 +48,16 @@ def test_auth_uses_a_file_of_the_mesh_or_the_given_store_and_then_names_its_audi
     assert in_postgres.environment["PENSTOCK_AUTH_AUDIT_LOG"] == "/state/auth.audit.jsonl"
 
 
+def test_edges_and_proxies_know_every_replica_of_auth():
+    plan = plan_of(auths=3, store="postgres")
+    assert [each.name for each in plan.processes_of("auth")] == ["auth-1", "auth-2", "auth-3"]
+    (edge,), (routing,) = plan.processes_of("edge"), plan.processes_of("routing")
+    assert edge.environment["PENSTOCK_EDGE_AUTHS"].split(",") == [each.address for each in plan.processes_of("auth")]
+    checks = [each.environment["PENSTOCK_AUTH_CHECK_LISTEN"] for each in plan.processes_of("auth")]
+    assert routing.environment["PENSTOCK_ROUTING_AUTHS"].split(",") == checks
+    assert len(set(checks)) == 3
+
+
 def test_every_process_of_a_tier_has_an_admin_socket_of_its_own():
     plan = plan_of(edges=2, workers=2)
     sockets = {each.name: each.admin_target for each in plan.processes if each.tier != "envoy"}

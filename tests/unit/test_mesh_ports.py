@@ -16,7 +16,9 @@ from penstock.local_mesh.ports import (
 
 
 def largest_plan(folder, base_port=BASE_PORT):
-    options = MeshOptions(edges=4, queues=4, schedulers=4, workers=4, envoys=4, engine="sim", base_port=base_port)
+    options = MeshOptions(
+        auths=4, edges=4, queues=4, schedulers=4, workers=4, envoys=4, engine="sim", base_port=base_port
+    )
     return plan_mesh(options, folder, "pk_dev_0", envoy="/bin/envoy")
 
 
@@ -40,7 +42,7 @@ def test_a_range_with_a_port_in_use_is_not_chosen():
         assert other != base
 
 
-@pytest.mark.parametrize(("offset", "process"), [(7, "auth"), (88, "edge-1"), (1080, "envoy-1")])
+@pytest.mark.parametrize(("offset", "process"), [(7, "auth-1"), (88, "edge-1"), (1080, "envoy-1")])
 def test_a_port_in_use_is_named_with_its_process(tmp_path, offset, process):
     with (
         reserved_base_port() as base,

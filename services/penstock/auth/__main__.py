@@ -30,9 +30,10 @@ async def run_auth(config: AuthConfig) -> None:
         clock=clock,
         disk_watermark=config.disk_watermark,
         instance_id=config.instance_id,
+        address=config.advertise or config.listen,
     )
     async with stored as (store, state), AsyncExitStack() as stack:
-        authorizer = recover(config, state, clock())
+        authorizer = recover(config, state, clock(), store.epochs)
         tokens = None
         if config.issuers:
             from penstock.auth.oidc.refresh import accepting_tokens  # noqa: PLC0415  # PyJWT, which not each image has
@@ -41,6 +42,7 @@ async def run_auth(config: AuthConfig) -> None:
         wait = tokens.wait if tokens else None
         edges = edges_to_expect(config, authorizer, clock())
         hello = hello_of("auth", config.instance_id)
+        hello.partitioned = authorizer.served.is_partitioned
         proxied = IdentityKeyRing(clock())
         service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait)
         authorization = Authorization(authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait)

@@ -1,6 +1,6 @@
 """The authorizer: authenticates callers, reserves tokens and computes fallback grants. No I/O; `now` is an argument."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,13 +9,16 @@ from penstock.auth.identity.keys import Key, KeyRing, cache_salt
 from penstock.auth.identity.policy import allows_model, named_models
 from penstock.auth.identity.subject import key_of_subject
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
+from penstock.auth.partitions.owned import NotOwner, ServedPartitions
 from penstock.auth.quota.grant import Grant, GrantInvalid, GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
 from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import TenantQuota
+from penstock.auth.store.store import StoredState
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
+from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission, Identity, Reserve, Settle
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
@@ -40,6 +43,7 @@ class Authorizer:
     fallback_share: float = 0.0  # share of a tenant's remaining tokens that all edges together may admit without auth
     fallback_tokens: int = 0  # tokens per edge for a tenant without a token limit
     accept_ungranted_fallback: bool = False  # whether edges of the release before grants may name any key
+    served: ServedPartitions = field(default_factory=ServedPartitions)
     _salts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def identify(
@@ -59,10 +63,10 @@ class Authorizer:
     ) -> tuple[Identity, Reservation, bool]:
         """Return the identity, the reservation, and whether it is new. A repeated request returns the existing one.
 
-        Raises Unauthenticated, PermissionDenied, InvalidArgument or LimitsExceeded. A fallback admission is reserved
-        even if the key has expired, a limit or a budget is reached or the model is not allowed, because the edge has
-        admitted it under a grant. Without a grant of auth for this edge and key, and beyond the tokens of the grant, it
-        raises GrantInvalid.
+        Raises Unauthenticated, PermissionDenied, InvalidArgument, LimitsExceeded or NotOwner. A fallback admission is
+        reserved even if the key has expired, a limit or a budget is reached or the model is not allowed, because the
+        edge has admitted it under a grant. Without a grant of auth for this edge and key, and beyond the tokens of the
+        grant, it raises GrantInvalid.
         """
         if not frame.request_id:
             raise InvalidArgument("a reservation needs a request id", field="reserve.request_id")
@@ -77,6 +81,8 @@ class Authorizer:
             key.models is not None or key.policy.allowed_models or quota.tenant.policy.allowed_models
         ):
             _check_model(key, quota.tenant, frame.model)
+        if not self.served.has_tenant(key.tenant_id):
+            raise NotOwner(identity)
         if existing := self.reservations.find(key.tenant_id, frame.request_id):
             if grant:
                 self.grant_uses.reduce(grant, existing.reservation_id, _counted_tokens(frame))
@@ -105,8 +111,11 @@ class Authorizer:
     def settle(self, frame: Settle, now: float) -> Charge | None:
         """Settle a reservation. Return its charge; None if it was settled already or its tenant was deleted.
 
-        A fallback admission is charged at most for the tokens that its grant has left.
+        A fallback admission is charged at most for the tokens that its grant has left. Raises NotOwner if another
+        replica may have the reservation.
         """
+        if self.served.is_partitioned:
+            self._check_owner(frame)
         prompt, output = frame.prompt_tokens, frame.output_tokens
         if self.grant_uses.find(frame.reservation_id):
             allowed = self.grant_uses.settle(frame.reservation_id, prompt + output)
@@ -114,6 +123,14 @@ class Authorizer:
         return self.reservations.settle(
             frame.reservation_id, prompt, output, frame.outcome, now, cached_tokens=0
         )  # edges do not report cached tokens yet
+
+    def _check_owner(self, frame: Settle) -> None:
+        if tenant_id := self.reservations.tenant_of(frame.reservation_id):
+            is_owner = self.served.has_tenant(tenant_id)
+        else:  # an edge of a release without partitions names none
+            is_owner = frame.HasField("partition") and frame.partition in self.served
+        if not is_owner:
+            raise NotOwner
 
     def caller(self, frame: Reserve) -> Key | None:
         """Return the key of a rejected request, usable or not; None if its secret was not presented."""
@@ -145,6 +162,50 @@ class Authorizer:
         self.reservations.put_quota(removed.quota)
         for key in removed.keys:
             self.keys.put(key)
+
+    def put_catalog(self, tenants: Iterable[Tenant], keys: Iterable[Key], prices: Iterable[Price], now: float) -> None:
+        """Apply all tenants, keys and prices as another process has changed them. A revocation in memory stays."""
+        for tenant in tenants:
+            quota = self.reservations.quota(tenant.tenant_id)
+            if quota is None or quota.tenant != tenant:
+                self.reservations.put_tenant(tenant, now)
+        present = {each.tenant_id for each in tenants}
+        for quota in self.reservations.quotas:
+            if quota.tenant.tenant_id not in present and not quota.concurrent_requests:
+                self.remove_tenant(quota.tenant.tenant_id)
+        changed, removed = self.keys.replace(keys)
+        for key in removed:
+            if quota := self.reservations.quota(key.tenant_id):
+                quota.remove_key(key.key_id)
+        self._limit_keys(changed, now)
+        self.reservations.prices.replace(prices)
+        self.authenticator.forget_rejections()
+
+    def _limit_keys(self, keys: Iterable[Key], now: float) -> None:
+        """Set the limits of keys at their tenants."""
+        for key in keys:
+            if quota := self.reservations.quota(key.tenant_id):
+                quota.set_key(key.key_id, key.policy, now)
+
+    def take(self, epochs: Mapping[int, int], state: StoredState, now: float) -> None:
+        """Continue the work of the former owner of partitions with its state."""
+        self.put_catalog(state.tenants, state.keys, state.prices, now)
+        uses = state.uses_by_tenant
+        for tenant in state.tenants:
+            tenant_id = tenant.tenant_id
+            if partition_of(tenant_id) in epochs:
+                balance = state.balances.get(tenant_id)
+                self.reservations.restore_balance(tenant, balance, now, uses.get(tenant_id, ()))
+        self._limit_keys((each for each in self.keys.of_tenant() if partition_of(each.tenant_id) in epochs), now)
+        self.reservations.restore(state.reservations, state.lost, state.charged)
+        self.grant_uses.restore(state.grant_uses)
+        self.served.add(epochs)
+
+    def give(self, partitions: Iterable[int], now: float) -> None:
+        """Forget the state of partitions, which another replica owns from now on."""
+        if removed := self.served.remove(partitions):
+            self.reservations.forget(lambda tenant_id: partition_of(tenant_id) in removed, now)
+            self._limit_keys((each for each in self.keys.of_tenant() if partition_of(each.tenant_id) in removed), now)
 
     def put_tenant(self, tenant: Tenant, now: float) -> TenantQuota:
         """Create a tenant, or set its limits. Its present use stays counted."""

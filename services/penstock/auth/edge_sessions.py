@@ -32,8 +32,9 @@ class EdgeSessions:
             self._away_since[edge_id] = self._clock.at(now)
 
     def expect(self, edge_id: str, now: float) -> None:
-        """Start the grace period of an edge of the former process."""
-        self._away_since.setdefault(edge_id, self._clock.at(now))
+        """Start the grace period of an edge of a former process, unless it is connected."""
+        if edge_id not in self._streams:
+            self._away_since.setdefault(edge_id, self._clock.at(now))
 
     def pop_expired(self, now: float) -> list[str]:
         """Return, once each, the edges whose grace period has passed."""

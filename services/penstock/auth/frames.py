@@ -4,7 +4,17 @@ from penstock.auth.identity.keys import Key
 from penstock.auth.quota.rejection import LimitsExceeded
 from penstock.auth.quota.reservation import Reservation
 from penstock.chassis.errors import PenstockError
-from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled, StoreState
+from penstock.mesh.v1.admission_pb2 import (
+    AdmitResponse,
+    Admitted,
+    Identified,
+    Identity,
+    NotOwner,
+    OwnedPartitions,
+    Rejected,
+    Settled,
+    StoreState,
+)
 from penstock.v1.stream_pb2 import End
 
 
@@ -37,6 +47,18 @@ def settled(reservation_id: str) -> AdmitResponse:
 
 def store_state(*, is_unavailable: bool) -> AdmitResponse:
     return AdmitResponse(store_state=StoreState(is_unavailable=is_unavailable))
+
+
+def owned_partitions(owned: OwnedPartitions) -> AdmitResponse:
+    return AdmitResponse(owned_partitions=owned)
+
+
+def not_owner_of_request(request_id: str, identity: Identity | None) -> AdmitResponse:
+    return AdmitResponse(not_owner=NotOwner(request_id=request_id, identity=identity))
+
+
+def not_owner_of_reservation(reservation_id: str) -> AdmitResponse:
+    return AdmitResponse(not_owner=NotOwner(reservation_id=reservation_id))
 
 
 def end(reason: str) -> AdmitResponse:

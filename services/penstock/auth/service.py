@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -14,9 +15,22 @@ from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.identity.authenticator import SigningKeyPending
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.identity.keys import Key
+from penstock.auth.partitions.owned import NotOwner
 from penstock.auth.quota.grant import GrantInvalid
 from penstock.auth.quota.reservation import Charge, Reservation
-from penstock.auth.store.store import Barrier, Charged, Reserved, Store
+from penstock.auth.store.store import (
+    Barrier,
+    CatalogChanged,
+    Charged,
+    Giving,
+    Lost,
+    PartitionsLost,
+    Release,
+    Reserved,
+    Store,
+    StoreEvent,
+    Taken,
+)
 from penstock.auth.telemetry import ReserveSpan, record_budget_warning, record_shadow_refusals
 from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
@@ -28,6 +42,7 @@ from penstock.v1.stream_pb2 import Hello
 log = structlog.get_logger()
 
 IDENTITY_KEYS_INTERVAL_S = 60.0  # s between frames, so that edges follow the clock of auth
+HAND_OVER_TIMEOUT_S = 3.0  # s; after it, the others take over as from a process that died
 SWEEP_INTERVAL_S = 0.5  # s; an expired reservation is detected within this time
 
 EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
@@ -68,6 +83,7 @@ class AdmissionService(AdmissionServiceServicer):
         self._invalid_grants = 0
         self._budget_warnings = 0
         store.notify_availability(self._on_store_availability)
+        store.notify_events(self._on_store_event)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -83,6 +99,7 @@ class AdmissionService(AdmissionServiceServicer):
             "shadow_refusals": reservations.shadow_refusals,
             "budget_warnings": self._budget_warnings,
             "models_without_price": reservations.prices.unpriced_models,
+            "partitions": len(self._authorizer.served),
             "failed_authentications": self._authorizer.authenticator.failures,
             "limited_authentications": self._authorizer.authenticator.limited,
             **self._store.figures,
@@ -95,6 +112,8 @@ class AdmissionService(AdmissionServiceServicer):
             edge_id = peer.hello.instance_id
             self._edge_sessions.on_connected(edge_id)
             self._peers[peer] = None
+            if self._authorizer.served.is_partitioned:
+                peer.send(frames.owned_partitions(self._authorizer.served.frame()))
             if not self._store.is_available:
                 peer.send(frames.store_state(is_unavailable=True))
             self._send_identity_keys(peer)
@@ -121,7 +140,10 @@ class AdmissionService(AdmissionServiceServicer):
             self._rotate_identity_keys(now)
 
     async def drain(self) -> None:
-        """Send `end` to every edge after all pending changes are persisted."""
+        """Give all partitions to other replicas; send `end` to every edge after all pending changes are persisted."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
+                await self._store.hand_over()
         await self._store.flush()
         for peer in self._peers:
             peer.send(frames.end("draining"))
@@ -130,6 +152,28 @@ class AdmissionService(AdmissionServiceServicer):
         """Tell edges before the changes of a failed commit are rejected, so that they decide by their fallback."""
         for peer in self._peers:
             peer.send(frames.store_state(is_unavailable=not is_available))
+
+    def _on_store_event(self, event: StoreEvent) -> None:
+        now = self._clock()
+        match event:
+            case Taken(epochs, state):
+                self._authorizer.take(epochs, state, now)
+                for reservation in state.reservations:
+                    self._edge_sessions.expect(reservation.request.edge_id, now)
+            case Giving(partitions):
+                self._authorizer.give(partitions, now)
+            case Lost(partitions):
+                self._authorizer.give(partitions, now)
+                log.warning("partitions_lost", partitions=len(partitions))
+            case CatalogChanged(tenants, keys, prices):
+                self._authorizer.put_catalog(tenants, keys, prices, now)
+                return
+            case _:
+                return
+        for peer in self._peers:
+            peer.send(frames.owned_partitions(self._authorizer.served.frame()))
+        if isinstance(event, Giving):
+            self._store.write(Release(event.partitions), lambda _: None)
 
     def _rotate_identity_keys(self, now: float) -> None:
         if self._identity_keys and (self._identity_keys.rotate(now) or now >= self._identity_keys_due):
@@ -163,6 +207,10 @@ class AdmissionService(AdmissionServiceServicer):
         span, now = ReserveSpan.start(frame), self._clock()
         try:
             identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, _reservation_id(now), now)
+        except NotOwner as error:
+            span.end(reason=error.reason)
+            peer.send(frames.not_owner_of_request(frame.request_id, error.identity))
+            return
         except PenstockError as error:
             if self._is_repeated(error, partial(self._reserve, peer, edge_id, frame)):
                 span.end(reason=error.reason)
@@ -207,6 +255,10 @@ class AdmissionService(AdmissionServiceServicer):
         is_new: bool,
         span: ReserveSpan,
     ) -> None:
+        if isinstance(error, PartitionsLost) or not self._authorizer.served.has_tenant(identity.tenant_id):
+            span.end(reason=NotOwner.default_reason)  # if it is written, the owner finds it
+            peer.send(frames.not_owner_of_request(frame.request_id, identity))
+            return
         if error and is_new:
             self._authorizer.cancel(reservation)
         elif error and self._authorizer.reservations.is_live(reservation):
@@ -256,7 +308,11 @@ class AdmissionService(AdmissionServiceServicer):
         peer.send(frames.rejected(request_id, error, caller))
 
     def _settle(self, peer: EdgePeer, frame: Settle) -> None:
-        charge = self._authorizer.settle(frame, self._clock())
+        try:
+            charge = self._authorizer.settle(frame, self._clock())
+        except NotOwner:
+            peer.send(frames.not_owner_of_reservation(frame.reservation_id))
+            return
         if charge and (
             frame.prompt_tokens > charge.reservation.request.prompt_tokens or frame.output_tokens > charge.made_tokens
         ):
@@ -270,6 +326,8 @@ class AdmissionService(AdmissionServiceServicer):
     def _on_settlement_persisted(self, peer: EdgePeer, reservation_id: str, error: Exception | None) -> None:
         if error is None:
             peer.send(frames.settled(reservation_id))
+        elif isinstance(error, PartitionsLost):
+            peer.send(frames.not_owner_of_reservation(reservation_id))
 
     def _expire_edge(self, edge_id: str, now: float) -> None:
         charges = self._authorizer.reservations.expire_edge(edge_id, now)

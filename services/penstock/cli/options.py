@@ -103,6 +103,7 @@ LAST_BASE_PORT = 64_000  # keeps the largest port of a mesh below 65,536
 
 MESH_OPTIONS = (
     click.option("--edges", type=REPLICAS, default=1, show_default=True),
+    click.option("--auths", type=REPLICAS, default=1, show_default=True, help="several need --store postgres"),
     click.option("--queues", type=REPLICAS, default=1, show_default=True),
     click.option("--schedulers", type=REPLICAS, default=1, show_default=True),
     click.option("--workers", type=REPLICAS, default=1, show_default=True),
@@ -165,6 +166,7 @@ def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_options(*args: Any, no_envoy: bool, **given: Any) -> Any:
         _check_vllm(given)
+        _check_store(given)
         fields = {name: given.pop(name) for name in MeshOptions.__dataclass_fields__ if name in given}
         return command(*args, options=MeshOptions(envoy=not no_envoy, **fields), **given)
 
@@ -174,6 +176,12 @@ def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _check_vllm(given: Mapping[str, Any]) -> None:
     if given["engine"] == "vllm" and not Path(given["model"]).is_dir():
         message = f"vLLM runs Hugging Face folders, and {given['model']} is not one: name a folder with --model"
+        raise click.UsageError(message)
+
+
+def _check_store(given: Mapping[str, Any]) -> None:
+    if given["auths"] > 1 and given["store"] == "sqlite":
+        message = "a SQLite file has one auth process: use --store postgres with several --auths"
         raise click.UsageError(message)
 
 

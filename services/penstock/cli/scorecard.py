@@ -23,6 +23,7 @@ from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.live.partition import PartitionOptions, partition
+from penstock.proofs.live.quota import QuotaOptions, quota
 from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
@@ -78,6 +79,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "freeze": (freeze, FreezeOptions),
     "partition": (partition, PartitionOptions),
     "disk": (disk, DiskOptions),
+    "quota": (quota, QuotaOptions),
     "rollout": (rollout, RolloutOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),

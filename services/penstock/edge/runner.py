@@ -182,7 +182,7 @@ class RequestRunner:
                 if context.run:
                     context.run.cancel()
             case Settle():
-                self.auth.settle(context.ticket_id, request.reservation_id, effect)
+                self.auth.settle(context.ticket_id, request.reservation_id, effect, request.identity.tenant_id)
             case Accept():
                 context.sink.send_accepted(_accepted_message(context))
             case Finish():
@@ -268,8 +268,7 @@ class RequestRunner:
             "slow_readers_ended": self._memory.ended_readers,
             "reservations_open": self.auth.unsettled
             + sum(bool(context.request.reservation_id) for context in self.requests),
-            "auth_links_up": self.auth.links_up,
-            **self.auth.fallback.figures,
+            **self.auth.figures,
             "identity_headers_accepted": self.auth.identity_headers.accepted,
             "identity_headers_rejected": self.auth.identity_headers.rejected,
             "queue_links_up": self.queue.links_up,

@@ -59,11 +59,19 @@ TransformPlan = Callable[[MeshPlan], Awaitable[MeshPlan]]
 class LocalMesh:
     """The processes of one mesh, and the addresses and key that callers need."""
 
-    def __init__(self, options: MeshOptions, plan: MeshPlan, folder: Path, api_key: str) -> None:
+    def __init__(
+        self,
+        options: MeshOptions,
+        plan: MeshPlan,
+        folder: Path,
+        api_key: str,
+        postgres: LocalPostgres | None = None,
+    ) -> None:
         self.options = options
         self.plan = plan
         self.folder = folder
         self.api_key = api_key
+        self.postgres = postgres
         self.exits: asyncio.Queue[ChildProcess] = asyncio.Queue(maxsize=len(plan.processes))
         self.processes = ChildProcesses(folder, self.exits.put_nowait)
 
@@ -273,7 +281,7 @@ async def _mesh_in(
     if not options.insecure:
         make_certificates(plan, folder)
     plan = await transform_plan(plan) if transform_plan else plan
-    mesh = LocalMesh(options, plan, folder, api_key)
+    mesh = LocalMesh(options, plan, folder, api_key, postgres)
     with postgres.running() if postgres else nullcontext():
         try:
             await mesh.start(on_status)

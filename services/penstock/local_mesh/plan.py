@@ -31,6 +31,7 @@ class MeshOptions:
     """The options of `penstock up`."""
 
     edges: int = 1
+    auths: int = 1  # several need the store `postgres`
     queues: int = 1
     schedulers: int = 1
     workers: int = 1
@@ -149,11 +150,8 @@ class _Planner:
 
     def processes(self, envoy: str | None) -> Iterator[ProcessSpec]:
         options, self.has_envoy = self.options, bool(envoy)
-        checks = self.address(7007) if envoy else ""
-        own = {"STORE": self.store, "DEV_KEY": self.api_key, "CHECK_LISTEN": checks}
-        if "://" in self.store:  # a file beside it is the default
-            own["AUDIT_LOG"] = str(self.folder / "auth.audit.jsonl")
-        yield self.tier_process("auth", 0, 7002, **own)
+        for replica in range(options.auths):
+            yield self.auth(replica)
         for replica in range(options.queues):
             yield self.tier_process("queue", replica, 7003)
         for replica in range(options.schedulers):
@@ -166,6 +164,13 @@ class _Planner:
             for replica in range(options.envoys):
                 yield self.routing(replica)
                 yield self.envoy(envoy, replica)
+
+    def auth(self, replica: int) -> ProcessSpec:
+        checks = self.address(7007, replica) if self.has_envoy else ""
+        own = {"STORE": self.store, "DEV_KEY": self.api_key, "CHECK_LISTEN": checks}
+        if "://" in self.store:  # a file beside it is the default
+            own["AUDIT_LOG"] = str(self.folder / f"{self.name('auth', replica)}.audit.jsonl")
+        return self.tier_process("auth", replica, 7002, **own)
 
     def worker(self, replica: int) -> ProcessSpec:
         options = self.options
@@ -184,7 +189,7 @@ class _Planner:
 
     def edge(self, replica: int) -> ProcessSpec:
         http = self.address(7080, replica)
-        queues, auths = self.addresses(7003, self.options.queues), self.address(7002)
+        queues, auths = self.addresses(7003, self.options.queues), self.addresses(7002, self.options.auths)
         own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths}
         doors = self.proxy_doors(replica)
         if doors:
@@ -201,7 +206,7 @@ class _Planner:
         ports = (7001, 7080) if self.options.insecure else (7008, 7088)
         edges = ["/".join(self.address(port, each) for port in ports) for each in range(self.options.edges)]
         secrets = "" if self.options.insecure else str(secrets_folder(self.folder, self.name("envoy", replica)))
-        door, auths = self.address(8080, replica), self.address(7007)
+        door, auths = self.address(8080, replica), self.addresses(7007, self.options.auths)
         envoy = {"ENVOY_LISTEN": door, "ENVOY_SECRETS": secrets, "AUTHS": auths}
         return self.tier_process("routing", replica, 7006, EDGES=",".join(edges), **envoy)
 
@@ -213,8 +218,8 @@ class _Planner:
 
     def name(self, tier: str, replica: int) -> str:
         """Return the name of a process, with a number if there may be several of its tier."""
-        is_single = tier == "auth" or (tier in ("routing", "envoy") and self.options.envoys == 1)
-        return tier if is_single else f"{tier}-{replica + 1}"
+        counts = {"auth": self.options.auths, "routing": self.options.envoys, "envoy": self.options.envoys}
+        return tier if counts.get(tier) == 1 else f"{tier}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
         listen, name = self.address(port, replica), self.name(tier, replica)

@@ -155,8 +155,8 @@ class AdminServicer:
 
     def DeleteTenant(self, request, context):
         """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
-        created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
-        TENANT_REQUIRED for the tenant `default`.
+        created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests,
+        TENANT_REQUIRED for the tenant `default`, or NOT_OWNER with the address of the replica of auth that admits it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

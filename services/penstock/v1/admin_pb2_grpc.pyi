@@ -55,8 +55,8 @@ class AdminStub:
     """
     DeleteTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTenantRequest, _admin_pb2.DeleteTenantResponse]
     """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
-    created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
-    TENANT_REQUIRED for the tenant `default`.
+    created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests,
+    TENANT_REQUIRED for the tenant `default`, or NOT_OWNER with the address of the replica of auth that admits it.
     """
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
     """ListTenants lists tenants with their limits and present use."""
@@ -102,8 +102,8 @@ class AdminAsyncStub(AdminStub):
     """
     DeleteTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTenantRequest, _admin_pb2.DeleteTenantResponse]  # type: ignore[assignment]
     """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
-    created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
-    TENANT_REQUIRED for the tenant `default`.
+    created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests,
+    TENANT_REQUIRED for the tenant `default`, or NOT_OWNER with the address of the replica of auth that admits it.
     """
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """ListTenants lists tenants with their limits and present use."""
@@ -182,8 +182,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DeleteTenantResponse, _abc.Awaitable[_admin_pb2.DeleteTenantResponse]]:
         """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
-        created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests, or
-        TENANT_REQUIRED for the tenant `default`.
+        created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests,
+        TENANT_REQUIRED for the tenant `default`, or NOT_OWNER with the address of the replica of auth that admits it.
         """
 
     @_abc_1.abstractmethod

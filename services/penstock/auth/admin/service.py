@@ -1,7 +1,7 @@
 """Admin service of auth: keys, tenants and prices, in addition to the RPCs of every tier."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from penstock.auth.admin import messages, policies
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key, mint
 from penstock.auth.identity.policy import Policy
+from penstock.auth.quota.tenant_quota import TenantQuota
 from penstock.auth.store.store import (
     Change,
     DeleteKey,
@@ -18,9 +19,12 @@ from penstock.auth.store.store import (
     PutPrice,
     PutTenant,
     Store,
+    StoreUnusable,
+    TenantUse,
 )
 from penstock.chassis.errors import FailedPrecondition, NotFound, Unavailable
 from penstock.chassis.server.admin import AdminService, Figures
+from penstock.mesh.partitions import PARTITIONS, partition_of
 from penstock.v1 import admin_pb2 as pb
 
 
@@ -84,7 +88,11 @@ class AuthAdmin(AdminService):
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
         keys, now = self._authorizer.keys.of_tenant(request.tenant_id), self._clock()
         quotas = [(each, self._authorizer.reservations.quota(each.tenant_id)) for each in keys]
-        uses = [messages.key_use_message(key, quota, now) for key, quota in quotas if quota]
+        uses = [  # the use of other replicas' tenants is with them
+            messages.key_use_message(key, quota, now)
+            for key, quota in quotas
+            if quota and self._authorizer.served.has_tenant(key.tenant_id)
+        ]
         return pb.ListKeysResponse(
             keys=[messages.key_message(each) for each in keys], uses=[each for each in uses if each]
         )
@@ -118,6 +126,12 @@ class AuthAdmin(AdminService):
         return pb.PutTenantResponse(tenant=messages.tenant_message(quota))
 
     async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
+        if not self._authorizer.served.has_tenant(request.tenant_id):
+            owner = self._store.owner_address(partition_of(request.tenant_id)) or "unknown at present"
+            text = (
+                f"another replica of auth admits tenant {request.tenant_id!r}; send this to its Admin service ({owner})"
+            )
+            raise FailedPrecondition(text, reason="NOT_OWNER")
         async with self._changes:
             removed = self._authorizer.remove_tenant(request.tenant_id)  # first, so that no request reserves meanwhile
             try:
@@ -128,11 +142,28 @@ class AuthAdmin(AdminService):
         return pb.DeleteTenantResponse(deleted_keys=len(removed.keys))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
+        stored = {} if self._is_sole_owner else {each.tenant_id: each for each in await self._read_uses()}
         quotas, now = self._authorizer.reservations.quotas, self._clock()
         return pb.ListTenantsResponse(
             tenants=[messages.tenant_message(each) for each in quotas],
-            uses=[messages.usage_message(each, now) for each in quotas],
+            uses=[self._use_of(each, stored, now) for each in quotas],
         )
+
+    @property
+    def _is_sole_owner(self) -> bool:
+        return len(self._authorizer.served) == PARTITIONS
+
+    async def _read_uses(self) -> list[TenantUse]:
+        try:
+            return await self._store.read_uses()
+        except StoreUnusable as error:
+            raise Unavailable(str(error), reason="STORE_UNAVAILABLE", retry_after=1.0) from None
+
+    def _use_of(self, quota: TenantQuota, stored: Mapping[str, TenantUse], now: float) -> pb.TenantUse:
+        """Return the present use of a tenant: from memory if it is this replica's, else as its owner has stored it."""
+        tenant_id = quota.tenant.tenant_id
+        found = None if self._authorizer.served.has_tenant(tenant_id) else stored.get(tenant_id)
+        return pb.TenantUse(**found._asdict()) if found else messages.usage_message(quota, now)
 
     async def PutPrice(self, request: pb.PutPriceRequest, context: Any) -> pb.PutPriceResponse:
         price = policies.price_of(request.price)

@@ -78,6 +78,10 @@ class Authenticator:
         self._accepted.put(digest, True, now + ACCEPTED_TTL_S)
         return key
 
+    def forget_rejections(self) -> None:
+        """Check all credentials again, as keys have changed."""
+        self._rejected.clear()
+
     def check_limit(self, source: str, edge_id: str, now: float) -> None:
         """Raise TooManyFailures if the source or the edge has no failure left."""
         if wait := self._limiter.retry_after(self._limits_of(source, edge_id), now):

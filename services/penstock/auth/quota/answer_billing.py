@@ -1,6 +1,7 @@
 """Answer billing: the charges of each answer over all requests that produced it. No clock, no limits, no store."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -31,9 +32,10 @@ class AnswerBilling:
     charges does not depend on the order of the requests.
     """
 
-    __slots__ = ("_billed_intervals", "_charged_total", "_claimed_tokens", "_made_tokens", "continuations")
+    __slots__ = ("_billed_intervals", "_charged_total", "_claimed_tokens", "_made_tokens", "continuations", "tenant_id")
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_id: str) -> None:
+        self.tenant_id = tenant_id
         self.continuations = 0
         self._charged_total = NO_CHARGE
         self._claimed_tokens = 0  # tokens that the client claims to have received
@@ -80,6 +82,11 @@ class AnswerLedger:
     def __len__(self) -> int:
         return len(self._billings)
 
+    def forget(self, is_forgotten: Callable[[str], bool]) -> None:
+        """Forget the answers of tenants of which `is_forgotten` is true."""
+        kept = ((key, answer) for key, answer in self._billings.items() if not is_forgotten(answer.tenant_id))
+        self._billings = OrderedDict(kept)
+
     def add_continuation(self, request: ReservationRequest) -> bool:
         """Count a request that continues an answer. Return False if the answer was continued too often."""
         answer = self._billing_of(request)
@@ -102,7 +109,7 @@ class AnswerLedger:
         key = _answer_key(request)
         answer = self._billings.get(key)
         if answer is None:
-            answer = self._billings[key] = AnswerBilling()
+            answer = self._billings[key] = AnswerBilling(request.tenant_id)
             if len(self._billings) > MAX_ANSWERS:
                 self._billings.popitem(last=False)
         self._billings.move_to_end(key)

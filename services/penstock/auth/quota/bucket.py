@@ -76,7 +76,7 @@ class Bucket:
         """Take an amount, also beyond the limit. The take must be settled once."""
         at = to_micros(now)
         if self._full_at <= at * self.per_minute:  # the bucket is full: earlier takes have no effect any more
-            self._runs, self._sums, self._latest = [], [0] * (2 * MIN_CAPACITY), [NEVER] * (2 * MIN_CAPACITY)
+            self._clear()
         elif len(self._runs) == len(self._sums) // 2:
             self._build(self._merged_runs())
         run = TakeRun(at, amount, len(self._runs))
@@ -128,6 +128,10 @@ class Bucket:
         while first > 1:
             first, end = first // 2, (end + 1) // 2
             self._combine(range(first, end))
+
+    def _clear(self) -> None:
+        """Build the tree without runs."""
+        self._runs, self._sums, self._latest = [], [0] * (2 * MIN_CAPACITY), [NEVER] * (2 * MIN_CAPACITY)
 
     def _set_leaf(self, leaf: int, run: TakeRun) -> None:
         self._sums[leaf] = run.amount * MINUTE_US

@@ -53,6 +53,11 @@ class PriceList:
         self._prices[price.model] = price
         self._on_changed()
 
+    def replace(self, prices: Iterable[Price]) -> None:
+        """Set all prices, and delete the others."""
+        self._prices = {each.model: each for each in prices}
+        self._on_changed()
+
     def delete(self, model: str) -> None:
         self._prices.pop(model, None)
         self._on_changed()

@@ -1,6 +1,6 @@
 """Reservation table: all reservations and the quotas of their tenants. No clock, no network, no store."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from penstock.auth.identity.tenant import Tenant
@@ -99,10 +99,7 @@ class ReservationTable:
         self._quotas[quota.tenant.tenant_id] = quota
 
     def restore(self, live: Iterable[Reservation], lost: Iterable[Reservation], charged: Iterable[Charge] = ()) -> None:
-        """Restore reservations and recent charges of the former process.
-
-        Tenants, keys and prices must exist already.
-        """
+        """Restore reservations and recent charges of a former owner. Tenants, keys and prices must exist already."""
         for charge in charged:
             request = charge.reservation.request
             has_tokens = charge.prompt_tokens or charge.output_tokens or charge.made_tokens
@@ -112,10 +109,38 @@ class ReservationTable:
             self._continue_answer(reservation.request)
             holds = self.quota_of(reservation).restore(reservation, is_live=True)
             self._add(replace(reservation, metering=reservation.metering._replace(holds=holds)))
+        self._live = dict(sorted(self._live.items(), key=lambda item: item[1].expires_at))
         for reservation in lost:
             quota = self._quotas.get(reservation.request.tenant_id)
             holds = quota.restore(reservation, is_live=False) if quota else ()
             self._record_lost(replace(reservation, metering=Metering(reserved_nanos=None, holds=holds)))
+
+    def restore_balance(
+        self, tenant: Tenant, balance: Balance | None, now: float, uses: Iterable[ScopeUse] = ()
+    ) -> None:
+        """Begin the quota of a tenant without reservations anew, from the state of its former owner.
+
+        The limits of its keys must be set again.
+        """
+        self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, uses=uses, now=now)
+
+    def forget(self, is_forgotten: Callable[[str], bool], now: float) -> None:
+        """Forget all use of the tenants of which `is_forgotten` is true; another process owns their state.
+
+        The limits of their keys must be set again.
+        """
+        for reservation in [each for each in self._live.values() if is_forgotten(each.request.tenant_id)]:
+            self._remove(reservation)
+        self._lost = {name: each for name, each in self._lost.items() if not is_forgotten(each.request.tenant_id)}
+        self._answer_ledger.forget(is_forgotten)
+        for tenant_id, quota in self._quotas.items():
+            if is_forgotten(tenant_id):
+                self._quotas[tenant_id] = TenantQuota(quota.tenant, now=now)
+
+    def tenant_of(self, reservation_id: str) -> str:
+        """Return the tenant of a reservation that can be settled; empty if there is none."""
+        reservation = self._live.get(reservation_id) or self._lost.get(reservation_id)
+        return reservation.request.tenant_id if reservation else ""
 
     def find(self, tenant_id: str, request_id: str) -> Reservation | None:
         return self._by_request.get((tenant_id, request_id))

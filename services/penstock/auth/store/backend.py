@@ -4,7 +4,7 @@ import threading
 from typing import Protocol
 
 from penstock.auth.store.roll_up import LedgerRollUp
-from penstock.auth.store.store import PendingChange, StoredState
+from penstock.auth.store.store import OnEvent, PendingChange, StoredState, TenantUse
 
 
 class Backend(Protocol):
@@ -20,6 +20,22 @@ class Backend(Protocol):
     def probe_due(self) -> float:
         """Time, in s of `time.monotonic`, from which an empty batch must be committed if no other batch is."""
 
+    @property
+    def epochs(self) -> dict[int, int] | None:
+        """The partitions that this process owns, with their epochs. None: it alone uses the database."""
+
+    def notify_events(self, on_event: OnEvent) -> None:
+        """Call `on_event` in the thread for each event from now on."""
+
+    def owner_address(self, partition: int) -> str:
+        """Return the address of the process that owns a partition; empty if it is unknown. Called in any thread."""
+
+    def read_uses(self) -> list[TenantUse]:
+        """Return the use of all tenants, as it is stored. Called in any thread; raises StoreUnusable."""
+
+    def hand_over(self) -> None:
+        """Give all partitions to other processes from now on. Called in any thread."""
+
     def open(self, closing: threading.Event) -> StoredState:
         """Open the database, migrate it and read the state. Raises StoreUnusable, StoreTooNew.
 
@@ -28,6 +44,8 @@ class Backend(Protocol):
 
     def commit(self, batch: list[PendingChange]) -> Exception | None:
         """Write all changes of a batch in one transaction, or none. Return the error; None on success.
+
+        PartitionsLost names the partitions of the batch that another process owns.
 
         An empty batch finds out whether the database can be written.
         """

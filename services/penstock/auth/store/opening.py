@@ -29,13 +29,14 @@ async def opened_store(
     clock: Callable[[], float] = time.time,
     disk_watermark: float = 1.0,
     instance_id: str = "auth",
+    address: str = "",
 ) -> AsyncIterator[tuple[ThreadedStore, StoredState]]:
     """Open a store and yield it with its state. Leaving the block waits until all changes are written.
 
-    `fsync` is for SQLite; a PostgreSQL server decides with `synchronous_commit`. Raises ChargesNotPersisted after the
-    block if charges could not be written.
+    `fsync` is for SQLite; a PostgreSQL server decides with `synchronous_commit`. Other replicas name `address` as that
+    of this process. Raises ChargesNotPersisted after the block if charges could not be written.
     """
-    backend = _backend(parse_location(location), retention, fsync=fsync, instance_id=instance_id)
+    backend = _backend(parse_location(location), retention, fsync=fsync, instance_id=instance_id, address=address)
     store = ThreadedStore(backend, clock, Watermark(disk_watermark))
     opened: asyncio.Future[StoredState] = asyncio.get_running_loop().create_future()
     thread = threading.Thread(target=store.run, args=(opened,), name="auth-store", daemon=True)
@@ -54,10 +55,10 @@ async def opened_store(
         )
 
 
-def _backend(location: StoreLocation, retention: Retention, *, fsync: bool, instance_id: str) -> Backend:
+def _backend(location: StoreLocation, retention: Retention, *, fsync: bool, instance_id: str, address: str) -> Backend:
     if not location.is_postgres:
         return SqliteBackend(location.path, retention, fsync=fsync)
     from penstock.auth.store.postgres.backend import PostgresBackend  # noqa: PLC0415  # its driver loads only if used
 
     owner = f"{instance_id}.{secrets.token_hex(4)}"  # also unique if two processes have one instance id
-    return PostgresBackend(location, retention, owner)
+    return PostgresBackend(location, retention, owner, address=address)

@@ -1,24 +1,29 @@
 """Recovery: the authorizer and the edge sessions from the state of the store at the start."""
 
+from collections.abc import Mapping
+
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.identity.authenticator import Authenticator, FailureLimits
 from penstock.auth.identity.keys import Key, KeyRing, key_id_of
 from penstock.auth.identity.tenant import DEFAULT_TENANT
+from penstock.auth.partitions.owned import ServedPartitions
 from penstock.auth.quota.grant import GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
 from penstock.auth.quota.prices import PriceList
 from penstock.auth.quota.reservation_table import ReservationTable
-from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.auth.store.store import StoredState
 
 STALL_THRESHOLD_S = 1.0  # s between sweeps; a longer gap means that this process stalled and no edge could connect
 
 
-def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
-    """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings."""
+def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[int, int] | None = None) -> Authorizer:
+    """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings.
+
+    `epochs` of the partitions whose state it is; None: it is that of all.
+    """
     pepper = config.pepper.encode() or _secret(config, state, "pepper")
     mesh_secret = config.mesh_secret.encode() or _secret(config, state, "mesh-secret")
     reservations = _reservations(config, state, now)
@@ -39,14 +44,13 @@ def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
         config.fallback_share,
         config.fallback_tokens,
         accept_ungranted_fallback=config.accept_ungranted_fallback,
+        served=ServedPartitions(epochs),
     )
 
 
 def _reservations(config: AuthConfig, state: StoredState, now: float) -> ReservationTable:
     reservations = ReservationTable(ttl=config.reservation_ttl, prices=PriceList(state.prices))
-    uses: dict[str, list[ScopeUse]] = {}
-    for use in state.scope_uses:
-        uses.setdefault(use.tenant_id, []).append(use)
+    uses = state.uses_by_tenant
     for tenant in state.tenants:
         balance = state.balances.get(tenant.tenant_id)
         reservations.put_tenant(tenant, now, balance, uses.get(tenant.tenant_id, ()))

@@ -38,6 +38,14 @@ class ChargesNotPersisted(Exception):
     """The store was closed with charges that could not be written. Edges that hold them repeat them."""
 
 
+class PartitionsLost(Exception):
+    """A change was not written because other replicas own the partitions of its batch that are named."""
+
+    def __init__(self, partitions: frozenset[int]) -> None:
+        super().__init__(f"another replica owns {len(partitions)} of the partitions")
+        self.partitions = partitions
+
+
 class PutTenant(NamedTuple):
     """A tenant was created or changed."""
 
@@ -93,11 +101,17 @@ class Charged(NamedTuple):
     scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scopes that count the reservation
 
 
+class Release(NamedTuple):
+    """Partitions are given away. All changes of their tenants come before it."""
+
+    partitions: frozenset[int]
+
+
 class Barrier(NamedTuple):
     """An empty change; it completes when all changes before it have completed."""
 
 
-Change = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | Reserved | Charged | Barrier
+Change = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | Reserved | Charged | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
@@ -119,6 +133,59 @@ class StoredState(NamedTuple):
     scope_uses: Sequence[ScopeUse] = ()
     prices: Sequence[Price] = ()
 
+    @property
+    def uses_by_tenant(self) -> dict[str, list[ScopeUse]]:
+        found: dict[str, list[ScopeUse]] = {}
+        for each in self.scope_uses:
+            found.setdefault(each.tenant_id, []).append(each)
+        return found
+
+
+class Taken(NamedTuple):
+    """This process has become the owner of partitions, whose state it has read."""
+
+    epochs: Mapping[int, int]  # by partition
+    state: StoredState
+
+
+class Giving(NamedTuple):
+    """This process must write `Release` for these partitions, and admit their tenants no more."""
+
+    partitions: frozenset[int]
+
+
+class Lost(NamedTuple):
+    """Another replica has taken over partitions."""
+
+    partitions: frozenset[int]
+
+
+class CatalogChanged(NamedTuple):
+    """Another process has changed tenants, keys or prices; these are all of them."""
+
+    tenants: list[Tenant]
+    keys: list[Key]
+    prices: Sequence[Price] = ()
+
+
+class HandedOver(NamedTuple):
+    """A draining process has given away all that others take."""
+
+
+StoreEvent = Taken | Giving | Lost | CatalogChanged | HandedOver
+OnEvent = Callable[[StoreEvent], None]
+
+
+class TenantUse(NamedTuple):
+    """The use of a tenant as it is stored."""
+
+    tenant_id: str
+    concurrent_requests: int
+    reserved_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    requests: int
+
 
 class Store(Protocol):
     """Persists changes in the order in which they are written.
@@ -131,6 +198,22 @@ class Store(Protocol):
     @property
     def is_available(self) -> bool:
         """Whether the latest commit succeeded."""
+
+    @property
+    def epochs(self) -> Mapping[int, int] | None:
+        """The partitions that this process owned at the start, with their epochs. None: it alone uses the store."""
+
+    def notify_events(self, on_event: OnEvent) -> None:
+        """Call `on_event` on the event loop for each event, in the order of the changes around it."""
+
+    def owner_address(self, partition: int) -> str:
+        """Return the address of the process that owns a partition; empty if it is unknown."""
+
+    async def read_uses(self) -> list[TenantUse]:
+        """Return the use of all tenants, as it is stored. Raises StoreUnusable."""
+
+    async def hand_over(self) -> None:
+        """Give all partitions to other replicas, if there are any, and wait until that is done."""
 
     def notify_availability(self, on_change: OnAvailability) -> None:
         """Call `on_change` from now on before the changes of the first commit that fails or succeeds again complete."""

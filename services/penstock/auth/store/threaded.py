@@ -4,7 +4,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,12 +16,18 @@ from penstock.auth.store.roll_up import SLICE_INTERVAL_S
 from penstock.auth.store.store import (
     Barrier,
     Change,
+    Charged,
+    HandedOver,
     OnAvailability,
+    OnEvent,
     OnPersisted,
+    PartitionsLost,
     PendingChange,
     StoreClosed,
     StoredState,
+    StoreEvent,
     StoreThreadFailed,
+    TenantUse,
 )
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
 from penstock.auth.telemetry import record_disk_used
@@ -51,7 +57,10 @@ class ThreadedStore:
     is_available: bool = True
     ledger_rows: int = 0
     unwritten: int = 0  # charges that were not written when the thread ended
+    epochs: Mapping[int, int] | None = None  # at the start
     _on_availability: list[OnAvailability] = field(default_factory=list)
+    _on_event: list[OnEvent] = field(default_factory=list)
+    _handed_over: asyncio.Event = field(default_factory=asyncio.Event)
     _entries: "queue.SimpleQueue[PendingChange | None]" = field(default_factory=queue.SimpleQueue)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _closing: threading.Event = field(default_factory=threading.Event)
@@ -66,6 +75,20 @@ class ThreadedStore:
 
     def notify_availability(self, on_change: OnAvailability) -> None:
         self._on_availability.append(on_change)
+
+    def notify_events(self, on_event: OnEvent) -> None:
+        self._on_event.append(on_event)
+
+    def owner_address(self, partition: int) -> str:
+        return self.backend.owner_address(partition)
+
+    async def read_uses(self) -> list[TenantUse]:
+        return await asyncio.to_thread(self.backend.read_uses)
+
+    async def hand_over(self) -> None:
+        self.backend.hand_over()
+        self.write(Barrier(), lambda _: None)  # the thread looks at once
+        await self._handed_over.wait()
 
     @property
     def figures(self) -> dict[str, float]:
@@ -95,6 +118,8 @@ class ThreadedStore:
         """Run the thread: open the database, report the stored state, and write changes until closed."""
         try:
             state = self.backend.open(self._closing)
+            self.backend.notify_events(self._send_event)
+            self.epochs = self.backend.epochs
         except Exception as error:  # noqa: BLE001  # the start fails with any error
             self._loop.call_soon_threadsafe(_resolve, opened, error)
             return
@@ -115,7 +140,9 @@ class ThreadedStore:
         while True:
             wait = max(0.0, min(slice_due, backend.probe_due) - time.monotonic()) if writer.is_available else 0.0
             batch = self._next_batch(wait)
-            writer.write(batch, is_probe_due=time.monotonic() >= backend.probe_due)
+            writer.write(batch)
+            if writer.is_available and time.monotonic() >= backend.probe_due:
+                writer.write([], is_probe_due=True)
             if time.monotonic() >= slice_due:
                 is_more_due = writer.is_available and backend.roll_up.run_slice(self.clock())
                 slice_due = time.monotonic() + (SLICE_INTERVAL_S if is_more_due else IDLE_INTERVAL_S)
@@ -126,7 +153,7 @@ class ThreadedStore:
                     break
             if not writer.is_available:
                 time.sleep(RETRY_INTERVAL_S)
-        self.unwritten = len(writer.unwritten)
+        self.unwritten = sum(isinstance(change, Charged) for change, _ in writer.unwritten)
 
     def _next_batch(self, wait: float) -> list[PendingChange]:
         """Return the queued changes; wait for the first one for at most `wait` s."""
@@ -145,13 +172,23 @@ class ThreadedStore:
         self._loop.call_soon_threadsafe(self._complete, batch, error)
 
     def _complete(self, batch: list[PendingChange], error: Exception | None) -> None:
-        self._set_available(error)
+        if not isinstance(error, PartitionsLost):
+            self._set_available(error)
         self.pending -= len(batch)
         for change, on_persisted in batch:
             try:
                 on_persisted(error)
             except Exception:  # the other changes of the batch must be answered
                 log.exception("store_answer_failed", change=type(change).__name__)
+
+    def _send_event(self, event: StoreEvent) -> None:
+        self._loop.call_soon_threadsafe(self._report_event, event)
+
+    def _report_event(self, event: StoreEvent) -> None:
+        if isinstance(event, HandedOver):
+            self._handed_over.set()
+        for on_event in self._on_event:
+            on_event(event)
 
     def _set_available(self, error: BaseException | None) -> None:
         if self.is_available == (error is None):

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.auth.store.store import Charged, PendingChange
+from penstock.auth.store.store import Charged, DeleteTenant, PartitionsLost, PendingChange, Release, Reserved
+from penstock.mesh.partitions import partition_of
 
 MAX_CHANGES_PER_TRANSACTION = 1_000
 
@@ -12,13 +13,14 @@ MAX_CHANGES_PER_TRANSACTION = 1_000
 class ChangeWriter:
     """Commits changes in transactions of at most `MAX_CHANGES_PER_TRANSACTION`.
 
-    A change that cannot be committed has failed, except for a charge, which stays unwritten and comes first the next
-    time. The work of one call is linear in the number of changes, and after the first failure it commits no more.
+    A change that cannot be committed has failed, except for a charge or a release, which stays unwritten and comes
+    first the next time. Changes of partitions that another replica owns have failed, and the others are committed. The
+    work of one call is linear in the number of changes, and after the first failure it commits no more.
     """
 
     commit: Callable[[list[PendingChange]], Exception | None]  # all changes or none; without changes it is a probe
     report: Callable[[list[PendingChange], Exception | None], None]  # the completed changes; None: they are committed
-    unwritten: list[PendingChange] = field(default_factory=list)  # charges in order
+    unwritten: list[PendingChange] = field(default_factory=list)  # charges and releases in order
     is_available: bool = True  # whether the latest commit succeeded
 
     def write(self, changes: list[PendingChange], *, is_probe_due: bool = False) -> None:
@@ -31,15 +33,38 @@ class ChangeWriter:
             return
         for start in range(0, max(1, len(pending)), MAX_CHANGES_PER_TRANSACTION):
             batch = pending[start : start + MAX_CHANGES_PER_TRANSACTION]
-            error = self.commit(batch)
+            batch, error = self._commit_owned(batch)
             self.is_available = error is None
             if error:
-                self._fail(pending[start:], error)
+                self._fail([*batch, *pending[start + MAX_CHANGES_PER_TRANSACTION :]], error)
                 return
             self.report(batch, None)
+
+    def _commit_owned(self, batch: list[PendingChange]) -> tuple[list[PendingChange], Exception | None]:
+        """Commit the changes of a batch whose partitions this process owns. Return them, and the error."""
+        error = self.commit(batch)
+        while isinstance(error, PartitionsLost):
+            lost = error.partitions
+            self.report([each for each in batch if partition_of_change(each) in lost], error)
+            batch = [each for each in batch if partition_of_change(each) not in lost]
+            if not batch:
+                return batch, None
+            error = self.commit(batch)
+        return batch, error
 
     def _fail(self, changes: list[PendingChange], error: Exception) -> None:
         failed: list[PendingChange] = []
         for each in changes:
-            (self.unwritten if isinstance(each[0], Charged) else failed).append(each)
+            (self.unwritten if isinstance(each[0], Charged | Release) else failed).append(each)
         self.report(failed, error)
+
+
+def partition_of_change(pending: PendingChange) -> int | None:
+    """Return the partition whose owner alone may write a change; None if each process may."""
+    match pending[0]:
+        case Reserved() | Charged():
+            return partition_of(pending[0].balance.tenant_id)
+        case DeleteTenant(tenant_id, _):
+            return partition_of(tenant_id)
+        case _:
+            return None

@@ -1,14 +1,12 @@
 """Auth fallback: while auth is unreachable, cached identities are admitted and other callers are rejected at once."""
 
-import asyncio
 import math
 import secrets
-from collections.abc import Callable
-from contextvars import Context
+from collections.abc import Callable, Container
+from typing import NamedTuple
 
 import structlog
 
-from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.errors import (
     PenstockError,
     PermissionDenied,
@@ -20,17 +18,17 @@ from penstock.chassis.errors import (
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter
 from penstock.edge.auth_fallback.identity_cache import IdentityCache, KeyGrant
-from penstock.edge.auth_fallback.outage import OutageDetector
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, DeferredReservation, DeferredReservations
+from penstock.edge.auth_fallback.watch import OutageWatch
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
+from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Admitted, Credential, Identity, Rejected
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 1.0  # auth starts within one or two seconds
-MAX_COUNTED_STEP_S = 0.25  # longest step of the clock; more than that is a stall of the edge
 MAX_GRANT_REJECTIONS = 3  # of a deferred reservation, after which auth is assumed never to record it
 
 _decisions = meter().create_counter(
@@ -40,104 +38,78 @@ _decisions = meter().create_counter(
 )
 
 
+class Refusal(NamedTuple):
+    """Why a request is not admitted under grants."""
+
+    outcome: str  # of the metric
+    message: str
+    tenant_id: str = ""  # empty: the caller is not cached
+
+
 class AuthFallback:
-    """Decides requests while `is_unreachable`. `on_unreachable` is called once for each outage, when it begins."""
+    """Decides requests of partitions that are unreachable, as `watch` says."""
 
     def __init__(
         self,
         limits: AuthFallbackLimits,
         runner: EffectRunner,
         deferred_frame: Callable[[RequestContext, str, bytes], AdmitRequest],  # of a request, its key id and its grant
+        watch: OutageWatch,
         *,
-        send: Callable[[AdmitRequest], object],
-        on_unreachable: Callable[[], None],
+        send: Callable[[int, AdmitRequest], object],  # to the owner of a partition
     ) -> None:
         self._limits = limits
         self._runner = runner
         self._deferred_frame = deferred_frame
+        self._watch = watch
         self._send = send
-        self._on_unreachable = on_unreachable
-        self._outage = OutageDetector(outage_after=limits.outage_after)
-        self._step = min(MAX_COUNTED_STEP_S, limits.outage_after / 4) or MAX_COUNTED_STEP_S
-        self._clock = StallFreeClock(self._step)
         self._identities = IdentityCache(
             max_entries=limits.max_identities, ttl=limits.identity_ttl, pepper=secrets.token_bytes(32)
         )
         self._deferred = DeferredReservations(max_entries=limits.max_deferred)
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_reported = False  # `on_unreachable` was called for the present outage
         self.admitted = 0
         self.rejected = 0
-
-    @property
-    def is_unreachable(self) -> bool:
-        return self._outage.is_unreachable(self._running_time())
-
-    @property
-    def is_store_unavailable(self) -> bool:
-        """Whether auth responds and cannot record anything. Frames that it would record are sent when it can."""
-        return self._outage.is_store_unavailable
 
     @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
         return {
-            "auth_unreachable": self.is_unreachable,
+            "auth_unreachable": self._watch.is_any_unreachable,
             "fallback_admitted": self.admitted,
             "fallback_rejected": self.rejected,
             "deferred_reservations": self.deferred,
             "cached_identities": len(self._identities),
         }
 
+    # Deferred reservations.
+
     @property
     def deferred(self) -> int:
         return len(self._deferred)
 
-    def close(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-
-    # Events of the stream to auth.
-
-    def on_connected(self) -> None:
-        """Send all deferred reservations first, so that the next token grants account for them."""
-        self._outage.on_connected(self._running_time())
-        self._is_reported = False
-        self.resend(self._deferred.ticket_ids)
-
-    def on_disconnected(self, *, on_purpose: bool = False) -> None:
-        self._outage.on_disconnected(self._running_time(), on_purpose=on_purpose)
-        self.close()  # the check may be due earlier now
-        self._schedule_check()
-
-    def on_store_state(self, *, is_unavailable: bool) -> None:
-        """Decide from now on, as auth cannot write to its store; or let auth record the deferred reservations again."""
-        self._outage.on_store_state(self._running_time(), is_unavailable=is_unavailable)
-        if is_unavailable:
-            self.close()
-            self._check()
-        else:
-            self._is_reported = False
-            self.resend(self._deferred.ticket_ids)
-
-    def on_request_sent(self, request_id: str) -> None:
-        self._outage.on_request_sent(request_id, self._running_time())
-        self._schedule_check()
-
-    def on_response(self, request_id: str = "") -> None:
-        self._outage.on_response(self._running_time(), request_id)
-        self._is_reported = self._is_reported and self.is_store_unavailable
-        self._schedule_check()
-
-    def resend(self, ticket_ids: set[str]) -> None:
-        """Send the reservations of these tickets again that are still deferred."""
-        for frame in self._deferred.frames(ticket_ids, self._runner.now()):
-            self._send(frame)
-
     @property
     def deferred_ticket_ids(self) -> set[str]:
         return self._deferred.ticket_ids
+
+    def deferred_partition(self, ticket_id: str) -> int | None:
+        """Return the partition of a deferred reservation. None if it is not deferred."""
+        entry = self._deferred.get(ticket_id)
+        return entry.partition if entry else None
+
+    def resend(self, ticket_ids: set[str]) -> None:
+        """Send the reservations of these tickets again that are still deferred."""
+        for entry in self._deferred.entries(ticket_ids):
+            self._send_deferred(entry)
+
+    def resend_to_owners(self, partitions: Container[int]) -> None:
+        """Send the deferred reservations of these partitions first, so that the next grants account for them."""
+        for entry in self._deferred.entries(self._deferred.ticket_ids):
+            if entry.partition in partitions:
+                self._send_deferred(entry)
+
+    def _send_deferred(self, entry: DeferredReservation) -> None:
+        if not self._watch.is_store_unavailable(entry.partition):
+            self._send(entry.partition, entry.frame_at(self._runner.now()))
 
     # Responses of auth.
 
@@ -192,42 +164,46 @@ class AuthFallback:
             return
         entry, unused = self._deferred.settle(ticket_id, settlement)
         self._identities.release(entry.tenant_id, entry.grant, unused)
-        if not self.is_store_unavailable:
-            self._send(entry.frame_at(self._runner.now()))
+        self._send_deferred(entry)
 
     def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         return self._identities.find(credential, priority, self._runner.now())
 
     # Decisions.
 
-    def identify(self, credential: Credential, priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED) -> Identity:
+    def identify(self, credential: Credential) -> Identity:
         """Return a cached identity. Raises Unavailable / AUTH_LOST if none is cached or the fallback period is over."""
-        identity = self._identities.find(credential, priority, self._runner.now())
-        if identity is None:
-            raise self._rejection("unknown", "auth is unreachable and has not admitted this caller recently")
-        if self._outage.outage_duration(self._running_time()) >= self._limits.max_duration:
-            raise self._rejection("over", f"auth has been unreachable for more than {self._limits.max_duration:g} s")
-        return identity
+        found = self._find_admissible(credential, PRIORITY_UNSPECIFIED)
+        if isinstance(found, Refusal):
+            raise self._rejection(found)
+        return found
 
-    def decide(self, context: RequestContext, *, is_pending: bool = False) -> None:
-        """Admit or reject a request. `is_pending`: `reserve` was sent, so auth may hold a reservation for it."""
+    def decide(self, context: RequestContext, *, is_pending: bool = False) -> bool:
+        """Admit or reject a request. Returns false if it waits for the next owner of its partition.
+
+        `is_pending`: `reserve` was sent, so auth may hold a reservation for it.
+        """
         request = context.request
         if not request.is_waiting_for_auth:
-            return
-        try:
-            identity = self._admit(context)
-        except Unavailable as error:
-            now = self._runner.now()
-            self._runner.apply(
-                context, request.fail(error, now) if is_pending else request.on_auth_rejected(error, now)
-            )
-            return
+            return True
+        found = self._admit(context)
         now = self._runner.now()
-        context.telemetry.on_admitted(now, by_fallback=True)
-        self._runner.apply(context, request.on_admitted(identity, "", now))
+        if isinstance(found, Identity):
+            context.telemetry.on_admitted(now, by_fallback=True)
+            self._runner.apply(context, request.on_admitted(found, "", now))
+            return True
+        tenant_id = found.tenant_id or request.identity.tenant_id
+        if tenant_id and self._watch.is_takeover_expected(partition_of(tenant_id)):
+            return False
+        error = self._rejection(found)
+        self._runner.apply(context, request.fail(error, now) if is_pending else request.on_auth_rejected(error, now))
+        return True
 
-    def _admit(self, context: RequestContext) -> Identity:
-        identity = self.identify(context.credential, context.spec.priority)
+    def _admit(self, context: RequestContext) -> Identity | Refusal:
+        """Take the request's tokens from the grants of its caller, and defer its reservation."""
+        identity = self._find_admissible(context.credential, context.spec.priority)
+        if isinstance(identity, Refusal):
+            return identity
         request = context.request
         tokens = request.prompt_tokens + max(0, request.output.tokens_left)
         now = self._runner.now()
@@ -237,40 +213,27 @@ class AuthFallback:
             else self._identities.acquire(identity.tenant_id, identity.key_id, tokens, now)
         )
         if grant is None:
-            raise self._rejection(
-                "exhausted", "auth is unreachable and the tokens that it granted to this tenant are used up"
-            )
+            message = "auth is unreachable and the tokens that it granted to this tenant are used up"
+            return Refusal("exhausted", message, identity.tenant_id)
         frame = self._deferred_frame(context, identity.key_id, grant.proof)
-        self._deferred.add(request.ticket_id, DeferredReservation(identity.tenant_id, tokens, grant, now, frame))
-        if not self.is_store_unavailable:
-            self._send(frame)
+        entry = DeferredReservation(identity.tenant_id, tokens, grant, now, frame)
+        self._deferred.add(request.ticket_id, entry)
+        self._send_deferred(entry)
         self.admitted += 1
         _decisions.add(1, {"outcome": "admitted"})
         return identity
 
-    def _rejection(self, outcome: str, message: str) -> Unavailable:
+    def _find_admissible(self, credential: Credential, priority: "Priority.ValueType") -> Identity | Refusal:
+        identity = self._identities.find(credential, priority, self._runner.now())
+        if identity is None:
+            return Refusal("unknown", "auth is unreachable and has not admitted this caller recently")
+        if self._watch.outage_duration(partition_of(identity.tenant_id)) >= self._limits.max_duration:
+            message = f"auth has been unreachable for more than {self._limits.max_duration:g} s"
+            return Refusal("over", message, identity.tenant_id)
+        return identity
+
+    def _rejection(self, refusal: Refusal) -> Unavailable:
         self.rejected += 1
-        _decisions.add(1, {"outcome": outcome})
-        return Unavailable(f"{message}; retry in {RETRY_AFTER_S:g} s", reason="AUTH_LOST", retry_after=RETRY_AFTER_S)
-
-    # The timer.
-
-    def _running_time(self) -> float:
-        return self._clock.at(self._runner.now())
-
-    def _schedule_check(self) -> None:
-        if self._timer is None and self._outage.is_timing:
-            often, left = self._step / 2, self._outage.outage_at - self._running_time()
-            delay = left if 0 < left < often else often
-            # An empty context, so that log lines of the check do not name the latest request.
-            self._timer = asyncio.get_running_loop().call_later(delay, self._check, context=Context())
-
-    def _check(self) -> None:
-        self._timer = None
-        now = self._running_time()
-        self._outage.check(now)
-        if self._outage.is_unreachable(now) and not self._is_reported:
-            self._is_reported = True
-            log.warning("auth_unreachable", silent_s=round(self._outage.outage_duration(now), 3))
-            self._on_unreachable()
-        self._schedule_check()
+        _decisions.add(1, {"outcome": refusal.outcome})
+        text = f"{refusal.message}; retry in {RETRY_AFTER_S:g} s"
+        return Unavailable(text, reason="AUTH_LOST", retry_after=RETRY_AFTER_S)

@@ -8,15 +8,16 @@ RESPONSE_TIMEOUT_S = 30.0  # a request without a response after this time is no 
 
 
 class OutageDetector:
-    """Measures the time since auth could have responded and did not.
+    """Measures the time since one replica of auth could have responded and did not.
 
     No outage is declared before auth's first response, since an edge without cached identities cannot admit anyone.
     `now` must be a clock that excludes stalls of the edge, so that a stall is not mistaken for an outage of auth.
     """
 
-    def __init__(self, *, outage_after: float) -> None:
+    def __init__(self, *, outage_after: float, has_responded: bool = False) -> None:
         self._outage_after = outage_after  # s
-        self._has_responded = False
+        self.has_responded = has_responded  # a replica of auth has responded to this edge
+        self._responded_at = -math.inf  # latest response to a request
         self._connected_at = math.inf
         self._silent_since = math.inf  # start of the present silence; infinite if there is none
         # Start of the present outage. A response ends it; a reconnected stream does not.
@@ -33,12 +34,27 @@ class OutageDetector:
         return self._silent_since + self._outage_after
 
     @property
+    def silent_since(self) -> float:
+        """Start of the present silence or of the outage of the store. Infinite if auth responds as required."""
+        return self._outage_since if self.is_store_unavailable else self._silent_since
+
+    @property
+    def outage_since(self) -> float:
+        """Start of the present outage. Infinite if there is none."""
+        return self._outage_since
+
+    @property
     def is_timing(self) -> bool:
         """Whether an outage lasts or may have begun, so that `check` must be called regularly."""
-        return self._has_responded and not math.isinf(self._outage_since)
+        return self.has_responded and not math.isinf(self._outage_since)
 
     def is_unreachable(self, now: float) -> bool:
-        return self._has_responded and (self.is_store_unavailable or now >= self.outage_at)
+        return self.has_responded and (self.is_store_unavailable or now >= self.outage_at)
+
+    def is_available_since(self, start: float, now: float) -> bool:
+        """Whether auth has responded since `start`, or has been connected for long without a pending request."""
+        has_responded = self._responded_at >= start and not self.is_store_unavailable
+        return has_responded or (math.isinf(self._outage_since) and now - start >= self._outage_after)
 
     def outage_duration(self, now: float) -> float:
         """Return the seconds since auth last responded as required. 0 without an outage."""
@@ -82,6 +98,11 @@ class OutageDetector:
             self._start_silence(now)
         self._pending.setdefault(request_id, now)
 
+    def on_request_moved(self, request_id: str) -> None:
+        """A request was sent to another replica, so that no response of this one is due."""
+        if self._pending.pop(request_id, None) is not None and not self._pending:
+            self._silent_since = math.inf
+
     def on_response(self, now: float, request_id: str = "") -> None:
         """Auth sent a frame; a `request_id` names the request that it answers."""
         self._pending.pop(request_id, None)
@@ -89,7 +110,8 @@ class OutageDetector:
             del self._pending[oldest]
         self._silent_since = now if self._pending else math.inf
         if request_id:
-            self._has_responded = True
+            self.has_responded = True
+            self._responded_at = now
             if not self.is_store_unavailable:
                 self._outage_since = self._silent_since
 

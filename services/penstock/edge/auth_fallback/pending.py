@@ -1,12 +1,14 @@
 """Limits of the auth fallback, reservations without a response, and reservations that auth has not recorded."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.chassis.durations import nanos_since
 from penstock.edge.auth_fallback.identity_cache import KeyGrant
 from penstock.edge.lifecycle.effects import Settle
+from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest
 
 
@@ -19,6 +21,14 @@ class AuthFallbackLimits:
     max_deferred: int = 20_000  # admitted requests that auth has not recorded yet
 
 
+class SentReservation(NamedTuple):
+    """A `reserve` frame without a response."""
+
+    frame: AdmitRequest
+    partition: int
+    address: str  # of the replica that received it last
+
+
 class PendingReservations:
     """`reserve` frames without a response, by ticket.
 
@@ -28,22 +38,33 @@ class PendingReservations:
 
     def __init__(self, *, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._frames: OrderedDict[str, AdmitRequest] = OrderedDict()
+        self._sent: OrderedDict[str, SentReservation] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._sent)
 
-    def add(self, ticket_id: str, frame: AdmitRequest) -> None:
-        self._frames[ticket_id] = frame
-        self._frames.move_to_end(ticket_id)
-        if len(self._frames) > self._max_entries:
-            self._frames.popitem(last=False)
+    def __contains__(self, ticket_id: str) -> bool:
+        return ticket_id in self._sent
+
+    def get(self, ticket_id: str) -> SentReservation | None:
+        return self._sent.get(ticket_id)
+
+    def add(self, ticket_id: str, sent: SentReservation) -> None:
+        self._sent[ticket_id] = sent
+        self._sent.move_to_end(ticket_id)
+        if len(self._sent) > self._max_entries:
+            self._sent.popitem(last=False)
+
+    def update(self, ticket_id: str, sent: SentReservation) -> None:
+        """Replace an entry in its place."""
+        self._sent[ticket_id] = sent
 
     def remove(self, ticket_id: str) -> None:
-        self._frames.pop(ticket_id, None)
+        self._sent.pop(ticket_id, None)
 
-    def orphaned(self, is_owned: Callable[[str], bool]) -> list[AdmitRequest]:
-        return [frame for ticket_id, frame in self._frames.items() if not is_owned(ticket_id)]
+    def orphaned(self, is_owned: Callable[[str], bool]) -> list[tuple[str, SentReservation]]:
+        """Return ticket and frame of each request that has ended."""
+        return [(ticket_id, sent) for ticket_id, sent in self._sent.items() if not is_owned(ticket_id)]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +81,10 @@ class DeferredReservation:
         """Return the frame to send now."""
         self.frame.reserve.fallback_admission.age_nanos = nanos_since(self.admitted_at, now)
         return self.frame
+
+    @property
+    def partition(self) -> int:
+        return partition_of(self.tenant_id)
 
     @property
     def caller(self) -> dict[str, str]:
@@ -89,9 +114,12 @@ class DeferredReservations:
     def ticket_ids(self) -> set[str]:
         return set(self._entries)
 
-    def frames(self, ticket_ids: set[str], now: float) -> list[AdmitRequest]:
-        """Return the frames of these tickets to send now, in order of their admission."""
-        return [entry.frame_at(now) for ticket_id, entry in self._entries.items() if ticket_id in ticket_ids]
+    def get(self, ticket_id: str) -> DeferredReservation | None:
+        return self._entries.get(ticket_id)
+
+    def entries(self, ticket_ids: Container[str]) -> list[DeferredReservation]:
+        """Return the reservations of these tickets that are still deferred, in order of their admission."""
+        return [entry for ticket_id, entry in self._entries.items() if ticket_id in ticket_ids]
 
     def tokens_of(self, tenant_id: str) -> int:
         """Return the tokens that the tenant holds or has used and that auth has not recorded."""

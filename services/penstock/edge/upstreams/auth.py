@@ -1,48 +1,39 @@
-"""Client of auth: reservations, settlements and identification over one stream to each replica."""
+"""Client of auth: reservations, settlements and identification, each at the replica that must answer it."""
 
 import asyncio
-from collections.abc import Sequence
-from uuid import uuid4
+from collections.abc import Callable, Container, Sequence
 
-from penstock.chassis.channels import PeerSet
-from penstock.chassis.errors import Overloaded, PenstockError, Unavailable, error_from_failure
 from penstock.chassis.lifecycle import background
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
-from penstock.chassis.streams.link import Link
 from penstock.edge.auth_fallback.fallback import AuthFallback
-from penstock.edge.auth_fallback.pending import AuthFallbackLimits, PendingReservations
+from penstock.edge.auth_fallback.partition_outages import PartitionGroup
+from penstock.edge.auth_fallback.pending import AuthFallbackLimits
+from penstock.edge.auth_fallback.watch import OutageWatch
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.request.identity_headers import IdentityHeaders
-from penstock.edge.request.limit_headers import limit_headers
 from penstock.edge.upstreams import frames
+from penstock.edge.upstreams.auth_answers import AuthAnswers
+from penstock.edge.upstreams.auth_streams import AuthStreams
+from penstock.edge.upstreams.identify_calls import IdentifyCalls
+from penstock.edge.upstreams.reservations import Reservations
 from penstock.edge.upstreams.settlements import Settlements
-from penstock.mesh.v1.admission_pb2 import (
-    AdmitRequest,
-    AdmitResponse,
-    Admitted,
-    Credential,
-    Identify,
-    Identity,
-    Rejected,
-)
-from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
+from penstock.mesh.partitions import partition_of
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Credential, Identity
 from penstock.v1.inference_pb2 import Priority
 from penstock.v1.stream_pb2 import Hello
 
 RESEND_INTERVAL_S = 5.0
 
-AuthStream = Link[AdmitRequest, AdmitResponse]
-
 
 class AuthClient:
-    """Sends all frames to one auth replica until its stream is lost, then repeats the open ones to another replica.
+    """Sends each frame to the owner of its tenant's partition, and the open ones of a partition to its next owner.
 
-    Repeating is safe, because `reserve` and `settle` are idempotent on their ids. While no replica is reachable,
-    `AuthFallback` decides.
+    Repeating is safe, because `reserve` and `settle` are idempotent on their ids. While the owner of a partition is not
+    reachable, `AuthFallback` decides.
     """
 
     def __init__(
@@ -55,53 +46,74 @@ class AuthClient:
         *,
         dialer: Dialer = PLAINTEXT,
     ) -> None:
-        self._dialer = dialer
-        self._hello = hello
         self._requests = requests
         self._runner = runner
-        self._streams: dict[str, AuthStream] = {}
-        self._active_address = ""
-        self._without_store: set[str] = set()  # addresses of replicas whose store is unavailable
-        self._settlements = Settlements(self._send, asyncio.get_running_loop())
-        self._pending_reservations = PendingReservations(max_entries=requests.max_active_requests)
-        self._pending_identifies: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
-        self._abandoned_tokens: dict[str, int] = {}  # of prompts to charge, by ticket
+        self._watch = OutageWatch(fallback_limits.outage_after, runner.now, on_unreachable=self._on_unreachable)
+        self._streams = AuthStreams(
+            addresses,
+            hello,
+            self._watch,
+            dialer=dialer,
+            # A new owner of all partitions receives frames of all active requests, of as many deferred reservations and
+            # of as many orphaned ones at once; a stalled one is owed at most two frames for each, and one more for each
+            # deferred reservation. A replica of several may have to take over the partitions of all others.
+            capacity=7 * requests.max_active_requests,
+            on_frame=self._on_frame,
+            on_connected=self._on_connected,
+            on_lost=self._on_lost,
+            on_owners_changed=self._on_owners_changed,
+        )
+        self._settlements = Settlements(self._streams.send_to_owner, asyncio.get_running_loop())
+        self.fallback = AuthFallback(
+            fallback_limits, runner, frames.reserve_admitted, self._watch, send=self._send_deferred
+        )
+        self._identifies = IdentifyCalls(
+            self._streams, self._watch, self.fallback, max_calls=requests.max_active_requests
+        )
+        self._reservations = Reservations(
+            self._streams, self._watch, self._settlements.flush, max_entries=requests.max_active_requests
+        )
+        self._answers = AuthAnswers(
+            requests,
+            runner,
+            self._streams,
+            self._watch,
+            self.fallback,
+            identifies=self._identifies,
+            reservations=self._reservations,
+            settlements=self._settlements,
+            settle=self.settle,
+            on_settled=self._check_settled,
+        )
         self._all_settled = asyncio.Event()
         self._all_settled.set()
-        self.fallback = AuthFallback(
-            fallback_limits,
-            runner,
-            frames.reserve_admitted,
-            send=self._settlements.flush_and_send,
-            on_unreachable=self._decide_waiting,
-        )
         self.identity_headers = IdentityHeaders()
-        self._peers = PeerSet(addresses, self._open)
 
     @property
     def is_up(self) -> bool:
-        return bool(self._active_address) and self._streams[self._active_address].is_up
-
-    @property
-    def links_up(self) -> int:
-        return sum(link.is_up for link in self._streams.values())
-
-    @property
-    def is_unreachable(self) -> bool:
-        """Whether the edge decides instead of auth at present."""
-        return self.fallback.is_unreachable
+        """Whether a replica is connected."""
+        return self._streams.is_up
 
     @property
     def unsettled(self) -> int:
         return len(self._settlements) + self.fallback.deferred
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot."""
+        return {
+            "auth_links_up": self._streams.links_up,
+            "auth_partitions_unowned": self._streams.unowned_partitions,
+            **self.fallback.figures,
+        }
+
     async def run(self) -> None:
         try:
             async with background(self._resend_unconfirmed()):
-                await self._peers.run()
+                await self._streams.run()
         finally:
             self._settlements.close()
-            self.fallback.close()
+            self._watch.close()
 
     async def wait_settled(self) -> None:
         self._settlements.flush()
@@ -109,61 +121,42 @@ class AuthClient:
             self._all_settled.clear()
         await self._all_settled.wait()
 
+    # Requests.
+
     def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         """Return the identity of a recently admitted caller, with the class it would get. None if it is not cached."""
         return self.fallback.find_identity(credential, priority)
 
     def reserve(self, context: RequestContext) -> None:
-        """Reserve tokens for a request, or decide by fallback. A lost `reserve` is repeated on the next stream."""
-        if self.is_unreachable:
-            self.fallback.decide(context)
+        """Reserve tokens for a request, or decide by fallback. A lost `reserve` is repeated to the next owner."""
+        partition = _partition(context)
+        if self._watch.is_unreachable(partition) and (
+            self.fallback.decide(context) or self._watch.is_store_unavailable(partition)
+        ):
             return
-        self.fallback.on_request_sent(context.ticket_id)
-        frame = frames.reserve(context)
-        if self._settlements.flush_and_send(frame):
-            self._pending_reservations.add(context.ticket_id, frame)
+        self._reservations.send(context.ticket_id, frames.reserve(context), partition)
 
     def charge_abandoned(self, context: RequestContext, plan: GenerationPlan) -> None:
-        """Charge the prompt of a request that ended while it was tokenized. Not during an outage of auth."""
-        if self.is_unreachable or len(self._abandoned_tokens) >= self._requests.max_active_requests:
+        """Charge the prompt of a request that ended while it was tokenized. Not during an outage of its partition."""
+        partition = _partition(context)
+        if self._watch.is_unreachable(partition) or self._answers.abandoned >= self._requests.max_active_requests:
             return
-        frame = frames.reserve_abandoned(context, plan)
-        self._abandoned_tokens[context.ticket_id] = len(plan.prompt_ids)
-        if self._settlements.flush_and_send(frame):
-            self._pending_reservations.add(context.ticket_id, frame)
+        if self._reservations.send(context.ticket_id, frames.reserve_abandoned(context, plan), partition):
+            self._answers.charge_abandoned(context.ticket_id, len(plan.prompt_ids))
 
-    def settle(self, ticket_id: str, reservation_id: str, settlement: Settle) -> None:
+    def settle(self, ticket_id: str, reservation_id: str, settlement: Settle, tenant_id: str) -> None:
         """Settle a reservation. A deferred one is settled once auth has recorded it."""
         if not reservation_id:
             self.fallback.settle_deferred(ticket_id, settlement)
             return
         self._all_settled.clear()
-        self._settlements.settle(reservation_id, settlement)
+        self._settlements.settle(reservation_id, settlement, partition_of(tenant_id))
+
+    # Callers.
 
     async def identify(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Raises auth's rejection, or Unavailable after `timeout` seconds."""
-        if self.is_unreachable:
-            return self.fallback.identify(credential)
-        if len(self._pending_identifies) >= self._requests.max_active_requests:
-            raise Overloaded("this edge identifies too many callers at present", reason="EDGE_FULL", retry_after=1.0)
-        request_id = uuid4().hex
-        frame = AdmitRequest(identify=Identify(request_id=request_id, credential=credential))
-        response: asyncio.Future[Identity] = asyncio.get_running_loop().create_future()
-        self._pending_identifies[request_id] = frame, response
-        self.fallback.on_request_sent(request_id)
-        self._settlements.flush_and_send(frame)
-        try:
-            async with asyncio.timeout(timeout):
-                identity = await response
-        except TimeoutError:
-            raise Unavailable("auth does not answer; retry in 1 s", reason="AUTH_LOST", retry_after=1.0) from None
-        except PenstockError as error:
-            self.fallback.invalidate_identity(error, credential)
-            raise
-        finally:
-            del self._pending_identifies[request_id]
-        self.fallback.cache_identified(credential, identity)
-        return identity
+        return await self._identifies.identify(credential, timeout)
 
     def accept_identity_header(self, header: str, credential: Credential) -> bool:
         """Return whether auth has identified the caller for our proxy. It is then known as after `identify`."""
@@ -177,166 +170,99 @@ class AuthClient:
         return self.find_known(credential) or await self.identify(credential, timeout)
 
     def find_known(self, credential: Credential) -> Identity | None:
-        """Return the identity of a caller that auth has admitted or identified recently, while auth is reachable."""
-        return None if self.is_unreachable else self.fallback.find_known(credential)
+        """Return the identity of a caller that auth has admitted or identified recently, while a replica responds.
+
+        If only the owner of the caller's partition does not respond, the reservation is decided or waits.
+        """
+        return None if self._watch.is_all_unreachable else self.fallback.find_known(credential)
+
+    # Repetition.
 
     async def _resend_unconfirmed(self) -> None:
         """Repeat frames that auth received and did not confirm, for example because it could not write to its store."""
         while True:
             unconfirmed, deferred = self._settlements.reservation_ids, self.fallback.deferred_ticket_ids
             await asyncio.sleep(RESEND_INTERVAL_S)
-            if self.fallback.is_store_unavailable:
-                continue
+            self._streams.restore_denied()
             self.fallback.resend(deferred)
-            self._settlements.resend(unconfirmed)
-            self._recover_orphans()
+            self._settlements.resend(unconfirmed, self._can_record)
+            self._recover_orphans(self._can_record)
 
-    def _recover_orphans(self) -> None:
+    def _can_record(self, partition: int) -> bool:
+        return not self._watch.is_store_unavailable(partition)
+
+    def _recover_orphans(self, is_sent: Callable[[int], bool]) -> None:
         """Repeat `reserve` for requests that are done. Auth returns the reservations, which are then settled."""
         deferred = self.fallback.deferred_ticket_ids
-        for frame in self._pending_reservations.orphaned(
-            lambda each: each in deferred or self._requests.get(each) is not None
-        ):
-            self._settlements.flush_and_send(frame)
+        self._reservations.resend_orphaned(
+            lambda each: each in deferred or self._requests.get(each) is not None, is_sent
+        )
 
-    def _send(self, frame: AdmitRequest) -> bool:
-        return bool(self._active_address) and self._streams[self._active_address].send(frame)
-
-    async def _open(self, address: str) -> None:
-        async with self._dialer.channel(address, "auth") as to_auth:
-            link = self._streams[address] = AuthStream(
-                f"auth {address}",
-                lambda: AdmissionServiceStub(to_auth).Admit(),
-                AdmitRequest,
-                self._hello,
-                on_frame=lambda frame: self._on_frame(address, frame),
-                on_up=lambda _: self._on_up(address),
-                on_down=lambda _: self._on_down(address),
-                # A reconnected peer receives frames of all active requests, of as many deferred reservations and of as
-                # many orphaned ones at once; a stalled peer is owed at most two frames for each, and one more for each
-                # deferred reservation.
-                capacity=7 * self._requests.max_active_requests,
-                check_hello=self._dialer.hello_check("auth"),
-            )
-            try:
-                await link.run()
-            finally:
-                del self._streams[address]
-
-    def _on_up(self, address: str) -> None:
-        if not self._active_address:
-            self._switch_to(address)
-        self._runner.on_upstream_connected()
-
-    def _on_down(self, address: str, *, on_purpose: bool = False) -> None:
-        self._without_store.discard(address)
-        if self._active_address == address:
-            others = sorted(each for each, link in self._streams.items() if link.is_up and each != address)
-            self._switch_to(others[0] if others else "", on_purpose=on_purpose)
-
-    def _switch_to(self, address: str, *, on_purpose: bool = False) -> None:
-        """Repeat all open frames to another replica, since the previous one may not have received them."""
-        self._active_address = address
-        self._settlements.discard_held()
-        if not address:
-            self.fallback.on_disconnected(on_purpose=on_purpose)
-            return
-        self._settlements.resend_all()  # first, as they free tokens of the grants that deferred reservations use
-        self.fallback.on_connected()
-        if address in self._without_store:
-            self.fallback.on_store_state(is_unavailable=True)
-        for request_id, (frame, _) in self._pending_identifies.items():
-            self.fallback.on_request_sent(request_id)
-            self._settlements.flush_and_send(frame)
-        self._recover_orphans()
-        for context in self._requests.in_state(RequestState.RESERVING):
-            self._runner.apply(context, context.request.on_auth_connected())
-
-    def _on_frame(self, address: str, frame: AdmitResponse) -> None:
-        match frame.WhichOneof("frame"):
-            case "admitted":
-                self.fallback.on_response(frame.admitted.request_id)
-                self._pending_reservations.remove(frame.admitted.request_id)
-                self._on_admitted(frame.admitted)
-            case "rejected":
-                self.fallback.on_response(frame.rejected.request_id)
-                self._pending_reservations.remove(frame.rejected.request_id)
-                self._on_rejected(frame.rejected)
-            case "settled":
-                self.fallback.on_response()
-                self._settlements.on_settled(frame.settled.reservation_id)
-                self._check_settled()
-            case "identified":
-                self.fallback.on_response(frame.identified.request_id)
-                if response := self._pending_identify(frame.identified.request_id):
-                    response.set_result(frame.identified.identity)
-            case "identity_keys":
-                self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
-            case "store_state":
-                self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
-            case "end":
-                self._on_down(address, on_purpose=True)
-
-    def _on_store_state(self, address: str, *, is_unavailable: bool) -> None:
-        (self._without_store.add if is_unavailable else self._without_store.discard)(address)
-        if address == self._active_address:
-            self.fallback.on_store_state(is_unavailable=is_unavailable)
-
-    def _pending_identify(self, request_id: str) -> "asyncio.Future[Identity] | None":
-        _, response = self._pending_identifies.get(request_id, (None, None))
-        return None if response is None or response.done() else response
-
-    def _on_admitted(self, admitted: Admitted) -> None:
-        context, reservation_id = self._requests.get(admitted.request_id), admitted.reservation_id
-        entry = self.fallback.pop_deferred(admitted.request_id)
-        self.fallback.cache_identity(admitted, context)
-        if entry and entry.settlement:
-            self.settle(admitted.request_id, reservation_id, entry.settlement)
-            return
-        if context is None:  # the request is done
-            if reservation_id not in self._settlements:
-                prompt_tokens = self._abandoned_tokens.pop(admitted.request_id, 0)
-                self.settle(admitted.request_id, reservation_id, Settle(prompt_tokens, 0, "cancelled"))
-            return
-        if entry:
-            context.request.reservation_id = reservation_id
-            return
-        context.limit_headers = limit_headers(admitted)
-        request = context.request
-        was_reserving = request.state is RequestState.RESERVING
-        now = self._runner.now()
-        effects = request.on_admitted(admitted.identity, admitted.reservation_id, now)
-        if was_reserving:
-            context.telemetry.on_admitted(now)
-        self._runner.apply(context, effects)
-
-    def _on_rejected(self, rejected: Rejected) -> None:
-        if self.fallback.on_rejected(rejected):
-            self._check_settled()
-            return
-        self._abandoned_tokens.pop(rejected.request_id, None)
-        error = error_from_failure(rejected.failure)
-        if response := self._pending_identify(rejected.request_id):
-            response.set_exception(error)
-        elif context := self._requests.get(rejected.request_id):
-            self.fallback.invalidate_identity(error, context.credential)
-            context.limit_headers = limit_headers(rejected)
-            if rejected.key_id and context.request.state is RequestState.RESERVING:
-                context.request.identity = Identity(tenant_id=rejected.tenant_id, key_id=rejected.key_id)
-            self._runner.apply(context, context.request.on_auth_rejected(error, self._runner.now()))
+    def _send_deferred(self, partition: int, frame: AdmitRequest) -> None:
+        self._settlements.flush()
+        self._streams.send_to_owner(partition, frame)
 
     def _check_settled(self) -> None:
         if not self.unsettled:
             self._all_settled.set()
 
-    def _decide_waiting(self) -> None:
-        """Decide by fallback for all requests and callers that wait for auth, which has become unreachable."""
+    # Events of replicas.
+
+    def _on_frame(self, address: str, kind: str | None, frame: AdmitResponse) -> None:
+        if self._answers.on_frame(address, kind, frame):
+            return
+        if kind == "identity_keys":
+            self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
+        elif kind == "store_state":
+            self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
+
+    def _on_connected(self, _address: str) -> None:
+        self._identifies.move()
+        self._runner.on_upstream_connected()
+
+    def _on_lost(self, address: str) -> None:
+        self._identifies.on_lost(address)
+
+    def _on_owners_changed(self, partitions: frozenset[int]) -> None:
+        """Repeat the open frames of these partitions to their new owners, which may not have received them."""
+        self._settlements.discard_held(partitions)
+        owned = {partition for partition in partitions if self._streams.owner(partition)}
+        if not owned:
+            return
+        self._settlements.resend_to_owners(owned)  # first, as they free tokens of grants of deferred reservations
+        self.fallback.resend_to_owners(owned)
+        self._reserve_again(lambda context: _partition(context) in owned)
+        self._recover_orphans(owned.__contains__)
+
+    def _on_store_state(self, address: str, *, is_unavailable: bool) -> None:
+        self._watch.on_store_state(address, is_unavailable=is_unavailable)
+        if not is_unavailable:
+            owned = self._streams.owned_by(address)
+            self.fallback.resend_to_owners(owned)
+            self._reserve_again(lambda context: self._is_unsent(context, address, owned))
+            self._identifies.move()
+        self._watch.check()
+
+    def _reserve_again(self, is_sent: Callable[[RequestContext], bool]) -> None:
         for context in self._requests.in_state(RequestState.RESERVING):
-            self.fallback.decide(context, is_pending=True)
-        for frame, response in list(self._pending_identifies.values()):
-            if response.done():
-                continue
-            try:
-                response.set_result(self.fallback.identify(frame.identify.credential))
-            except Unavailable as error:
-                response.set_exception(error)
+            if is_sent(context):
+                self._runner.apply(context, context.request.on_auth_connected())
+
+    def _is_unsent(self, context: RequestContext, address: str, owned: Container[int]) -> bool:
+        return _partition(context) in owned and self._reservations.address(context.ticket_id) != address
+
+    def _on_unreachable(self, groups: list[PartitionGroup]) -> None:
+        """Decide by fallback for the requests and callers that wait for replicas which have become unreachable."""
+        self._identifies.move()
+        for context in self._requests.in_state(RequestState.RESERVING):
+            if self._watch.group(_partition(context)) in groups:
+                self.fallback.decide(context, is_pending=self._reservations.is_open(context.ticket_id))
+
+
+def _partition(context: RequestContext) -> int:
+    """Return the partition of the request's tenant.
+
+    A caller is identified before its request is reserved. If the tenant is another one in the meantime, or unknown, the
+    replica that receives the frame answers `not_owner` with the identity.
+    """
+    return partition_of(context.request.identity.tenant_id)

@@ -60,13 +60,14 @@ def reserve_admitted(context: RequestContext, key_id: str, grant: bytes) -> Admi
     return frame
 
 
-def settle(reservation_id: str, settlement: SettleEffect) -> AdmitRequest:
+def settle(reservation_id: str, settlement: SettleEffect, partition: int) -> AdmitRequest:
     return AdmitRequest(
         settle=Settle(
             reservation_id=reservation_id,
             prompt_tokens=settlement.prompt_tokens,
             output_tokens=settlement.output_tokens,
             outcome=settlement.outcome,
+            partition=partition,
         )
     )
 

@@ -1,7 +1,7 @@
 """Settlements that auth has not confirmed yet, and the coalescer that sends many of them together."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Generic, TypeVar
 
 from penstock.edge.lifecycle.effects import Settle
@@ -43,12 +43,12 @@ class FrameCoalescer(Generic[Frame]):
         for frame in held:
             self._send(frame)
 
-    def discard(self) -> None:
-        """Drop the frames that are held back, because they are sent otherwise or their stream is lost."""
-        self._held.clear()
+    def discard(self, is_discarded: Callable[[Frame], bool]) -> None:
+        """Drop those of the frames that are held back which are sent otherwise or whose stream is lost."""
+        self._held = [frame for frame in self._held if not is_discarded(frame)]
 
     def close(self) -> None:
-        self.discard()
+        self._held.clear()
         if self._window_timer:
             self._window_timer.cancel()
             self._window_timer = None
@@ -59,16 +59,16 @@ class FrameCoalescer(Generic[Frame]):
 
 
 class Settlements:
-    """Keeps each settlement by reservation id until auth confirms it.
+    """Keeps each settlement by reservation id until auth confirms it. Each is sent to the owner of its partition.
 
-    Settlements of many cancelled requests are coalesced. Every other frame is sent through `flush_and_send`, because a
+    Settlements of many cancelled requests are coalesced. Before every other frame the caller calls `flush`, because a
     settlement that is held back may free the tokens which that frame needs.
     """
 
-    def __init__(self, send: Callable[[AdmitRequest], bool], loop: asyncio.AbstractEventLoop) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[int, AdmitRequest], object], loop: asyncio.AbstractEventLoop) -> None:
+        self._send_to_owner = send
         self._unconfirmed: dict[str, AdmitRequest] = {}
-        self._coalescer = FrameCoalescer(send, loop)
+        self._coalescer = FrameCoalescer(self._send, loop)
 
     def __len__(self) -> int:
         return len(self._unconfirmed)
@@ -80,38 +80,47 @@ class Settlements:
     def reservation_ids(self) -> set[str]:
         return set(self._unconfirmed)
 
-    def settle(self, reservation_id: str, settlement: Settle) -> None:
-        frame = self._unconfirmed[reservation_id] = frames.settle(reservation_id, settlement)
+    def partition(self, reservation_id: str) -> int | None:
+        """Return the partition of a settlement. None if auth has confirmed it."""
+        frame = self._unconfirmed.get(reservation_id)
+        return frame.settle.partition if frame else None
+
+    def settle(self, reservation_id: str, settlement: Settle, partition: int) -> None:
+        frame = self._unconfirmed[reservation_id] = frames.settle(reservation_id, settlement, partition)
         if settlement.outcome == "cancelled":
             self._coalescer.put(frame)
         else:
-            self.flush_and_send(frame)
+            self.flush()
+            self._send(frame)
 
     def on_settled(self, reservation_id: str) -> None:
         self._unconfirmed.pop(reservation_id, None)
 
-    def resend(self, reservation_ids: Iterable[str]) -> None:
-        """Send those of the settlements again that auth has not confirmed."""
-        for reservation_id in reservation_ids:
-            if frame := self._unconfirmed.get(reservation_id):
-                self.flush_and_send(frame)
-
-    def resend_all(self) -> None:
-        """Send every unconfirmed settlement to a new stream."""
-        for frame in self._unconfirmed.values():
-            self.flush_and_send(frame)
-
-    def flush_and_send(self, frame: AdmitRequest) -> bool:
-        """Send a frame after the settlements that are held back. Returns whether a replica is connected."""
+    def resend(self, reservation_ids: Iterable[str], is_recordable: Callable[[int], bool]) -> None:
+        """Send those of the settlements again that auth has not confirmed, if their owner can record them."""
         self.flush()
-        return self._send(frame)
+        for reservation_id in reservation_ids:
+            frame = self._unconfirmed.get(reservation_id)
+            if frame and is_recordable(frame.settle.partition):
+                self._send(frame)
+
+    def resend_to_owners(self, partitions: Container[int]) -> None:
+        """Send every unconfirmed settlement of these partitions to their new owners."""
+        self.discard_held(partitions)
+        for frame in self._unconfirmed.values():
+            if frame.settle.partition in partitions:
+                self._send(frame)
 
     def flush(self) -> None:
+        """Send the settlements that are held back."""
         self._coalescer.flush()
 
-    def discard_held(self) -> None:
-        """Drop the frames that are held back, since `resend_all` sends their settlements."""
-        self._coalescer.discard()
+    def discard_held(self, partitions: Container[int]) -> None:
+        """Hold back no settlement of these partitions, since `resend_to_owners` sends it."""
+        self._coalescer.discard(lambda frame: frame.settle.partition in partitions)
 
     def close(self) -> None:
         self._coalescer.close()
+
+    def _send(self, frame: AdmitRequest) -> None:
+        self._send_to_owner(frame.settle.partition, frame)

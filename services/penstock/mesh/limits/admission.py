@@ -3,8 +3,10 @@
 from penstock.mesh.limits import bounds
 from penstock.mesh.limits.rules import Data, Many, Part, Real, Table, Text, Unchecked, Whole
 from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, REQUEST_NANOS, SALT, TOKENS, TRACEPARENT
+from penstock.mesh.partitions import PARTITIONS
 
 GRANT = Data(64)
+PARTITION = Whole(PARTITIONS - 1)
 
 ADMISSION: Table = {
     "penstock.mesh.v1.Credential": {
@@ -37,6 +39,7 @@ ADMISSION: Table = {
         "prompt_tokens": TOKENS,
         "output_tokens": TOKENS,
         "outcome": Text(64),
+        "partition": PARTITION,
     },
     "penstock.mesh.v1.Identity": {
         "tenant_id": ID,
@@ -72,6 +75,11 @@ ADMISSION: Table = {
     },
     "penstock.mesh.v1.StoreState": {"is_unavailable": FLAG},
     "penstock.mesh.v1.Settled": {"reservation_id": ID},
+    "penstock.mesh.v1.OwnedPartitions": {
+        "partitions": Many(PARTITIONS, PARTITION),
+        "epochs": Many(PARTITIONS, Whole(bounds.EPOCH)),
+    },
+    "penstock.mesh.v1.NotOwner": {"request_id": ID, "reservation_id": ID, "identity": Part()},
     "penstock.mesh.v1.IdentityKeys": {
         "keys": Many(bounds.IDENTITY_KEYS, Part()),
         "clock_nanos": Whole(bounds.CLOCK_NANOS),

@@ -21,6 +21,7 @@ SPAN_S: Final = 366 * 86_400  # s, of every duration
 REQUEST_NANOS: Final = 48 * 3600 * 10**9  # ns, time left and age of a request
 CLOCK_NANOS: Final = 1 << 62  # ns, reading of a clock
 STEPS: Final = 1 << 62  # engine steps
+EPOCH: Final = (1 << 63) - 1  # of a partition, a bigint of its database
 VOCABULARY: Final = 1 << 24  # token ids
 
 ID_CHARS: Final = 256  # ids of requests, tickets, leases, reservations, processes

@@ -38,6 +38,7 @@ STREAM: Table = {
         "bundles": FLAG,
         "min_protocol": Unchecked("peers use the lower one of their versions"),
         "release": Text(256),
+        "partitioned": FLAG,
     },
     "penstock.v1.Heartbeat": {},
     "penstock.v1.End": {"reason": REASON},

@@ -13,6 +13,7 @@ import orjson
 from penstock.local_mesh.postgres import LEDGER_FILE
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge
+from penstock.proofs.checks.quota import LedgerEntry
 
 
 def read_events(folder: Path, tier: str, event: str) -> Iterator[dict[str, Any]]:
@@ -46,6 +47,25 @@ def edges_by_request(folder: Path) -> dict[str, set[str]]:
     for each in read_events(folder, "edge", "ticket_done"):
         edges[each["request_id"]].add(each["process"])
     return edges
+
+
+def read_ledger_entries(folder: Path) -> list[LedgerEntry]:
+    """Return the exported ledger of a PostgreSQL server, with tenants and times; auth must have ended."""
+    rows = map(orjson.loads, (folder / LEDGER_FILE).read_bytes().splitlines())
+    return [
+        LedgerEntry(
+            reservation_id=row["reservation_id"],
+            ticket_id=row["request_id"],
+            tenant_id=row["tenant_id"],
+            reserved_at=row["reserved_at"],
+            settled_at=row["settled_at"],
+            reserved_tokens=row["reserved_prompt_tokens"] + row["reserved_output_tokens"],
+            prompt_tokens=row["prompt_tokens"],
+            made_tokens=row["made_tokens"],
+            outcome=row["outcome"],
+        )
+        for row in rows
+    ]
 
 
 def read_ledger(folder: Path) -> list[LedgerCharge]:

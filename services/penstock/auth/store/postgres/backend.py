@@ -1,4 +1,4 @@
-"""The PostgreSQL backend: one transaction per batch, in a few round trips, each verified to be its owner's."""
+"""The PostgreSQL backend: one transaction per batch, in a few round trips, by the owner of its partitions alone."""
 
 import threading
 import time
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import psycopg
 import structlog
 
+from penstock.auth.partitions.keeper import PartitionKeeper
+from penstock.auth.partitions.lease import PartitionLease
 from penstock.auth.store.location import StoreLocation
 from penstock.auth.store.postgres.charges import Statement
 from penstock.auth.store.postgres.connection import (
@@ -20,14 +22,30 @@ from penstock.auth.store.postgres.connection import (
     limit_transactions,
     roll_back,
 )
-from penstock.auth.store.postgres.lease import PartitionLease
 from penstock.auth.store.postgres.ledger import PostgresLedger
 from penstock.auth.store.postgres.outcomes import BatchOutcomes
-from penstock.auth.store.postgres.ownership import check_fence, end_sessions, take_all
+from penstock.auth.store.postgres.ownership import (
+    PostgresPartitions,
+    end_sessions,
+    hold,
+    is_taken,
+    release,
+    resign,
+)
 from penstock.auth.store.postgres.schema import migrate
-from penstock.auth.store.postgres.statements import read, statements, tenants_of
+from penstock.auth.store.postgres.statements import read_uses, statements
 from penstock.auth.store.roll_up import LedgerRollUp, Retention
-from penstock.auth.store.store import PendingChange, StoredState
+from penstock.auth.store.store import (
+    OnEvent,
+    PartitionsLost,
+    PendingChange,
+    Release,
+    StoredState,
+    StoreEvent,
+    Taken,
+    TenantUse,
+)
+from penstock.auth.store.writer import partition_of_change
 
 log = structlog.get_logger()
 
@@ -37,7 +55,7 @@ SLICE_TARGET_S = 0.03  # s; 1,000 rows take 4 ms if this process is idle
 
 @dataclass(eq=False)
 class PostgresBackend:
-    """A database, of which this process owns all partitions.
+    """A database, of which this process owns some partitions.
 
     A batch is committed only if its partitions are still owned. A connection that is lost is opened again at once, and
     then with each commit, which the thread tries at most five times a second.
@@ -47,6 +65,7 @@ class PostgresBackend:
     retention: Retention
     owner: str
     lease: PartitionLease = field(default_factory=PartitionLease)
+    address: str = ""  # of this process, for operators
     _connection: StoreConnection | None = field(default=None, init=False)
 
     @property
@@ -55,72 +74,131 @@ class PostgresBackend:
 
     @property
     def probe_due(self) -> float:
-        return self.lease.renewal_due
+        return self._keeper.due
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        return dict(self._keeper.epochs)
 
     def open(self, closing: threading.Event) -> StoredState:
+        del closing
         with explained_errors(self.location):
             connection = self._connection = connect(self.location, self.owner)
             try:
-                return self._open(connection, closing)
+                return self._open(connection)
             except BaseException:
                 connection.close()
                 raise
 
-    def _open(self, connection: StoreConnection, closing: threading.Event) -> StoredState:
+    def _open(self, connection: StoreConnection) -> StoredState:
         check_encoding(connection)
         migrate(connection)
-        self._ownership = take_all(connection, self.owner, self.lease, closing)
+        table = PostgresPartitions(connection, self.owner)
+        table.register(self.address, self.lease.ttl)
         self._outcomes = BatchOutcomes(self.owner)
-        with connection.transaction():
-            state = read(connection)
-        ledger = PostgresLedger(lambda: self._connection, self._ownership)
+        events: list[StoreEvent] = []
+        self._keeper = PartitionKeeper(self.owner, events.append, self.lease)
+        self._keeper.look(table, time.monotonic(), time.monotonic)
+        state = next((each.state for each in events if isinstance(each, Taken)), None) or table.read(())
+        ledger = PostgresLedger(lambda: self._connection, self.owner, self._keeper.epochs)
         self.roll_up = LedgerRollUp(ledger, self.retention, most_slice_rows=MAX_SLICE_ROWS, slice_target=SLICE_TARGET_S)
         limit_transactions(connection, ANSWER_TIMEOUT_S)
         return state
 
-    def commit(self, batch: list[PendingChange]) -> psycopg.Error | None:
+    def notify_events(self, on_event: OnEvent) -> None:
+        self._keeper.on_event = on_event
+
+    def owner_address(self, partition: int) -> str:
+        return self._keeper.addresses.get(partition, "")
+
+    def read_uses(self) -> list[TenantUse]:
+        with explained_errors(self.location), connect(self.location, f"{self.owner}.uses") as connection:
+            limit_transactions(connection, ANSWER_TIMEOUT_S)
+            return read_uses(connection)
+
+    def hand_over(self) -> None:
+        """Give all partitions to other processes from now on."""
+        self._keeper.is_draining = True
+
+    def commit(self, batch: list[PendingChange]) -> Exception | None:
+        """Write a batch; an empty one renews the lease, and takes and gives partitions."""
         was_connected = not self._is_disconnected
         error = self._attempt(batch)
-        if error and was_connected and self._is_disconnected:  # a new connection may decide the batch at once
-            error = self._attempt(batch)
-        if error:
-            self._outcomes.on_failed()
-        else:
+        if isinstance(error, psycopg.Error) and was_connected and self._is_disconnected:
+            error = self._attempt(batch)  # the new connection may decide the batch at once
+        if error is None:
             self.roll_up.count(batch)
+        elif not isinstance(error, PartitionsLost):
+            self._outcomes.on_failed()
         return error
 
-    def _attempt(self, batch: list[PendingChange]) -> psycopg.Error | None:
-        """Write what was not applied of a batch. Raises PartitionsTaken."""
+    def _attempt(self, batch: list[PendingChange]) -> Exception | None:
+        """Write what was not applied of a batch. Raises StoreDiverged."""
         try:
             connection = self._connected()
             self._outcomes.decide(connection)
-            if not self._outcomes.is_applied(batch):
-                self._transact(connection, batch)
+            if not batch:
+                self._look(connection)
+            elif not self._outcomes.is_applied(batch):
+                return self._transact(connection, batch)
         except psycopg.Error as error:
             if self._connection:
                 roll_back(self._connection)
-            check_fence(error)
-            return error
+            return self._lost_partitions() if is_taken(error) else error
+        self._count_released(batch)
         return None
 
-    def _transact(self, connection: StoreConnection, batch: list[PendingChange]) -> None:
-        sent_at = time.monotonic()
-        renews = not batch or self.lease.is_renewal_due(sent_at)
-        if renews and self.lease.has_lapsed(sent_at):
-            log.warning("partition_lease_lapsed", owner=self.owner, late_s=round(sent_at - self.lease.expires_at, 3))
+    def _look(self, connection: StoreConnection) -> None:
+        now = time.monotonic()
+        if self.lease.has_lapsed(now):
+            log.warning("partition_lease_lapsed", owner=self.owner, late_s=round(now - self.lease.expires_at, 3))
+        self._keeper.look(PostgresPartitions(connection, self.owner), now, time.monotonic)
+
+    def _transact(self, connection: StoreConnection, batch: list[PendingChange]) -> PartitionsLost | None:
+        epochs = self._keeper.epochs
+        concerned = {found for each in batch if (found := partition_of_change(each)) is not None}
+        if not concerned <= epochs.keys():
+            return PartitionsLost(frozenset(concerned - epochs.keys()))
         changes = [change for change, _ in self._outcomes.begin(batch)]
-        tenants = None if renews or not changes else tenants_of(changes)
-        head = [self._ownership.hold(tenants), self._outcomes.begin_statement()]
-        renewal = [self._ownership.renewal(self.lease.ttl)] if renews else []
+        self._outcomes.forget_partitions(self._outcomes.cancelled_partitions - epochs.keys())
+        held = concerned | self._outcomes.cancelled_partitions
+        head = [hold(self.owner, [(each, epochs[each]) for each in held])] if held else []
+        released = [release(self.owner, each.partitions) for each in changes if isinstance(each, Release)]
         try:
-            _run(connection, [*head, *renewal, *self._outcomes.compensation(), *statements(changes)])
+            _run(
+                connection,
+                [
+                    *head,
+                    self._outcomes.begin_statement(),
+                    *self._outcomes.compensation(),
+                    *statements(changes),
+                    *released,
+                ],
+            )
         except psycopg.Error:
             if not connection.closed:  # the server has answered: nothing was written
                 self._outcomes.on_rejected()
             raise
         self._outcomes.on_applied()
-        if renews:
-            self.lease.on_renewed(sent_at)
+        self._count_released(batch)
+        return None
+
+    def _count_released(self, batch: list[PendingChange]) -> None:
+        for change, _ in batch:
+            if isinstance(change, Release):
+                self._keeper.on_released(change.partitions)
+
+    def _lost_partitions(self) -> Exception:
+        """Find out which partitions another replica has taken. Return the error of the connection if it is lost."""
+        table = PostgresPartitions(self._connected(), self.owner)
+        try:
+            view = table.renew(self.lease.ttl, is_draining=self._keeper.is_draining)
+        except psycopg.Error as error:
+            roll_back(table.connection)
+            return error
+        lost = self._keeper.stale(view)
+        self._keeper.lose(lost)
+        return PartitionsLost(frozenset(lost))
 
     @property
     def _is_disconnected(self) -> bool:
@@ -140,6 +218,8 @@ class PostgresBackend:
         except BaseException:
             connection.close()
             raise
+        # The server may have been away for all: the others renew their leases now, too.
+        self._keeper.takes_lapsed_at = time.monotonic() + self.lease.ttl
         return connection
 
     def used_share(self) -> float:
@@ -150,7 +230,7 @@ class PostgresBackend:
         if self._connection is None or self._connection.closed:
             return
         try:
-            _run(self._connection, self._ownership.release())
+            _run(self._connection, resign(self.owner))
         except psycopg.Error as error:
             log.warning("partitions_not_released", owner=self.owner, error=str(error))
         finally:

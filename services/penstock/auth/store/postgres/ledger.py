@@ -1,12 +1,12 @@
 """The ledger in PostgreSQL: moves rows to daily totals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import psycopg
 
 from penstock.auth.store.postgres.connection import BEGIN, StoreConnection, roll_back
-from penstock.auth.store.postgres.ownership import Ownership, check_fence
+from penstock.auth.store.postgres.ownership import hold, is_taken
 
 _NEWEST_LOST = """
     SELECT settled_at FROM ledger WHERE outcome = 'lost' ORDER BY settled_at DESC, reservation_id DESC LIMIT 1 OFFSET %s
@@ -34,29 +34,33 @@ _MOVE = """
 _MOVE_LOST, _MOVE_SETTLED = _MOVE.format(is_lost="="), _MOVE.format(is_lost="<>")
 
 
+ROLL_UP_PARTITION = 0  # its owner rolls the whole ledger up
+
+
 @dataclass(eq=False)
 class PostgresLedger:
     """The ledger of a database, over the connection that the backend has at the time."""
 
     connected: Callable[[], StoreConnection | None]
-    ownership: Ownership
+    owner: str
+    epochs: Mapping[int, int]  # of the partitions that this process owns at the time
 
     def count_rows(self) -> int:
         return self._value("SELECT count(*) FROM ledger", ()) or 0
 
     def transact(self, work: Callable[[], int]) -> int | None:
-        connection = self.connected()
-        if connection is None or connection.closed:
+        connection, epoch = self.connected(), self.epochs.get(ROLL_UP_PARTITION)
+        if connection is None or connection.closed or epoch is None:
             return None
         try:
             with connection.pipeline():  # the answers are awaited with that to the first move, and with the commit
                 connection.execute(BEGIN)
-                connection.execute(*self.ownership.hold(None))
+                connection.execute(*hold(self.owner, [(ROLL_UP_PARTITION, epoch)]))
                 moved = work()
                 connection.execute("COMMIT")
         except psycopg.Error as error:
             roll_back(connection)
-            check_fence(error)
+            is_taken(error)  # the next look finds out which partitions were taken
             return None
         return moved
 

@@ -5,13 +5,14 @@ is answered, the next connection writes the same number with `is_applied = false
 the outcome is decided, and a transaction that is still on its way fails.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import structlog
 
 from penstock.auth.store.postgres.charges import Statement
 from penstock.auth.store.postgres.connection import StoreConnection
-from penstock.auth.store.store import Barrier, Charged, PendingChange, Reserved
+from penstock.auth.store.store import Barrier, Charged, PendingChange, Release, Reserved
+from penstock.mesh.partitions import partition_of
 
 log = structlog.get_logger()
 
@@ -24,8 +25,8 @@ _DELETE_GRANT_USES = "DELETE FROM grant_uses WHERE reservation_id = ANY(%s)"
 class BatchOutcomes:
     """The numbers of an owner's batches, the batch in doubt, and what follows if it was applied.
 
-    The changes of a failed batch have been reported as failed, except for charges, which are in the next batch. If the
-    failed batch was applied, these charges are not written again, and the reservations are deleted.
+    The changes of a failed batch have been reported as failed, except for charges and releases, which are in the next
+    batch. If the failed batch was applied, these are not written again, and the reservations are deleted.
     """
 
     def __init__(self, owner: str) -> None:
@@ -34,7 +35,9 @@ class BatchOutcomes:
         self._in_doubt: list[PendingChange] | None = None  # sent and not answered
         self._is_reported = False  # whether the batch in doubt was reported as failed
         self._applied: dict[int, PendingChange] = {}  # by id; changes that need not be written again
-        self._cancelled: list[str] = []  # ids of reservations that were reported as failed and are in the store
+        self._cancelled: dict[
+            str, int
+        ] = {}  # reservations that were reported as failed and are in the store; partitions
 
     def is_applied(self, batch: list[PendingChange]) -> bool:
         """Return whether nothing is left to write: an attempt that was in doubt has applied the whole batch."""
@@ -52,18 +55,29 @@ class BatchOutcomes:
     def begin_statement(self) -> Statement:
         return "SELECT begin_batch(%s, %s)", (self._owner, self._number + 1)
 
+    @property
+    def cancelled_partitions(self) -> set[int]:
+        """Partitions of the reservations that `compensation` deletes."""
+        return set(self._cancelled.values())
+
+    def forget_partitions(self, partitions: Collection[int]) -> None:
+        """Cancel nothing in partitions that another replica owns. Its edges settle what they do not use."""
+        self._cancelled = {
+            each: partition for each, partition in self._cancelled.items() if partition not in partitions
+        }
+
     def compensation(self) -> Iterator[Statement]:
         """Return statements that cancel what was applied after all."""
         if self._cancelled:
-            yield _DELETE_RESERVATIONS, (self._cancelled,)
-            yield _DELETE_GRANT_USES, (self._cancelled,)
+            yield _DELETE_RESERVATIONS, (list(self._cancelled),)
+            yield _DELETE_GRANT_USES, (list(self._cancelled),)
 
     def on_applied(self) -> None:
         """Count the batch as applied."""
         self._number += 1
         for each in self._in_doubt or ():
             self._applied.pop(id(each), None)
-        self._in_doubt, self._cancelled = None, []
+        self._in_doubt, self._cancelled = None, {}
 
     def on_rejected(self) -> None:
         """Count the batch as not applied: the server has rolled it back, and its number is free."""
@@ -88,13 +102,14 @@ class BatchOutcomes:
             self._on_applied_late(batch)
 
     def _on_applied_late(self, batch: list[PendingChange]) -> None:
-        self._cancelled = []
+        self._cancelled = {}
         if not self._is_reported:
             self._applied |= {id(each): each for each in batch}
             return
-        self._applied |= {id(each): each for each in batch if isinstance(each[0], Charged)}
+        self._applied |= {id(each): each for each in batch if isinstance(each[0], Charged | Release)}
         for change, _ in batch:
             if isinstance(change, Reserved):
-                self._cancelled.append(change.reservation.reservation_id)
-            elif not isinstance(change, Charged | Barrier):
+                reservation = change.reservation
+                self._cancelled[reservation.reservation_id] = partition_of(reservation.request.tenant_id)
+            elif not isinstance(change, Charged | Release | Barrier):
                 log.error("store_change_applied_late", change=type(change).__name__)

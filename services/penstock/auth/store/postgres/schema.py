@@ -114,6 +114,13 @@ MIGRATIONS = (
     $$;
     """,
     """
+    ALTER TABLE writers ADD COLUMN address text NOT NULL DEFAULT '',
+        ADD COLUMN lease_until timestamptz NOT NULL DEFAULT '-infinity',
+        ADD COLUMN is_draining boolean NOT NULL DEFAULT false;
+    CREATE TABLE catalog (version bigint NOT NULL);
+    INSERT INTO catalog VALUES (0);
+    """,
+    """
     ALTER TABLE tenants ADD COLUMN policy text NOT NULL DEFAULT '';
     ALTER TABLE keys ADD COLUMN policy text NOT NULL DEFAULT '';
     ALTER TABLE reservations ADD COLUMN reserved_nanos bigint NOT NULL DEFAULT 0;

@@ -1,6 +1,6 @@
 """Changes as statements of PostgreSQL, and the stored state."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import psycopg
 
@@ -24,9 +24,12 @@ from penstock.auth.store.store import (
     PutKey,
     PutPrice,
     PutTenant,
+    Release,
     Reserved,
     StoredState,
+    TenantUse,
 )
+from penstock.mesh.partitions import PARTITIONS
 
 # ruff: noqa: S608  # all parts of the statements are constants
 _PUT_TENANT = f"""
@@ -48,26 +51,39 @@ _PUT_PRICE = f"""
         cached_input_nanos = excluded.cached_input_nanos, output_nanos = excluded.output_nanos
 """
 _SELECT_LOST = f"""
-    SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT {MAX_LOST_RESERVATIONS}
+    SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost' AND partition = ANY(%s::smallint[])
+    ORDER BY settled_at DESC, reservation_id DESC LIMIT %s
 """
 _SELECT_LATEST = f"""
-    SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome <> 'lost'
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT {MAX_ANSWERS}
+    SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome <> 'lost' AND partition = ANY(%s::smallint[])
+    ORDER BY settled_at DESC, reservation_id DESC LIMIT %s
 """
+_SELECT_USES = """
+    SELECT tenant_id, coalesce(active, 0), coalesce(reserved, 0)::bigint, coalesce(prompt_tokens, 0),
+        coalesce(output_tokens, 0), coalesce(requests, 0)
+    FROM tenants LEFT JOIN balances USING (tenant_id) LEFT JOIN (
+        SELECT tenant_id, count(*) AS active, sum(prompt_tokens + max_output_tokens) AS reserved
+        FROM reservations GROUP BY tenant_id
+    ) AS held USING (tenant_id)
+    WHERE deleted_at IS NULL
+"""
+_OF_PARTITIONS = "WHERE partition = ANY(%s::smallint[])"
+_CHANGE_CATALOG = "UPDATE catalog SET version = version + 1"
 
 
 def statements(changes: Iterable[Change]) -> Iterator[Statement]:
     """Return the statements that write these changes in order."""
-    run = ChargeRun()
+    run, is_catalog_changed = ChargeRun(), False
     for change in changes:
         if isinstance(change, Reserved | Charged):
             run.add(change)
-        elif not isinstance(change, Barrier):
+        elif not isinstance(change, Barrier | Release):
             yield from run.statements()
-            run = ChargeRun()
+            run, is_catalog_changed = ChargeRun(), True
             yield from _administration(change)
     yield from run.statements()
+    if is_catalog_changed:
+        yield _CHANGE_CATALOG, ()
 
 
 def _administration(
@@ -96,32 +112,22 @@ def _values(row: Row) -> Row:
     return tuple(without_nul(each) for each in row)
 
 
-def tenants_of(changes: Iterable[Change]) -> set[str] | None:
-    """Return the tenants that these changes concern; None if one of the changes names no tenant."""
-    found: set[str] = set()
-    for change in changes:
-        match change:
-            case Reserved() | Charged():
-                found.add(change.balance.tenant_id)
-            case PutTenant(tenant):
-                found.add(tenant.tenant_id)
-            case PutKey(key):
-                found.add(key.tenant_id)
-            case DeleteTenant(tenant_id, _):
-                found.add(tenant_id)
-            case _:
-                return None
-    return found or None
-
-
-def read(connection: "psycopg.Connection[Row]") -> StoredState:
-    lost = [rows.charged_reservation_of(row) for row in connection.execute(_SELECT_LOST)]
-    latest = [rows.charge_of(row) for row in connection.execute(_SELECT_LATEST)]
+def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> StoredState:
+    """Return all tenants, keys and secrets, and the rest of the state of these partitions."""
+    chosen = sorted(partitions)
+    share = len(chosen) / PARTITIONS
+    lost = [
+        rows.charged_reservation_of(row) for row in _limited(connection, _SELECT_LOST, chosen, MAX_LOST_RESERVATIONS)
+    ]
+    latest = [rows.charge_of(row) for row in _limited(connection, _SELECT_LATEST, chosen, int(MAX_ANSWERS * share))]
     tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
-    balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances")
-    uses = connection.execute(f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses ORDER BY forget_at")
-    reservations = connection.execute(f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations")
-    scope_uses = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses")
+    balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", (chosen,))
+    uses_of = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
+    uses = connection.execute(uses_of, (chosen,))
+    reservations = connection.execute(
+        f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}", (chosen,)
+    )
+    scope_uses = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses {_OF_PARTITIONS}", (chosen,))
     prices = connection.execute(f"SELECT {rows.PRICE_COLUMNS} FROM prices")
     keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
     return StoredState(
@@ -136,3 +142,13 @@ def read(connection: "psycopg.Connection[Row]") -> StoredState:
         scope_uses=[ScopeUse(*row) for row in scope_uses],
         prices=[Price(*row) for row in prices],
     )
+
+
+def read_uses(connection: "psycopg.Connection[Row]") -> list[TenantUse]:
+    return [TenantUse(*row) for row in connection.execute(_SELECT_USES)]
+
+
+def _limited(
+    connection: "psycopg.Connection[Row]", statement: str, partitions: list[int], limit: int
+) -> "psycopg.Cursor[Row]":
+    return connection.execute(statement, (partitions, limit))

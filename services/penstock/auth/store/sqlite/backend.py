@@ -10,7 +10,7 @@ from penstock.auth.store.roll_up import LedgerRollUp, Retention
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.sqlite.connection import commit, connect, explained_errors
 from penstock.auth.store.sqlite.ledger import SqliteLedger
-from penstock.auth.store.store import PendingChange, StoredState
+from penstock.auth.store.store import HandedOver, OnEvent, PendingChange, StoredState, TenantUse
 
 
 @dataclass(eq=False)
@@ -21,6 +21,7 @@ class SqliteBackend:
     retention: Retention
     fsync: bool = field(default=False, kw_only=True)
     probe_due: float = field(default=math.inf, init=False)  # no other process can take the file over
+    epochs: None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
@@ -32,6 +33,18 @@ class SqliteBackend:
             state = sql.read(self._connection)
         self.roll_up = LedgerRollUp(SqliteLedger(self._connection), self.retention)
         return state
+
+    def notify_events(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+
+    def owner_address(self, partition: int) -> str:
+        return ""  # it is this process
+
+    def read_uses(self) -> list[TenantUse]:
+        return []  # this process knows all
+
+    def hand_over(self) -> None:
+        self._on_event(HandedOver())
 
     def commit(self, batch: list[PendingChange]) -> sqlite3.Error | None:
         error = commit(self._connection, batch)

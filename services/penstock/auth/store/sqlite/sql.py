@@ -23,6 +23,7 @@ from penstock.auth.store.store import (
     PutKey,
     PutPrice,
     PutTenant,
+    Release,
     Reserved,
     StoredState,
     StoreTooNew,
@@ -190,7 +191,7 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
             _put_scope_uses(connection, scope_uses)
-        case Barrier():
+        case Barrier() | Release():
             pass
 
 

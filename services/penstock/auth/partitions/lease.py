@@ -1,11 +1,10 @@
-"""The lease of an owner on its partitions. No clock, no I/O; `now` is s of this process's own monotonic clock."""
+"""The lease of a replica on its partitions. No clock, no I/O; `now` is s of this process's own monotonic clock."""
 
 import math
 from dataclasses import dataclass
 
-LEASE_TTL_S = 2.0  # s; another process takes over after this time without a renewal
-RENEWAL_INTERVAL_S = 0.5  # s
-START_TTL_S = 10.0  # s; of the lease while the state is read, before the first renewal
+LEASE_TTL_S = 1.5  # s; other replicas take over after this time without a renewal
+RENEWAL_INTERVAL_S = 0.35  # s
 
 
 @dataclass
@@ -19,7 +18,6 @@ class PartitionLease:
 
     ttl: float = LEASE_TTL_S
     renewal_interval: float = RENEWAL_INTERVAL_S
-    start_ttl: float = START_TTL_S
     _granted_at: float = -math.inf  # s; when the latest renewal that was confirmed was sent
 
     def __post_init__(self) -> None:

@@ -1,0 +1,91 @@
+"""A dead replica of auth and its successor, on virtual time: who waits how long, and who notices nothing."""
+
+import asyncio
+
+import pytest
+
+from auth_replicas import HIGH, LOW, claims, tenant_in
+from penstock.mesh.partitions import partition_of
+from virtual_auth import VirtualAuthMesh
+
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
+
+LOW_TENANT, HIGH_TENANT = tenant_in(LOW), tenant_in(HIGH)
+NEWCOMER = tenant_in({partition_of(LOW_TENANT)}, 1)
+ROUND_TRIP_S = 0.1  # at most
+
+
+@pytest.fixture
+def mesh(monkeypatch):
+    made = VirtualAuthMesh(monkeypatch, claims(LOW), claims(HIGH))
+    for tenant in (LOW_TENANT, HIGH_TENANT):
+        first = made.request(tenant, f"first {tenant}")
+        made.pass_by(ROUND_TRIP_S)
+        assert first.state == "queued"
+        first.cancel()
+    made.pass_by(ROUND_TRIP_S)
+    yield made
+    assert made.loop.failures == []
+    asyncio._set_running_loop(None)  # a world has set it
+
+
+def test_known_tenants_go_on_after_a_second_newcomers_are_admitted_by_the_successor_and_others_notice_nothing(mesh):
+    low, high = mesh.replicas
+    mesh.kill(low)
+    mesh.pass_by(0.3)
+    known, newcomer, other = (mesh.request(tenant, tenant) for tenant in (LOW_TENANT, NEWCOMER, HIGH_TENANT))
+    mesh.pass_by(ROUND_TRIP_S)
+    assert (known.state, newcomer.state, other.state) == ("reserving", "reserving", "queued")
+    mesh.pass_by(0.5)
+    assert known.state == "reserving"  # 0.9 s after the death
+    mesh.pass_by(0.3)
+    assert (known.state, newcomer.state) == ("queued", "reserving")
+    mesh.pass_by(0.6)
+    mesh.claim(high, {**high.epochs, **claims(LOW, 2)})  # 1.8 s after the death
+    mesh.pass_by(ROUND_TRIP_S)
+    assert newcomer.state == "queued"
+    figures = mesh.runner.figures()
+    assert (figures["fallback_admitted"], figures["fallback_rejected"], figures["deferred_reservations"]) == (1, 0, 0)
+    assert high.received[-2:] == [("deferred", LOW_TENANT), ("reserve", NEWCOMER)]
+
+
+def test_a_newcomer_is_rejected_4_s_after_the_death_if_no_replica_takes_over(mesh):
+    mesh.kill(mesh.replicas[0])
+    mesh.pass_by(2.0)
+    early = mesh.request(NEWCOMER, "early")
+    mesh.pass_by(1.9)
+    assert (early.state, early.error) == ("reserving", "")
+    mesh.pass_by(0.4)
+    assert (early.state, early.error) == ("done", "AUTH_LOST")
+    late = mesh.request(NEWCOMER, "late")
+    mesh.pass_by(ROUND_TRIP_S)
+    assert late.error == "AUTH_LOST"
+
+
+def test_a_newcomer_is_rejected_after_a_second_if_no_replica_is_left(mesh):
+    for replica in mesh.replicas:
+        mesh.kill(replica)
+    mesh.pass_by(0.3)
+    newcomer = mesh.request(NEWCOMER, "newcomer")
+    mesh.pass_by(0.5)
+    assert newcomer.error == ""
+    mesh.pass_by(0.5)
+    assert newcomer.error == "AUTH_LOST"
+    late = mesh.request(NEWCOMER, "late")
+    assert late.error == "AUTH_LOST"  # at once
+
+
+def test_no_tenant_of_a_frozen_replica_is_rejected_before_its_stream_is_cut(mesh):
+    """Its silence shows by the first request that it does not answer; callers are identified by the other replica."""
+    low, high = mesh.replicas
+    mesh.world.halt(low.loop)
+    known, newcomer = mesh.request(LOW_TENANT, "known"), mesh.request(NEWCOMER, "newcomer")
+    mesh.pass_by(0.9)
+    assert known.state == "reserving"
+    mesh.pass_by(0.4)
+    assert known.state == "queued"
+    mesh.pass_by(1.2)
+    assert mesh.runner.figures()["auth_links_up"] == 1
+    mesh.claim(high, {**high.epochs, **claims(LOW, 2)})
+    mesh.pass_by(ROUND_TRIP_S)
+    assert (newcomer.state, newcomer.error) == ("queued", "")

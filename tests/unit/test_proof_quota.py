@@ -1,0 +1,72 @@
+"""The checks of the proof `quota` find what a wrong auth would do."""
+
+from penstock.proofs.checks.quota import EngineCount, LedgerEntry, TenantLimits, check_engine_counts, check_limits
+
+
+def entry(number, at=0.0, tokens=10, *, outcome="stop", tenant="acme", lasts=1.0, ticket="", reserved=100):
+    return LedgerEntry(
+        reservation_id=f"r-{number}",
+        ticket_id=ticket or f"t-{number}",
+        tenant_id=tenant,
+        reserved_at=at,
+        settled_at=at + lasts,
+        reserved_tokens=reserved,
+        prompt_tokens=0,
+        made_tokens=tokens,
+        outcome=outcome,
+    )
+
+
+def found(limit, *entries, deferred=()):
+    return check_limits(entries, {"acme": limit}, set(deferred))
+
+
+def test_a_minute_of_tokens_at_once_and_their_refill_are_within_the_limit():
+    takes = [entry(0, 0.0, 600), *(entry(each, each * 1.0, 10) for each in range(1, 60))]
+    assert found(TenantLimits(tokens_per_minute=600), *takes).tokens_over == 0
+    more = [*takes, entry(60, 59.0, 25)]
+    assert found(TenantLimits(tokens_per_minute=600), *more).tokens_over == 25
+
+
+def test_all_reserved_tokens_of_a_lost_reservation_count():
+    takes = [entry(0, outcome="lost", tokens=0, reserved=550), entry(1, tokens=60)]
+    assert found(TenantLimits(tokens_per_minute=600), *takes).tokens_over == 10
+
+
+def test_a_request_that_an_edge_admitted_under_a_grant_is_counted_and_not_judged():
+    takes = [entry(0, tokens=600), entry(1, tokens=60)]
+    findings = found(TenantLimits(tokens_per_minute=600), *takes, deferred=["r-1"])
+    assert (findings.requests, findings.deferred, findings.tokens_over) == (2, 1, 0)
+
+
+def test_requests_beyond_a_limit_per_minute_are_counted():
+    takes = [entry(each, each * 0.1) for each in range(12)]
+    assert found(TenantLimits(requests_per_minute=10), *takes).requests_over == 2
+
+
+def test_requests_beyond_a_limit_at_once_are_counted_and_successors_are_not():
+    takes = [entry(0, 0.0, lasts=1.0), entry(1, 1.0, lasts=1.0), entry(2, 1.0, lasts=0.5), entry(3, 1.2, lasts=0.1)]
+    assert found(TenantLimits(concurrent_requests=2), *takes).concurrent_over == 1
+
+
+def test_tenants_without_limits_are_not_judged():
+    assert found(TenantLimits(tokens_per_minute=1), entry(0, tenant="other")).requests == 0
+
+
+def test_a_ticket_with_other_tokens_without_a_row_or_with_two_rows_is_found():
+    rows = [entry(0), entry(1, tokens=9), entry(3), entry(4, ticket="t-3", tokens=0)]
+    counts = {f"t-{each}": EngineCount(10) for each in range(5)}
+    findings = check_engine_counts(rows, counts, {"t-0", "t-1", "t-2", "t-3"})
+    assert (findings.compared, findings.different, findings.uncharged, findings.charged_twice) == (4, 1, 1, 1)
+
+
+def test_a_ticket_whose_edge_died_is_not_compared():
+    lost = entry(0, outcome="lost", tokens=0)
+    assert check_engine_counts([lost], {"t-0": EngineCount(7)}, set()).compared == 0
+
+
+def test_tokens_after_a_stop_string_are_not_charged_and_those_after_a_cancel_are():
+    counts = {"t-0": EngineCount(11, after_stop=1)}
+    assert check_engine_counts([entry(0)], counts, {"t-0"}).different == 0
+    assert check_engine_counts([entry(0, outcome="cancelled", tokens=11)], counts, {"t-0"}).different == 0
+    assert check_engine_counts([entry(0, outcome="cancelled")], counts, {"t-0"}).different == 1
