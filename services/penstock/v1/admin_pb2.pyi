@@ -217,10 +217,10 @@ class BudgetUse(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     spent: _builtins.int
     """Amount that settled requests were charged, in the unit of the budget; of requests that were lost, what they had
-    reserved.
+    reserved. At a replica that does not own the tenant, what active requests have reserved, too.
     """
     reserved: _builtins.int
-    """Amount that active requests have reserved."""
+    """Amount that active requests have reserved. 0 at a replica that does not own the tenant."""
     @_builtins.property
     def budget(self) -> Global___Budget:
         """The budget."""
@@ -637,7 +637,7 @@ class ListKeysResponse(_message.Message):
 
     @_builtins.property
     def uses(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyUse]:
-        """Of the keys with limits or budgets, by create time."""
+        """Of the keys with limits or budgets whose tenants this replica owns, by create time."""
 
     def __init__(
         self,

@@ -6,8 +6,9 @@ from penstock.auth.admin import policies
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.policy import NO_POLICY
 from penstock.auth.identity.tenant import TENANT_ID_FORMAT, WEIGHT_BOUNDS, Tenant
-from penstock.auth.quota.scope_quota import KEY_SCOPE
+from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeQuota
 from penstock.auth.quota.tenant_quota import TenantQuota
+from penstock.auth.store.store import TenantUse
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.v1 import admin_pb2 as pb
@@ -90,6 +91,14 @@ def usage_message(quota: TenantQuota, now: float) -> pb.TenantUse:
         budgets=policies.budget_use_messages(quota.scope(), now),
         shadow_refusals=quota.shadow_refusals,
     )
+
+
+def stored_use_message(use: TenantUse, quota: TenantQuota, now: float) -> pb.TenantUse:
+    """Return the use of a tenant as its owner has stored it: what is reserved of a budget is among the spent amount."""
+    values = use._asdict()
+    stored = values.pop("scope_use")
+    scope = ScopeQuota(stored, "", quota.tenant.policy, now) if stored else quota.scope()
+    return pb.TenantUse(**values, budgets=policies.budget_use_messages(scope, now))
 
 
 def key_use_message(key: Key, quota: TenantQuota, now: float) -> pb.KeyUse | None:

@@ -163,7 +163,7 @@ class AuthAdmin(AdminService):
         """Return the present use of a tenant: from memory if it is this replica's, else as its owner has stored it."""
         tenant_id = quota.tenant.tenant_id
         found = None if self._authorizer.served.has_tenant(tenant_id) else stored.get(tenant_id)
-        return pb.TenantUse(**found._asdict()) if found else messages.usage_message(quota, now)
+        return messages.stored_use_message(found, quota, now) if found else messages.usage_message(quota, now)
 
     async def PutPrice(self, request: pb.PutPriceRequest, context: Any) -> pb.PutPriceResponse:
         price = policies.price_of(request.price)

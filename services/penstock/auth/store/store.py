@@ -185,6 +185,7 @@ class TenantUse(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     requests: int
+    scope_use: ScopeUse | None = None  # None: it has no limits or budgets that a scope counts
 
 
 class Store(Protocol):

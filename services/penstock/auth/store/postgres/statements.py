@@ -145,7 +145,9 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
 
 
 def read_uses(connection: "psycopg.Connection[Row]") -> list[TenantUse]:
-    return [TenantUse(*row) for row in connection.execute(_SELECT_USES)]
+    of_tenants = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses WHERE scope = ''")
+    scope_uses = {row[0]: ScopeUse(*row) for row in of_tenants}
+    return [TenantUse(*row)._replace(scope_use=scope_uses.get(row[0])) for row in connection.execute(_SELECT_USES)]
 
 
 def _limited(
