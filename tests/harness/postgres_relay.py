@@ -15,6 +15,7 @@ class PostgresRelay:
     port: int = 0
     loses_replies: bool = False
     holds_requests: bool = False
+    keeps_clients: bool = False  # leave a connection open that the server has closed
     refuses: bool = False
     held: list = field(default_factory=list)  # pairs of a writer to the server and bytes
     _clients: list = field(default_factory=list)
@@ -56,7 +57,8 @@ class PostgresRelay:
         while data := await _read(reader):
             if not self.loses_replies and not client.is_closing():
                 client.write(data)
-        client.close()
+        if not self.keeps_clients:
+            client.close()
 
     def cut(self):
         """Cut the connections of clients. Those whose requests are held stay open at the server."""

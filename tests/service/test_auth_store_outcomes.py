@@ -7,6 +7,7 @@ count twice if it were applied twice.
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pytest
@@ -17,6 +18,7 @@ from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import threaded
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.postgres import backend as postgres_backend
+from penstock.auth.store.postgres.connection import BEGIN
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.store import Barrier, PutTenant, Reserved
 from postgres_relay import postgres_relay
@@ -155,6 +157,29 @@ async def test_a_cut_connection_is_opened_again_without_a_failed_change(store_of
             await kept(store, charged(number))
         assert store.is_available
     assert store_of.rows(TOTAL) == [(5, 50, 35)]
+
+
+async def test_a_commit_that_the_server_answers_with_the_end_of_the_session_counts_once(
+    postgres, store_of, monkeypatch
+):
+    async with relayed(postgres, store_of, monkeypatch) as (relay, store):
+        relay.keeps_clients = True  # the answer arrives before the end of the connection
+        with monkeypatch.context() as patch, capture_logs() as lines:
+            patch.setattr(postgres_backend, "_run", partial(run_and_end_session, patch))
+            await kept(store, correction())
+            await kept(store, reserved(2))
+        assert [line["applied"] for line in lines if line["event"] == "store_outcome_decided"] == [True]
+    assert store_of.rows(TOTAL) == ONCE
+    assert [each.reservation_id for each in (await stored_state(store_of.location)).reservations] == ["r-2"]
+
+
+def run_and_end_session(patch, connection, parts):
+    """Commit, and let the server end the session before it has answered the whole pipeline. Only this time."""
+    patch.undo()
+    with connection.pipeline():
+        for statement, values in [(BEGIN, ()), *parts, ("COMMIT", ())]:
+            connection.execute(statement, values)
+        connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 async def test_charges_wait_for_a_database_that_is_away_and_are_written_once_in_order(store_of, monkeypatch):

@@ -18,6 +18,7 @@ from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.hostile.proof import HostileOptions, hostile
 from penstock.proofs.live.cancel import CancelOptions, cancel
 from penstock.proofs.live.clocks import ClocksOptions, clocks
+from penstock.proofs.live.database import DatabaseOptions, database
 from penstock.proofs.live.disk import DiskOptions, disk
 from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
@@ -79,6 +80,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "freeze": (freeze, FreezeOptions),
     "partition": (partition, PartitionOptions),
     "disk": (disk, DiskOptions),
+    "database": (database, DatabaseOptions),
     "quota": (quota, QuotaOptions),
     "rollout": (rollout, RolloutOptions),
     "soak": (soak, SoakOptions),

@@ -135,7 +135,7 @@ class EngineCount(NamedTuple):
     after_stop: int = 0  # of them, made after the edge had stopped the run
 
     def charged_for(self, outcome: str) -> int:
-        """Return the tokens to charge. An answer does not pay for what follows its stop string; a cancelled one does."""
+        """Return the tokens to charge. An answer does not pay for what follows its stop string."""
         return self.made - self.after_stop if outcome == "stop" else self.made
 
 

@@ -49,6 +49,7 @@ TENANTS = 16  # on about as many partitions
 CATALOG_SIZE = 24
 CANCELLED_SHARE = 0.2
 MAX_TAKEOVER_S = 2.0
+PAUSE_AFTER_REJECTION_S = 2.0  # s; clients of tenants with limits do not send without end
 AUTH_LOST = "AUTH_LOST"
 OVER_LIMIT = "QUOTA_EXCEEDED"  # what clients of tenants with limits may receive
 CUT = "connection cut"
@@ -129,7 +130,8 @@ async def _load_of_tenants(
             client = await stack.enter_async_context(Client(*edges, api_key=key))
             streams = len(range(number, options.streams, len(keys)))
             driver = GrpcDriver([client], time.time)
-            loads.append(ClosedLoopLoad(driver, requests, streams, options.seed + number))
+            seed, pause = options.seed + number, PAUSE_AFTER_REJECTION_S
+            loads.append(ClosedLoopLoad(driver, requests, streams, seed, pause_after_failure=pause))
         yield Loads(loads)
 
 

@@ -33,8 +33,12 @@ class ClosedLoopLoad:
         explain: bool = False,
         via: str = "",
         is_plain: bool = False,
+        pause_after_failure: float = 0.0,
     ) -> None:
-        """`explain`: request a timeline, for `stage_durations`. `via`, `is_plain`: as in `TokenTranscript`."""
+        """`explain`: request a timeline, for `stage_durations`. `via`, `is_plain`: as in `TokenTranscript`.
+
+        `pause_after_failure`: s for which a client waits after a request that failed.
+        """
         self.transcripts: list[TokenTranscript] = []
         self._driver = driver
         self._requests = requests
@@ -42,6 +46,7 @@ class ClosedLoopLoad:
         self._common_options = Options(timeout=REQUEST_TIMEOUT_S, explain=explain)
         self._via = via
         self._is_plain = is_plain
+        self._pause_after_failure = pause_after_failure
         self._rng = random.Random(seed)
         self._is_stopped = False
 
@@ -80,6 +85,8 @@ class ClosedLoopLoad:
         self.transcripts.append(transcript)
         options = Options(**{**request.options, **self._common_options, "request_id": request_id})
         await self._driver.send(replace(request, options=options), transcript)
+        if transcript.failure_text and self._pause_after_failure:
+            await asyncio.sleep(self._pause_after_failure)
 
 
 class Loads(ClosedLoopLoad):

@@ -23,6 +23,7 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 
 REST_TIMEOUT_S = 60.0  # s; above the grace that auth gives an edge that does not return
 POLL_INTERVAL_S = 0.1  # s
+SNAPSHOT_TIMEOUT_S = 20.0  # s; a connection may take several attempts on a busy machine
 
 ENVOY_REQUESTS = "http.front.downstream_rq_active"  # requests that an Envoy carries
 
@@ -65,7 +66,10 @@ class Testbed:
 
     async def _snapshot(self, address: str) -> Snapshot:
         async with operator_channel(address) as to_process:
-            return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
+            response = await AdminStub(to_process).GetSnapshot(
+                GetSnapshotRequest(), wait_for_ready=True, timeout=SNAPSHOT_TIMEOUT_S
+            )
+        return response.snapshot
 
     async def _figures_not_zero(self) -> dict[str, float]:
         residue: dict[str, float] = {}

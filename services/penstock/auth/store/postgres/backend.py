@@ -28,6 +28,7 @@ from penstock.auth.store.postgres.ownership import (
     PostgresPartitions,
     end_sessions,
     hold,
+    is_rolled_back,
     is_taken,
     release,
     resign,
@@ -175,9 +176,11 @@ class PostgresBackend:
                     *released,
                 ],
             )
-        except psycopg.Error:
-            if not connection.closed:  # the server has answered: nothing was written
+        except psycopg.Error as error:
+            if is_rolled_back(error):
                 self._outcomes.on_rejected()
+            else:
+                connection.close()  # the batch is in doubt, and the next connection decides it
             raise
         self._outcomes.on_applied()
         self._count_released(batch)

@@ -60,6 +60,14 @@ class StoreDiverged(Exception):
     """The database has lost commits, such as in a failover, or was restored: the state in memory is another one."""
 
 
+def is_rolled_back(error: psycopg.Error) -> bool:
+    """Return whether the server has answered that it wrote nothing of a transaction.
+
+    The end of its session (FATAL) may be the answer to a transaction that was committed a moment before.
+    """
+    return error.diag.severity_nonlocalized == "ERROR"
+
+
 def is_taken(error: psycopg.Error) -> bool:
     """Return whether a transaction failed because another replica owns a partition. Raises StoreDiverged."""
     if error.sqlstate == BATCH_DECIDED:
