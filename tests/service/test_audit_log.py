@@ -94,6 +94,41 @@ async def test_each_action_is_recorded_with_its_actor_parameters_and_result(tmp_
     assert verified(path).broken_at == 0
 
 
+async def test_changes_of_limits_and_prices_are_recorded_with_all_values(tmp_path):
+    store, path = store_of(tmp_path)
+    limits = pb.KeyLimits(
+        limits=pb.Limits(requests_per_minute=3),
+        allowed_models=["m*"],
+        budgets=[pb.Budget(period=pb.BUDGET_PERIOD_DAY, tokens=5)],
+        shadow=True,
+    )
+    as_recorded = {
+        "limits": {"requests_per_minute": 3},
+        "allowed_models": ["m*"],
+        "budgets": [{"period": "BUDGET_PERIOD_DAY", "tokens": "5"}],
+        "shadow": True,
+    }
+    async with auth_process(store) as found:
+        admin = found.admin
+        made = await admin.CreateKey(pb.CreateKeyRequest(tenant_id="default", limits=limits))
+        key_id = made.key.key_id
+        await admin.PutKeyLimits(pb.PutKeyLimitsRequest(key_id=key_id, limits=limits))
+        await admin.PutPrice(pb.PutPriceRequest(price=pb.Price(model="m", output_nanos=7)))
+        await admin.DeletePrice(pb.DeletePriceRequest(model="m"))
+        await admin.ListPrices(pb.ListPricesRequest())
+        tenant = pb.Tenant(tenant_id="acme", model_limits=[pb.ModelLimits(model="m")], soft_share=0.5)
+        await admin.PutTenant(pb.PutTenantRequest(tenant=tenant))
+    begun = [(each["action"], each["parameters"]) for each in records(path) if each["result"] == "begun"]
+    assert begun[:4] == [
+        ("keys.create", {"tenant_id": "default", "display_name": "", "limits": as_recorded}),
+        ("keys.limit", {"key_id": key_id, "limits": as_recorded}),
+        ("prices.put", {"model": "m", "output_nanos": "7"}),
+        ("prices.delete", {"model": "m"}),
+    ]
+    action, parameters = begun[4]
+    assert (action, parameters["model_limits"], parameters["soft_share"]) == ("tenants.put", [{"model": "m"}], 0.5)
+
+
 @asynccontextmanager
 async def demo_server(**listeners):
     operators = OperatorListeners(**listeners)

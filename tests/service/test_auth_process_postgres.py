@@ -130,6 +130,43 @@ async def test_a_key_and_a_limit_that_one_replica_has_received_hold_at_all(datab
         await until_rejected(there, credential, "KEY_REVOKED")
 
 
+async def test_limits_of_keys_prices_and_budgets_hold_at_all_replicas_and_over_a_takeover(database):
+    """A reservation costs 50 nanos: 10 tokens of input at 1 and 20 of output at 2."""
+    async with AsyncExitStack() as stack:
+        processes = [await stack.enter_async_context(auth_process(database)) for _ in range(2)]
+        founds = [await stack.enter_async_context(connected(each)) for each in processes]
+        streams = [await stack.enter_async_context(edge(each)) for each in founds]
+        for each in streams:
+            await until_owner_of(each, PARTITIONS // 2)
+        owner = 0 if partition_of("acme") in await owned_by(streams[0]) else 1
+        stranger = founds[1 - owner].admin
+        price = pb.Price(model="m", input_nanos=1_000_000, output_nanos=2_000_000)
+        await stranger.PutPrice(pb.PutPriceRequest(price=price))
+        budget = pb.Budget(period=pb.BUDGET_PERIOD_MONTH, money_nanos=120)
+        await stranger.PutTenant(pb.PutTenantRequest(tenant=pb.Tenant(tenant_id="acme", budgets=[budget])))
+        own = pb.KeyLimits(limits=pb.Limits(requests_per_minute=2))
+        made = await stranger.CreateKey(pb.CreateKeyRequest(tenant_id="acme", limits=own))
+        credential = Credential(bearer=made.secret)
+        await until_identified(streams[owner], credential)  # the catalog has arrived, with the price and the limits
+        first = await streams[owner].reserve("request-1", credential=credential)
+        assert first.rate_limits.limit_requests == 2
+        await streams[owner].reserve("request-2", credential=credential)
+        refused = rejection_of(await streams[owner].reserve("request-3", credential=credential))
+        assert sorted(each.subject for each in refused.quota_violations) == [f"key:{made.key.key_id}", "tenant:acme"]
+        uses = [await tenant_use(each, "acme") for each in founds]
+        assert [(each.spent, each.reserved) for each in uses[owner].budgets] == [(0, 100)]
+        assert [(each.spent, each.reserved) for each in uses[1 - owner].budgets] == [(100, 0)]
+        await streams[owner].settle(first.reservation_id, prompt=10, output=0, tenant_id="acme")
+        processes[owner].kill()
+        later = streams[1 - owner]
+        again = await later.reserve_at_owner(request_id="request-2", credential=credential)
+        assert isinstance(again, Admitted)
+        refused = rejection_of(await later.reserve("request-3", prompt=30, output=20, credential=credential))
+        assert refused.reason == "BUDGET_EXCEEDED"
+        use = await tenant_use(founds[1 - owner], "acme")
+        assert [(each.spent, each.reserved) for each in use.budgets] == [(10, 50)]
+
+
 @asynccontextmanager
 async def replica(store):
     """Yield a process and a stream of an edge to it."""

@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Limits, Policy
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.quota.grant_uses import GrantUse
-from penstock.auth.quota.reservation import OUTCOME_LOST
+from penstock.auth.quota.prices import Price
+from penstock.auth.quota.reservation import OUTCOME_LOST, Metering
 from penstock.auth.quota.reservation_table import ReservationTable
+from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import threaded
 from penstock.auth.store.opening import opened_store
@@ -19,8 +22,10 @@ from penstock.auth.store.store import (
     Charged,
     ChargesNotPersisted,
     DeleteKey,
+    DeletePrice,
     DeleteTenant,
     PutKey,
+    PutPrice,
     PutTenant,
     Reserved,
     StoreClosed,
@@ -39,6 +44,52 @@ async def test_all_values_are_restored_unchanged(stored):
     assert state.keys == [ACME_KEY]
     assert state.reservations == [reservation()]
     assert state.balances == {"acme": balance}
+
+
+POLICY = Policy(
+    limits=Limits(input_tokens_per_minute=7, output_tokens_per_minute=8),
+    allowed_models=("m", "qwen*"),
+    model_limits=(("m:7b", Limits(requests_per_minute=1, concurrent_requests=2)),),
+    budgets=(Budget(BudgetPeriod.MONTH, BudgetUnit.MONEY, 2**60), Budget(BudgetPeriod.DAY, BudgetUnit.TOKENS, 1)),
+    soft_share=0.8,
+    shadow=True,
+)
+PRICE = Price("m", 10**15, 5, 0)
+
+
+async def test_policies_prices_and_what_scopes_have_used_are_restored_unchanged(stored):
+    priced = replace(reservation(), metering=Metering(reserved_nanos=2**62))
+    uses = (
+        ScopeUse("acme", "", 1, 2, 3, 2**63 - 1, 1.25, 10, 11, 12, 13, 14, 2**63 - 1),
+        ScopeUse("acme", "key:k"),
+        ScopeUse("acme", "model:m"),
+    )
+    tenant, key = replace(ACME_TENANT, policy=POLICY), replace(ACME_KEY, policy=POLICY)
+    async with opened_store(stored.location) as (store, state):
+        assert (list(state.prices), list(state.scope_uses)) == ([], [])
+        for change in (PutTenant(tenant), PutKey(key), PutPrice(PRICE._replace(output_nanos=1)), PutPrice(PRICE)):
+            await kept(store, change)
+        await kept(store, Reserved(priced, Balance("acme"), None, (uses[0]._replace(day_tokens=0),)))
+        await kept(store, charged(2)._replace(scope_uses=uses))
+    state = await stored_state(stored.location)
+    assert tenant in state.tenants
+    assert state.keys == [key]
+    assert [each.reserved_nanos for each in state.reservations] == [2**62]
+    assert list(state.prices) == [PRICE]
+    assert sorted(state.scope_uses) == sorted(uses)
+
+
+async def test_what_a_scope_has_used_is_deleted_with_its_key_and_its_tenant(stored):
+    uses = (ScopeUse("acme", ""), ScopeUse("acme", "key:k"), ScopeUse("acme", "key:k2"))
+    async with opened_store(stored.location) as (store, _):
+        for change in (PutTenant(ACME_TENANT), PutKey(ACME_KEY), charged()._replace(scope_uses=uses), DeleteKey("k")):
+            await kept(store, change)
+    assert sorted((await stored_state(stored.location)).scope_uses) == [uses[0], uses[2]]
+    async with opened_store(stored.location) as (store, _):
+        for change in (DeleteTenant("acme", 3.0), PutPrice(PRICE), DeletePrice("m")):
+            await kept(store, change)
+    state = await stored_state(stored.location)
+    assert (list(state.scope_uses), list(state.prices)) == ([], [])
 
 
 async def test_a_tenant_with_keys_and_a_balance_can_get_new_limits(stored):

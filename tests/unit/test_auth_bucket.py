@@ -73,6 +73,18 @@ def test_the_state_after_a_restart_never_lacks_less():
     assert 0 <= to_micros(restored.wait(1_000, START_UNIX_S)) - to_micros(bucket.wait(1_000, START_UNIX_S)) <= 1
 
 
+@given(
+    per_minute=st.integers(1, 10_000), amounts=st.lists(st.integers(0, 20_000), max_size=5), later=st.integers(0, 10**9)
+)
+def test_the_state_that_callers_see_is_what_is_available_and_the_time_until_it_is_full(per_minute, amounts, later):
+    bucket, now = Bucket(per_minute), START_UNIX_S + later / 1e6
+    for amount in amounts:
+        bucket.take(amount, START_UNIX_S)
+    remaining, reset_millis = bucket.state(now)
+    assert remaining == bucket.available(now)
+    assert reset_millis == -(-max(0, bucket.full_at - to_micros(now)) // 1_000)
+
+
 def test_a_bucket_keeps_only_runs_that_can_still_change():
     bucket = Bucket(60)
     for second in range(1_000):

@@ -261,7 +261,7 @@ class AnyOrder(RuleBasedStateMachine):
         is_full = quota.concurrent_requests == 4
         assert (rejection.retry_after is None) == (tokens > self.LIMIT)
         if rejection.retry_after is not None and not is_full:
-            quota.check_limits(tokens, self.now + rejection.retry_after)
+            quota.check_limits(request_of(0, tokens, 0), self.now + rejection.retry_after)
 
     @rule(target=ended_ids, reservation_id=consumes(open_ids), prompt=st.integers(0, 60), output=st.integers(0, 60))
     def settle(self, reservation_id, prompt, output):

@@ -1,16 +1,18 @@
 """The authorizer: authenticates callers, reserves tokens and computes fallback grants. No I/O; `now` is an argument."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.auth.identity.authenticator import Authenticator
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
+from penstock.auth.identity.policy import allows_model, named_models
 from penstock.auth.identity.subject import key_of_subject
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.partitions.owned import NotOwner, ServedPartitions
 from penstock.auth.quota.grant import Grant, GrantInvalid, GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
+from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.tenant_quota import TenantQuota
@@ -53,16 +55,18 @@ class Authorizer:
         edge_id: str = "",  # empty: a proxy asks
     ) -> Identity:
         """Return the identity of a caller. Raises the errors of `Authenticator.authenticate`."""
-        return self._identity(self.authenticator.authenticate(credential, now, edge_id=edge_id), requested)
+        key = self.authenticator.authenticate(credential, now, edge_id=edge_id)
+        return self._identity(key, self._quota(key).tenant, requested)
 
     def reserve(
         self, frame: Reserve, edge_id: str, reservation_id: str, now: float
     ) -> tuple[Identity, Reservation, bool]:
         """Return the identity, the reservation, and whether it is new. A repeated request returns the existing one.
 
-        Raises Unauthenticated, PermissionDenied, InvalidArgument, QuotaExceeded or NotOwner. A fallback admission is
-        reserved even if the key has expired or a limit is reached, because the edge has admitted it under a grant.
-        Without a grant of auth for this edge and key, and beyond the tokens of the grant, it raises GrantInvalid.
+        Raises Unauthenticated, PermissionDenied, InvalidArgument, LimitsExceeded or NotOwner. A fallback admission is
+        reserved even if the key has expired, a limit or a budget is reached or the model is not allowed, because the
+        edge has admitted it under a grant. Without a grant of auth for this edge and key, and beyond the tokens of the
+        grant, it raises GrantInvalid.
         """
         if not frame.request_id:
             raise InvalidArgument("a reservation needs a request id", field="reserve.request_id")
@@ -71,10 +75,12 @@ class Authorizer:
             key, grant = self._vouched_key(frame.fallback_admission, edge_id, now)
         else:
             key = self.authenticator.authenticate(frame.credential, now, edge_id=edge_id)
-        identity = self._identity(key, frame.priority)
-        if key.models is not None and frame.model not in key.models:
-            text = f"the token of {key.key_id} does not allow the model {frame.model!r}"
-            raise PermissionDenied(text, reason="MODEL_FORBIDDEN")
+        quota = self._quota(key)
+        identity = self._identity(key, quota.tenant, frame.priority)
+        if not is_fallback and (
+            key.models is not None or key.policy.allowed_models or quota.tenant.policy.allowed_models
+        ):
+            _check_model(key, quota.tenant, frame.model)
         if not self.served.has_tenant(key.tenant_id):
             raise NotOwner(identity)
         if existing := self.reservations.find(key.tenant_id, frame.request_id):
@@ -114,7 +120,9 @@ class Authorizer:
         if self.grant_uses.find(frame.reservation_id):
             allowed = self.grant_uses.settle(frame.reservation_id, prompt + output)
             prompt, output = min(prompt, allowed), min(output, allowed - min(prompt, allowed))
-        return self.reservations.settle(frame.reservation_id, prompt, output, frame.outcome, now)
+        return self.reservations.settle(
+            frame.reservation_id, prompt, output, frame.outcome, now, cached_tokens=0
+        )  # edges do not report cached tokens yet
 
     def _check_owner(self, frame: Settle) -> None:
         if tenant_id := self.reservations.tenant_of(frame.reservation_id):
@@ -155,8 +163,8 @@ class Authorizer:
         for key in removed.keys:
             self.keys.put(key)
 
-    def put_catalog(self, tenants: list[Tenant], keys: list[Key], now: float) -> None:
-        """Apply all tenants and keys as another process has changed them. A revocation in memory stays."""
+    def put_catalog(self, tenants: Iterable[Tenant], keys: Iterable[Key], prices: Iterable[Price], now: float) -> None:
+        """Apply all tenants, keys and prices as another process has changed them. A revocation in memory stays."""
         for tenant in tenants:
             quota = self.reservations.quota(tenant.tenant_id)
             if quota is None or quota.tenant != tenant:
@@ -165,15 +173,30 @@ class Authorizer:
         for quota in self.reservations.quotas:
             if quota.tenant.tenant_id not in present and not quota.concurrent_requests:
                 self.remove_tenant(quota.tenant.tenant_id)
-        self.keys.replace(keys)
+        changed, removed = self.keys.replace(keys)
+        for key in removed:
+            if quota := self.reservations.quota(key.tenant_id):
+                quota.remove_key(key.key_id)
+        self._limit_keys(changed, now)
+        self.reservations.prices.replace(prices)
         self.authenticator.forget_rejections()
+
+    def _limit_keys(self, keys: Iterable[Key], now: float) -> None:
+        """Set the limits of keys at their tenants."""
+        for key in keys:
+            if quota := self.reservations.quota(key.tenant_id):
+                quota.set_key(key.key_id, key.policy, now)
 
     def take(self, epochs: Mapping[int, int], state: StoredState, now: float) -> None:
         """Continue the work of the former owner of partitions with its state."""
-        self.put_catalog(state.tenants, state.keys, now)
+        self.put_catalog(state.tenants, state.keys, state.prices, now)
+        uses = state.uses_by_tenant
         for tenant in state.tenants:
-            if partition_of(tenant.tenant_id) in epochs:
-                self.reservations.restore_balance(tenant, state.balances.get(tenant.tenant_id), now)
+            tenant_id = tenant.tenant_id
+            if partition_of(tenant_id) in epochs:
+                balance = state.balances.get(tenant_id)
+                self.reservations.restore_balance(tenant, balance, now, uses.get(tenant_id, ()))
+        self._limit_keys((each for each in self.keys.of_tenant() if partition_of(each.tenant_id) in epochs), now)
         self.reservations.restore(state.reservations, state.lost, state.charged)
         self.grant_uses.restore(state.grant_uses)
         self.served.add(epochs)
@@ -182,11 +205,41 @@ class Authorizer:
         """Forget the state of partitions, which another replica owns from now on."""
         if removed := self.served.remove(partitions):
             self.reservations.forget(lambda tenant_id: partition_of(tenant_id) in removed, now)
+            self._limit_keys((each for each in self.keys.of_tenant() if partition_of(each.tenant_id) in removed), now)
 
-    def fallback_grant(self, tenant_id: str, edges: int, now: float) -> int:
-        """Return the tokens that each of `edges` edges may admit for a tenant while auth is unreachable."""
+    def put_tenant(self, tenant: Tenant, now: float) -> TenantQuota:
+        """Create a tenant, or set its limits. Its present use stays counted."""
+        quota = self.reservations.put_tenant(tenant, now)
+        for key in self.keys.of_tenant(tenant.tenant_id):
+            quota.set_key(key.key_id, key.policy, now)
+        return quota
+
+    def put_key(self, key: Key, now: float) -> None:
+        """Add a key, or set its state and its limits. Its present use stays counted."""
+        self.keys.put(key)
+        if quota := self.reservations.quota(key.tenant_id):
+            quota.set_key(key.key_id, key.policy, now)
+
+    def remove_key(self, key: Key) -> None:
+        self.keys.remove(key.key_id)
+        if quota := self.reservations.quota(key.tenant_id):
+            quota.remove_key(key.key_id)
+
+    def put_price(self, price: Price) -> None:
+        """Set the price of a model for later reservations."""
+        self.reservations.prices.put(price)
+
+    def delete_price(self, model: str) -> None:
+        self.reservations.prices.delete(model)
+
+    def fallback_grant(self, tenant_id: str, edges: int, now: float, request: ReservationRequest | None = None) -> int:
+        """Return the tokens that each of `edges` edges may admit for a tenant while auth is unreachable.
+
+        They are a share of what the limits and budgets leave that are exhausted first: of the tenant, and of the key
+        and the model of `request`. Money is converted by the highest price.
+        """
         quota = self.reservations.quota(tenant_id)
-        left = quota.tokens_left(now) if quota else 0
+        left = quota.tokens_left(now, request, self.reservations.prices.highest_nanos) if quota else 0
         granted = self.fallback_tokens if left is None else int(left * self.fallback_share / max(1, edges))
         return min(granted, MAX_GRANT)
 
@@ -206,15 +259,18 @@ class Authorizer:
             self.authenticator.record_failure("", edge_id, now)
         return self.keys.by_id(admission.key_id), None
 
-    def _identity(self, key: Key, requested: "Priority.ValueType") -> Identity:
+    def _quota(self, key: Key) -> TenantQuota:
         quota = self.reservations.quota(key.tenant_id)
         if quota is None:  # of a token; a key belongs to an existing tenant, and is removed with it
             text = f"there is no tenant {key.tenant_id!r}; an operator creates it with `penstock tenants put`"
             raise PermissionDenied(text, reason="TENANT_UNKNOWN")
+        return quota
+
+    def _identity(self, key: Key, tenant: Tenant, requested: "Priority.ValueType") -> Identity:
         return Identity(
             tenant_id=key.tenant_id,
-            priority=max(key.priority, quota.tenant.effective_priority(requested)),
-            weight=quota.tenant.weight,
+            priority=max(key.priority, tenant.effective_priority(requested)),
+            weight=tenant.weight,
             cache_salt=self._cache_salt(key.tenant_id),
             key_id=key.key_id,
         )
@@ -223,6 +279,23 @@ class Authorizer:
         if tenant_id not in self._salts:
             self._salts[tenant_id] = cache_salt(self.mesh_secret, tenant_id)
         return self._salts[tenant_id]
+
+
+def _check_model(key: Key, tenant: Tenant, model: str) -> None:
+    """Raise PermissionDenied / MODEL_FORBIDDEN unless token, key and tenant allow the model."""
+    if key.models is not None and model not in key.models:
+        raise _model_forbidden(f"the token of {key.key_id}", key.models, model, "or request another token")
+    patterns = key.policy.allowed_models
+    if patterns and not allows_model(patterns, model):
+        raise _model_forbidden(f"key {key.key_id}", patterns, model, "or ask for `penstock keys limit`")
+    patterns = tenant.policy.allowed_models
+    if patterns and not allows_model(patterns, model):
+        raise _model_forbidden(f"tenant {tenant.tenant_id}", patterns, model, "or ask for `penstock tenants put`")
+
+
+def _model_forbidden(subject: str, allowed: Collection[str], model: str, advice: str) -> PermissionDenied:
+    text = f"{subject} does not allow the model {model!r}; it allows {named_models(allowed)}: use one of them, {advice}"
+    return PermissionDenied(text, reason="MODEL_FORBIDDEN")
 
 
 def _counted_tokens(frame: Reserve) -> int:

@@ -1,6 +1,7 @@
 """Frames that auth sends to edges."""
 
 from penstock.auth.identity.keys import Key
+from penstock.auth.quota.rejection import LimitsExceeded
 from penstock.auth.quota.reservation import Reservation
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.admission_pb2 import (
@@ -35,6 +36,8 @@ def rejected(request_id: str, error: PenstockError, caller: Key | Identity | Non
     answer = Rejected(request_id=request_id, failure=error.failure())
     if caller:
         answer.tenant_id, answer.key_id = caller.tenant_id, caller.key_id
+    if isinstance(error, LimitsExceeded) and error.rate_limits:
+        answer.rate_limits.CopyFrom(error.rate_limits)
     return AdmitResponse(rejected=answer)
 
 

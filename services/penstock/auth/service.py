@@ -31,11 +31,11 @@ from penstock.auth.store.store import (
     StoreEvent,
     Taken,
 )
-from penstock.auth.telemetry import ReserveSpan
+from penstock.auth.telemetry import ReserveSpan, record_budget_warning, record_shadow_refusals
 from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.chassis.streams.link import Peer, accept_stream
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Identity, Reserve, Settle
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Admitted, Identify, Identity, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer
 from penstock.v1.stream_pb2 import Hello
 
@@ -81,6 +81,7 @@ class AdmissionService(AdmissionServiceServicer):
         self._grant_time_left_nanos = nanos_left(authorizer.grants.ttl, 0.0)
         self._peers: dict[EdgePeer, None] = {}  # in order of connection, so that fault worlds replay exactly
         self._invalid_grants = 0
+        self._budget_warnings = 0
         store.notify_availability(self._on_store_availability)
         store.notify_events(self._on_store_event)
 
@@ -95,6 +96,9 @@ class AdmissionService(AdmissionServiceServicer):
             "keys": len(self._authorizer.keys),
             "edges": len(self._edge_sessions),
             "invalid_grants": self._invalid_grants,
+            "shadow_refusals": reservations.shadow_refusals,
+            "budget_warnings": self._budget_warnings,
+            "models_without_price": reservations.prices.unpriced_models,
             "partitions": len(self._authorizer.served),
             "failed_authentications": self._authorizer.authenticator.failures,
             "limited_authentications": self._authorizer.authenticator.limited,
@@ -131,6 +135,8 @@ class AdmissionService(AdmissionServiceServicer):
             for edge_id in self._edge_sessions.pop_expired(now):
                 self._expire_edge(edge_id, now)
             self._authorizer.grant_uses.forget(now)
+            for model in self._authorizer.reservations.prices.pop_unpriced():
+                log.warning("model_without_price", model=model, because="its requests cost nothing of budgets in money")
             self._rotate_identity_keys(now)
 
     async def drain(self) -> None:
@@ -159,8 +165,8 @@ class AdmissionService(AdmissionServiceServicer):
             case Lost(partitions):
                 self._authorizer.give(partitions, now)
                 log.warning("partitions_lost", partitions=len(partitions))
-            case CatalogChanged(tenants, keys):
-                self._authorizer.put_catalog(tenants, keys, now)
+            case CatalogChanged(tenants, keys, prices):
+                self._authorizer.put_catalog(tenants, keys, prices, now)
                 return
             case _:
                 return
@@ -212,7 +218,9 @@ class AdmissionService(AdmissionServiceServicer):
             self._count_rejection(edge_id, frame, error)
             self._reject(peer, frame.request_id, error, span, self._authorizer.caller(frame))
             return
-        balance = self._authorizer.reservations.quota_of(reservation).balance
+        quota = self._authorizer.reservations.quota_of(reservation)
+        if is_new and (shadow_refusals := reservation.metering.shadow_refusals):
+            record_shadow_refusals(shadow_refusals)
         answer = partial(
             self._on_reservation_persisted,
             peer,
@@ -223,7 +231,8 @@ class AdmissionService(AdmissionServiceServicer):
             span=span,
         )
         grant_use = self._authorizer.grant_uses.find(reservation.reservation_id)
-        self._store.write(Reserved(reservation, balance, grant_use) if is_new else Barrier(), answer)
+        reserved = Reserved(reservation, quota.balance, grant_use, quota.uses_of(reservation))
+        self._store.write(reserved if is_new else Barrier(), answer)
 
     def _is_repeated(self, error: PenstockError, repeat: Callable[[], None]) -> bool:
         """Return whether the frame is handled again once the keys that its token needs are loaded."""
@@ -263,13 +272,25 @@ class AdmissionService(AdmissionServiceServicer):
             log.info("deferred_reservation_recorded", **_names(reservation), edge=reservation.request.edge_id)
         span.end(tenant_id=identity.tenant_id)
         now = self._clock()
-        granted = self._authorizer.fallback_grant(identity.tenant_id, len(self._edge_sessions), now)
+        edges, request = len(self._edge_sessions), reservation.request
+        granted = self._authorizer.fallback_grant(identity.tenant_id, edges, now, request)
         answer = frames.admitted(frame.request_id, reservation, identity, granted)
         if granted:
             edge_id = peer.hello.instance_id
             answer.admitted.fallback_grant = self._authorizer.grants.issue(edge_id, identity.key_id, granted, now)
             answer.admitted.fallback_grant_time_left_nanos = self._grant_time_left_nanos
+        if not frame.HasField("fallback_admission"):
+            self._add_limits(answer.admitted, reservation, now)
         peer.send(answer)
+
+    def _add_limits(self, answer: Admitted, reservation: Reservation, now: float) -> None:
+        """Add what the caller learns of its limits."""
+        quota = self._authorizer.reservations.quota_of(reservation)
+        quota.write_rate_limits(answer.rate_limits, reservation.request, now)
+        if reservation.holds and (warning := quota.budget_warning(reservation, now)):
+            answer.budget_warning = warning
+            self._budget_warnings += 1
+            record_budget_warning()
 
     def _reject(
         self,
@@ -315,9 +336,9 @@ class AdmissionService(AdmissionServiceServicer):
             self._persist(charge)
 
     def _persist(self, charge: Charge, on_persisted: Callable[[Exception | None], None] = lambda _: None) -> None:
-        balance = self._authorizer.reservations.quota_of(charge.reservation).balance
+        quota = self._authorizer.reservations.quota_of(charge.reservation)
         grant_use = self._authorizer.grant_uses.find(charge.reservation.reservation_id)
-        self._store.write(Charged(charge, balance, grant_use), on_persisted)
+        self._store.write(Charged(charge, quota.balance, grant_use, quota.uses_of(charge.reservation)), on_persisted)
 
 
 def _reservation_id(now: float) -> str:

@@ -1,5 +1,6 @@
 """The `auth.reserve` span, from the arrival of a reservation request until it is persisted or rejected; and metrics."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span
@@ -14,6 +15,28 @@ SPAN_NAME = "auth.reserve"
 _disk_used = meter().create_gauge(
     semconv.PENSTOCK_AUTH_DISK_USED, unit="1", description="Used share of the volume that holds the store."
 )
+
+
+_shadow_refusals = meter().create_counter(
+    semconv.PENSTOCK_AUTH_SHADOW_REFUSALS,
+    unit="{limit}",
+    description="Limits in shadow mode that admitted requests have exceeded, by limit.",
+)
+_budget_warnings = meter().create_counter(
+    semconv.PENSTOCK_AUTH_BUDGET_WARNINGS,
+    unit="{request}",
+    description="Requests admitted beyond the soft share of a budget.",
+)
+
+
+def record_shadow_refusals(limits: Iterable[str]) -> None:
+    """Count limits that are named by subject and name; only the names become attributes."""
+    for each in limits:
+        _shadow_refusals.add(1, {semconv.PENSTOCK_LIMIT: each.rpartition(" ")[2]})
+
+
+def record_budget_warning() -> None:
+    _budget_warnings.add(1)
 
 
 def record_disk_used(share: float) -> None:

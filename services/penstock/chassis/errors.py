@@ -44,6 +44,7 @@ class PenstockError(Exception):
         self.metadata = dict(metadata) if metadata else {}
         self.field_violations = tuple(field_violations)
         self.quota_violations = tuple(quota_violations)
+        self.extra_metadata: tuple[tuple[str, str], ...] = ()  # sent beside the status of a call
 
     def details(self) -> list[Message]:
         """google.rpc details: ErrorInfo always, the others if they hold anything."""
@@ -78,7 +79,8 @@ class PenstockError(Exception):
         The pushback of an error without `retry_after` is negative, which means "do not retry".
         """
         pushback = -1 if self.retry_after is None else round(self.retry_after * 1000)
-        return (("grpc-status-details-bin", self.status().SerializeToString()), (PUSHBACK_METADATA_KEY, str(pushback)))
+        details = ("grpc-status-details-bin", self.status().SerializeToString())
+        return (details, (PUSHBACK_METADATA_KEY, str(pushback)), *self.extra_metadata)
 
     def failure(self) -> Failure:
         failure = Failure()
@@ -197,11 +199,13 @@ class Internal(PenstockError):
     code, default_reason = grpc.StatusCode.INTERNAL, "INTERNAL"
 
 
+QUOTA_REASONS = frozenset({QuotaExceeded.default_reason, "BUDGET_EXCEEDED"})
+
 _BY_CODE = {kind.code.value[0]: kind for kind in PenstockError.__subclasses__() if kind is not QuotaExceeded}
 
 
 def _type_of(failure: Failure) -> type[PenstockError]:
-    if failure.reason == QuotaExceeded.default_reason:
+    if failure.reason in QUOTA_REASONS:
         return QuotaExceeded
     return _BY_CODE.get(failure.code, Internal)
 

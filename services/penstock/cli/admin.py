@@ -15,6 +15,8 @@ from penstock.bench.tables import new_table
 from penstock.chassis.config import describe, load, settings
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import PenstockError, Unimplemented, error_from_rpc
+from penstock.cli.limit_texts import key_texts, tenant_texts
+from penstock.cli.options import find_tier
 from penstock.cli.tables import stdout_console
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.v1 import admin_pb2
@@ -56,8 +58,15 @@ def admin_error(rpc: grpc.aio.AioRpcError, target: str) -> PenstockError:
     return error
 
 
-async def create_key(target: AdminTarget, tenant: str, name: str, ttl: float | None) -> None:
-    request = admin_pb2.CreateKeyRequest(tenant_id=tenant, display_name=name)
+def auth_target(target: str, *, as_json: bool) -> AdminTarget:
+    """Return the Admin service of auth; of the local mesh if `target` is empty."""
+    return AdminTarget(target=find_tier("auth", target), as_json=as_json)
+
+
+async def create_key(
+    target: AdminTarget, tenant: str, name: str, ttl: float | None, limits: admin_pb2.KeyLimits
+) -> None:
+    request = admin_pb2.CreateKeyRequest(tenant_id=tenant, display_name=name, limits=limits)
     if ttl is not None:
         set_seconds(request.ttl, ttl)
     async with target.stub() as admin:
@@ -76,10 +85,13 @@ async def list_keys(target: AdminTarget, tenant: str) -> None:
     if target.as_json:
         stdout_console.print_json(data=[MessageToDict(key) for key in response.keys])
         return
-    table = new_table("key", "tenant", "name", "created", "state")
+    table, uses = new_table("key", "tenant", "name", "created", "state", "limits"), {}
+    for use in response.uses:
+        uses[use.key_id] = use
     for key in response.keys:
         state = "revoked" if key.HasField("revoke_time") else "loopback only" if key.loopback_only else "works"
-        table.add_row(key.key_id, key.tenant_id, key.display_name, key.create_time.ToJsonString(), state)
+        texts = "\n".join(key_texts(key, uses.get(key.key_id))) or "-"
+        table.add_row(key.key_id, key.tenant_id, key.display_name, key.create_time.ToJsonString(), state, texts)
     stdout_console.print(table)
 
 
@@ -153,7 +165,9 @@ def show_config(tier: str, *, as_json: bool) -> None:
 
 
 def _tenant_table(tenants: list[admin_pb2.Tenant], usages: list[admin_pb2.TenantUse]) -> Table:
-    table = new_table("tenant", "class", "weight", "req/min", "tokens/min", "at once", "running", "prompt", "output")
+    table = new_table(
+        "tenant", "class", "weight", "req/min", "tokens/min", "at once", "running", "prompt", "output", "more"
+    )
     for tenant, use in zip(tenants, usages, strict=True):
         limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
         table.add_row(
@@ -162,5 +176,6 @@ def _tenant_table(tenants: list[admin_pb2.Tenant], usages: list[admin_pb2.Tenant
             f"{tenant.weight:g}",
             *(str(limit) if limit else "-" for limit in limits),
             *(str(used) for used in (use.concurrent_requests, use.prompt_tokens, use.output_tokens)),
+            "\n".join(tenant_texts(tenant, use)) or "-",
         )
     return table

@@ -154,6 +154,9 @@ TARGET_OPTIONS = (
     click.option("--key", default="", metavar="KEY", help="API key; empty: PENSTOCK_API_KEY, or the local mesh's"),
 )
 
+target_option = click.option(
+    "--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT"
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON for programs")
 
 

@@ -88,6 +88,7 @@ class Gateway:
         stream = ResponseStream(self.memory)
         context = self.create(spec, credential, admission, stream, traceparent=traceparent)
         stream.cancel = partial(self._runner.cancel, context)
+        stream.limit_headers = lambda: context.limit_headers
         try:
             await on_admitted()
             await self.start(context)

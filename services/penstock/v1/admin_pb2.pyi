@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock.v1 import inference_pb2 as _inference_pb2
 import builtins as _builtins
 import sys
@@ -21,6 +22,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _BudgetPeriod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BudgetPeriodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BudgetPeriod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BUDGET_PERIOD_UNSPECIFIED: _BudgetPeriod.ValueType  # 0
+    """Not allowed in a budget."""
+    BUDGET_PERIOD_DAY: _BudgetPeriod.ValueType  # 1
+    """From 00:00 to 00:00."""
+    BUDGET_PERIOD_MONTH: _BudgetPeriod.ValueType  # 2
+    """From 00:00 on the first day of a month to the next one."""
+
+class BudgetPeriod(_BudgetPeriod, metaclass=_BudgetPeriodEnumTypeWrapper):
+    """BudgetPeriod is the time after which a budget begins anew, in UTC."""
+
+BUDGET_PERIOD_UNSPECIFIED: BudgetPeriod.ValueType  # 0
+"""Not allowed in a budget."""
+BUDGET_PERIOD_DAY: BudgetPeriod.ValueType  # 1
+"""From 00:00 to 00:00."""
+BUDGET_PERIOD_MONTH: BudgetPeriod.ValueType  # 2
+"""From 00:00 on the first day of a month to the next one."""
+Global___BudgetPeriod: _TypeAlias = BudgetPeriod  # noqa: Y015
 
 @_typing.final
 class Key(_message.Message):
@@ -35,6 +60,7 @@ class Key(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
     LOOPBACK_ONLY_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     """Public part, the first half of the key; identifies it in lists and logs."""
     tenant_id: _builtins.str
@@ -55,6 +81,10 @@ class Key(_message.Message):
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
         """Time of revocation. Unset if the key is not revoked."""
 
+    @_builtins.property
+    def limits(self) -> Global___KeyLimits:
+        """Limits of the key, in addition to those of its tenant."""
+
     def __init__(
         self,
         *,
@@ -65,14 +95,295 @@ class Key(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_time: _timestamp_pb2.Timestamp | None = ...,
         loopback_only: _builtins.bool = ...,
+        limits: Global___KeyLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "limits", b"limits", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "expire_time", b"expire_time", "key_id", b"key_id", "loopback_only", b"loopback_only", "revoke_time", b"revoke_time", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "expire_time", b"expire_time", "key_id", b"key_id", "limits", b"limits", "loopback_only", b"loopback_only", "revoke_time", b"revoke_time", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Key: _TypeAlias = Key  # noqa: Y015
+
+@_typing.final
+class Limits(_message.Message):
+    """Limits restrict a flow of requests. A limit of 0 means no limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
+    requests_per_minute: _builtins.int
+    """Requests that may start within a minute."""
+    input_tokens_per_minute: _builtins.int
+    """Prompt tokens that may be reserved within a minute."""
+    output_tokens_per_minute: _builtins.int
+    """Output tokens that may be reserved within a minute."""
+    tokens_per_minute: _builtins.int
+    """Prompt and output tokens that may be reserved within a minute."""
+    concurrent_requests: _builtins.int
+    """Requests that may be active at one time."""
+    def __init__(
+        self,
+        *,
+        requests_per_minute: _builtins.int = ...,
+        input_tokens_per_minute: _builtins.int = ...,
+        output_tokens_per_minute: _builtins.int = ...,
+        tokens_per_minute: _builtins.int = ...,
+        concurrent_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "input_tokens_per_minute", b"input_tokens_per_minute", "output_tokens_per_minute", b"output_tokens_per_minute", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Limits: _TypeAlias = Limits  # noqa: Y015
+
+@_typing.final
+class ModelLimits(_message.Message):
+    """ModelLimits are the limits of a tenant's requests of one model, in addition to those of the tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model."""
+    @_builtins.property
+    def limits(self) -> Global___Limits:
+        """Its limits."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        limits: Global___Limits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelLimits: _TypeAlias = ModelLimits  # noqa: Y015
+
+@_typing.final
+class Budget(_message.Message):
+    """Budget is the most that may be spent in a period. A request counts in the period in which it is reserved: with its
+    prompt and most output until it is settled, then with the charge of the ledger.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PERIOD_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MONEY_NANOS_FIELD_NUMBER: _builtins.int
+    period: Global___BudgetPeriod.ValueType
+    """The period."""
+    tokens: _builtins.int
+    """Prompt and output tokens, above 0 and at most 2^60."""
+    money_nanos: _builtins.int
+    """Money by the prices of the models, in 1e-9 units of the operator's currency, above 0 and at most 2^60."""
+    def __init__(
+        self,
+        *,
+        period: Global___BudgetPeriod.ValueType = ...,
+        tokens: _builtins.int = ...,
+        money_nanos: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "money_nanos", b"money_nanos", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "money_nanos", b"money_nanos", "period", b"period", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_amount: _TypeAlias = _typing.Literal["tokens", "money_nanos"]  # noqa: Y015
+    _WhichOneofArgType_amount: _TypeAlias = _typing.Literal["amount", b"amount"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_amount) -> _WhichOneofReturnType_amount | None: ...
+
+Global___Budget: _TypeAlias = Budget  # noqa: Y015
+
+@_typing.final
+class BudgetUse(_message.Message):
+    """BudgetUse is the present use of a budget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUDGET_FIELD_NUMBER: _builtins.int
+    SPENT_FIELD_NUMBER: _builtins.int
+    RESERVED_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    spent: _builtins.int
+    """Amount that settled requests were charged, in the unit of the budget; of requests that were lost, what they had
+    reserved. At a replica that does not own the tenant, what active requests have reserved, too.
+    """
+    reserved: _builtins.int
+    """Amount that active requests have reserved. 0 at a replica that does not own the tenant."""
+    @_builtins.property
+    def budget(self) -> Global___Budget:
+        """The budget."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Time at which the budget begins anew."""
+
+    def __init__(
+        self,
+        *,
+        budget: Global___Budget | None = ...,
+        spent: _builtins.int = ...,
+        reserved: _builtins.int = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "end_time", b"end_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "end_time", b"end_time", "reserved", b"reserved", "spent", b"spent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BudgetUse: _TypeAlias = BudgetUse  # noqa: Y015
+
+@_typing.final
+class KeyLimits(_message.Message):
+    """KeyLimits restrict a key within its tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    ALLOWED_MODELS_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
+    SOFT_SHARE_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    soft_share: _builtins.float
+    """Share of a budget from which admitted requests carry a warning, above 0 and below 1. 0: no warning."""
+    shadow: _builtins.bool
+    """Whether limits and budgets only count the requests that they would refuse. Allowed models apply."""
+    @_builtins.property
+    def limits(self) -> Global___Limits:
+        """Limits of all requests of the key."""
+
+    @_builtins.property
+    def allowed_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that the key may use: exact names, or names with `*` at their end. Empty: all that the tenant may use. At
+        most 64.
+        """
+
+    @_builtins.property
+    def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Budget]:
+        """At most one of each period and unit."""
+
+    def __init__(
+        self,
+        *,
+        limits: Global___Limits | None = ...,
+        allowed_models: _abc.Iterable[_builtins.str] | None = ...,
+        budgets: _abc.Iterable[Global___Budget] | None = ...,
+        soft_share: _builtins.float = ...,
+        shadow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "budgets", b"budgets", "limits", b"limits", "shadow", b"shadow", "soft_share", b"soft_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyLimits: _TypeAlias = KeyLimits  # noqa: Y015
+
+@_typing.final
+class KeyUse(_message.Message):
+    """KeyUse is the present use of a key that has limits or budgets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ShadowRefusalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
+    SHADOW_REFUSALS_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    """The key."""
+    concurrent_requests: _builtins.int
+    """Active requests."""
+    @_builtins.property
+    def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BudgetUse]:
+        """In the order of the key's budgets."""
+
+    @_builtins.property
+    def shadow_refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests that limits in shadow mode would have refused since the start of the process, by limit."""
+
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        concurrent_requests: _builtins.int = ...,
+        budgets: _abc.Iterable[Global___BudgetUse] | None = ...,
+        shadow_refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "key_id", b"key_id", "shadow_refusals", b"shadow_refusals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyUse: _TypeAlias = KeyUse  # noqa: Y015
+
+@_typing.final
+class Price(_message.Message):
+    """Price is the price of a model, in 1e-9 units of the operator's currency per 1,000,000 tokens, each at most 10^15."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUT_NANOS_FIELD_NUMBER: _builtins.int
+    CACHED_INPUT_NANOS_FIELD_NUMBER: _builtins.int
+    OUTPUT_NANOS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model. `*`: all models without a price of their own."""
+    input_nanos: _builtins.int
+    """Prompt tokens."""
+    cached_input_nanos: _builtins.int
+    """Prompt tokens that the engine had in its cache, at most `input_nanos`. Unset: as `input_nanos`."""
+    output_nanos: _builtins.int
+    """Output tokens."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        input_nanos: _builtins.int = ...,
+        cached_input_nanos: _builtins.int | None = ...,
+        output_nanos: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_input_nanos", b"_cached_input_nanos", "cached_input_nanos", b"cached_input_nanos"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_input_nanos", b"_cached_input_nanos", "cached_input_nanos", b"cached_input_nanos", "input_nanos", b"input_nanos", "model", b"model", "output_nanos", b"output_nanos"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cached_input_nanos: _TypeAlias = _typing.Literal["cached_input_nanos"]  # noqa: Y015
+    _WhichOneofArgType__cached_input_nanos: _TypeAlias = _typing.Literal["_cached_input_nanos", b"_cached_input_nanos"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_input_nanos) -> _WhichOneofReturnType__cached_input_nanos | None: ...
+
+Global___Price: _TypeAlias = Price  # noqa: Y015
 
 @_typing.final
 class Tenant(_message.Message):
@@ -86,6 +397,13 @@ class Tenant(_message.Message):
     REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    ALLOWED_MODELS_FIELD_NUMBER: _builtins.int
+    MODEL_LIMITS_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
+    SOFT_SHARE_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Lower-case letters, digits and hyphens, at most 63."""
     priority: _inference_pb2.Priority.ValueType
@@ -98,6 +416,26 @@ class Tenant(_message.Message):
     """Prompt and output tokens that may be reserved within a minute."""
     concurrent_requests: _builtins.int
     """Requests that may be active at one time."""
+    input_tokens_per_minute: _builtins.int
+    """Prompt tokens that may be reserved within a minute."""
+    output_tokens_per_minute: _builtins.int
+    """Output tokens that may be reserved within a minute."""
+    soft_share: _builtins.float
+    """Share of a budget from which admitted requests carry a warning, above 0 and below 1. 0: no warning."""
+    shadow: _builtins.bool
+    """Whether limits and budgets only count the requests that they would refuse. Allowed models apply."""
+    @_builtins.property
+    def allowed_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that the tenant may use: exact names, or names with `*` at their end. Empty: all. At most 64."""
+
+    @_builtins.property
+    def model_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelLimits]:
+        """Limits of single models, at most 64."""
+
+    @_builtins.property
+    def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Budget]:
+        """At most one of each period and unit."""
+
     def __init__(
         self,
         *,
@@ -107,10 +445,17 @@ class Tenant(_message.Message):
         requests_per_minute: _builtins.int = ...,
         tokens_per_minute: _builtins.int = ...,
         concurrent_requests: _builtins.int = ...,
+        input_tokens_per_minute: _builtins.int = ...,
+        output_tokens_per_minute: _builtins.int = ...,
+        allowed_models: _abc.Iterable[_builtins.str] | None = ...,
+        model_limits: _abc.Iterable[Global___ModelLimits] | None = ...,
+        budgets: _abc.Iterable[Global___Budget] | None = ...,
+        soft_share: _builtins.float = ...,
+        shadow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "priority", b"priority", "requests_per_minute", b"requests_per_minute", "tenant_id", b"tenant_id", "tokens_per_minute", b"tokens_per_minute", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "input_tokens_per_minute", b"input_tokens_per_minute", "model_limits", b"model_limits", "output_tokens_per_minute", b"output_tokens_per_minute", "priority", b"priority", "requests_per_minute", b"requests_per_minute", "shadow", b"shadow", "soft_share", b"soft_share", "tenant_id", b"tenant_id", "tokens_per_minute", b"tokens_per_minute", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -122,12 +467,34 @@ class TenantUse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ShadowRefusalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TENANT_ID_FIELD_NUMBER: _builtins.int
     CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
+    SHADOW_REFUSALS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Tenant."""
     concurrent_requests: _builtins.int
@@ -140,6 +507,14 @@ class TenantUse(_message.Message):
     """Output tokens charged since the tenant was created."""
     requests: _builtins.int
     """Requests settled since the tenant was created."""
+    @_builtins.property
+    def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BudgetUse]:
+        """In the order of the tenant's budgets."""
+
+    @_builtins.property
+    def shadow_refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests that limits in shadow mode would have refused since the start of the process, by limit."""
+
     def __init__(
         self,
         *,
@@ -149,10 +524,12 @@ class TenantUse(_message.Message):
         prompt_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         requests: _builtins.int = ...,
+        budgets: _abc.Iterable[Global___BudgetUse] | None = ...,
+        shadow_refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "reserved_tokens", b"reserved_tokens", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "reserved_tokens", b"reserved_tokens", "shadow_refusals", b"shadow_refusals", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,6 +544,7 @@ class CreateKeyRequest(_message.Message):
     TENANT_ID_FIELD_NUMBER: _builtins.int
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """An existing tenant."""
     display_name: _builtins.str
@@ -175,16 +553,21 @@ class CreateKeyRequest(_message.Message):
     def ttl(self) -> _duration_pb2.Duration:
         """Validity, above 0 s and at most ten years. Unset: until the key is revoked."""
 
+    @_builtins.property
+    def limits(self) -> Global___KeyLimits:
+        """Limits of the key."""
+
     def __init__(
         self,
         *,
         tenant_id: _builtins.str = ...,
         display_name: _builtins.str = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        limits: Global___KeyLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "tenant_id", b"tenant_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "limits", b"limits", "tenant_id", b"tenant_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,22 +630,208 @@ class ListKeysResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___Key]:
         """By create time."""
+
+    @_builtins.property
+    def uses(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyUse]:
+        """Of the keys with limits or budgets whose tenants this replica owns, by create time."""
 
     def __init__(
         self,
         *,
         keys: _abc.Iterable[Global___Key] | None = ...,
+        uses: _abc.Iterable[Global___KeyUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "uses", b"uses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListKeysResponse: _TypeAlias = ListKeysResponse  # noqa: Y015
+
+@_typing.final
+class PutKeyLimitsRequest(_message.Message):
+    """PutKeyLimitsRequest carries all limits of a key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    """As in ListKeys."""
+    @_builtins.property
+    def limits(self) -> Global___KeyLimits:
+        """All fields are replaced."""
+
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        limits: Global___KeyLimits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutKeyLimitsRequest: _TypeAlias = PutKeyLimitsRequest  # noqa: Y015
+
+@_typing.final
+class PutKeyLimitsResponse(_message.Message):
+    """PutKeyLimitsResponse contains the key as stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___Key:
+        """With its limits."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___Key | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutKeyLimitsResponse: _TypeAlias = PutKeyLimitsResponse  # noqa: Y015
+
+@_typing.final
+class PutPriceRequest(_message.Message):
+    """PutPriceRequest carries a price."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRICE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def price(self) -> Global___Price:
+        """Replaces the price of its model."""
+
+    def __init__(
+        self,
+        *,
+        price: Global___Price | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["price", b"price"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["price", b"price"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutPriceRequest: _TypeAlias = PutPriceRequest  # noqa: Y015
+
+@_typing.final
+class PutPriceResponse(_message.Message):
+    """PutPriceResponse contains the price as stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRICE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def price(self) -> Global___Price:
+        """With defaults filled in."""
+
+    def __init__(
+        self,
+        *,
+        price: Global___Price | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["price", b"price"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["price", b"price"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutPriceResponse: _TypeAlias = PutPriceResponse  # noqa: Y015
+
+@_typing.final
+class ListPricesRequest(_message.Message):
+    """ListPricesRequest asks for all prices."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPricesRequest: _TypeAlias = ListPricesRequest  # noqa: Y015
+
+@_typing.final
+class ListPricesResponse(_message.Message):
+    """ListPricesResponse lists prices."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Price]:
+        """By model."""
+
+    def __init__(
+        self,
+        *,
+        prices: _abc.Iterable[Global___Price] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prices", b"prices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPricesResponse: _TypeAlias = ListPricesResponse  # noqa: Y015
+
+@_typing.final
+class DeletePriceRequest(_message.Message):
+    """DeletePriceRequest names a price."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """As in ListPrices."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletePriceRequest: _TypeAlias = DeletePriceRequest  # noqa: Y015
+
+@_typing.final
+class DeletePriceResponse(_message.Message):
+    """DeletePriceResponse confirms that the price is deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletePriceResponse: _TypeAlias = DeletePriceResponse  # noqa: Y015
 
 @_typing.final
 class RevokeKeyRequest(_message.Message):

@@ -55,6 +55,11 @@ class AdminStub:
                 request_serializer=penstock_dot_v1_dot_admin__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.RevokeKeyResponse.FromString,
                 _registered_method=True)
+        self.PutKeyLimits = channel.unary_unary(
+                '/penstock.v1.Admin/PutKeyLimits',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.PutKeyLimitsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.PutKeyLimitsResponse.FromString,
+                _registered_method=True)
         self.PutTenant = channel.unary_unary(
                 '/penstock.v1.Admin/PutTenant',
                 request_serializer=penstock_dot_v1_dot_admin__pb2.PutTenantRequest.SerializeToString,
@@ -69,6 +74,21 @@ class AdminStub:
                 '/penstock.v1.Admin/ListTenants',
                 request_serializer=penstock_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.PutPrice = channel.unary_unary(
+                '/penstock.v1.Admin/PutPrice',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.PutPriceRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.PutPriceResponse.FromString,
+                _registered_method=True)
+        self.ListPrices = channel.unary_unary(
+                '/penstock.v1.Admin/ListPrices',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.ListPricesRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.ListPricesResponse.FromString,
+                _registered_method=True)
+        self.DeletePrice = channel.unary_unary(
+                '/penstock.v1.Admin/DeletePrice',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/penstock.v1.Admin/Drain',
@@ -117,8 +137,17 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutKeyLimits(self, request, context):
+        """PutKeyLimits replaces the limits, budgets and allowed models of a key. Idempotent. NOT_FOUND / KEY_UNKNOWN;
+        FAILED_PRECONDITION / KEY_NOT_STORED for the development key; INVALID_ARGUMENT with BadRequest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutTenant(self, request, context):
-        """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest.
+        """PutTenant creates a tenant or replaces all of its fields, so that a field that is unset is reset. Idempotent.
+        INVALID_ARGUMENT with BadRequest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +164,28 @@ class AdminServicer:
 
     def ListTenants(self, request, context):
         """ListTenants lists tenants with their limits and present use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutPrice(self, request, context):
+        """PutPrice sets the price of a model for later requests. Idempotent. INVALID_ARGUMENT with BadRequest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrices(self, request, context):
+        """ListPrices lists prices.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeletePrice(self, request, context):
+        """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
+        NOT_FOUND / PRICE_UNKNOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +230,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.RevokeKeyRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.RevokeKeyResponse.SerializeToString,
             ),
+            'PutKeyLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutKeyLimits,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.PutKeyLimitsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.PutKeyLimitsResponse.SerializeToString,
+            ),
             'PutTenant': grpc.unary_unary_rpc_method_handler(
                     servicer.PutTenant,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.PutTenantRequest.FromString,
@@ -193,6 +249,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListTenants,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'PutPrice': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutPrice,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.PutPriceRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.PutPriceResponse.SerializeToString,
+            ),
+            'ListPrices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrices,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ListPricesRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.ListPricesResponse.SerializeToString,
+            ),
+            'DeletePrice': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePrice,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -308,6 +379,33 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
+    def PutKeyLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/PutKeyLimits',
+            penstock_dot_v1_dot_admin__pb2.PutKeyLimitsRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.PutKeyLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def PutTenant(request,
             target,
             options=(),
@@ -378,6 +476,87 @@ class Admin:
             '/penstock.v1.Admin/ListTenants',
             penstock_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutPrice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/PutPrice',
+            penstock_dot_v1_dot_admin__pb2.PutPriceRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.PutPriceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/ListPrices',
+            penstock_dot_v1_dot_admin__pb2.ListPricesRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.ListPricesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeletePrice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DeletePrice',
+            penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.FromString,
             options,
             channel_credentials,
             insecure,

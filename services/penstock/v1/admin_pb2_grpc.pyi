@@ -45,8 +45,14 @@ class AdminStub:
     """ListKeys lists keys without their secrets."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeKeyRequest, _admin_pb2.RevokeKeyResponse]
     """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
+    PutKeyLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PutKeyLimitsRequest, _admin_pb2.PutKeyLimitsResponse]
+    """PutKeyLimits replaces the limits, budgets and allowed models of a key. Idempotent. NOT_FOUND / KEY_UNKNOWN;
+    FAILED_PRECONDITION / KEY_NOT_STORED for the development key; INVALID_ARGUMENT with BadRequest.
+    """
     PutTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PutTenantRequest, _admin_pb2.PutTenantResponse]
-    """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
+    """PutTenant creates a tenant or replaces all of its fields, so that a field that is unset is reset. Idempotent.
+    INVALID_ARGUMENT with BadRequest.
+    """
     DeleteTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTenantRequest, _admin_pb2.DeleteTenantResponse]
     """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
     created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests,
@@ -54,6 +60,14 @@ class AdminStub:
     """
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
     """ListTenants lists tenants with their limits and present use."""
+    PutPrice: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PutPriceRequest, _admin_pb2.PutPriceResponse]
+    """PutPrice sets the price of a model for later requests. Idempotent. INVALID_ARGUMENT with BadRequest."""
+    ListPrices: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPricesRequest, _admin_pb2.ListPricesResponse]
+    """ListPrices lists prices."""
+    DeletePrice: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeletePriceRequest, _admin_pb2.DeletePriceResponse]
+    """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
+    NOT_FOUND / PRICE_UNKNOWN.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
@@ -78,8 +92,14 @@ class AdminAsyncStub(AdminStub):
     """ListKeys lists keys without their secrets."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeKeyRequest, _admin_pb2.RevokeKeyResponse]  # type: ignore[assignment]
     """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
+    PutKeyLimits: _aio.UnaryUnaryMultiCallable[_admin_pb2.PutKeyLimitsRequest, _admin_pb2.PutKeyLimitsResponse]  # type: ignore[assignment]
+    """PutKeyLimits replaces the limits, budgets and allowed models of a key. Idempotent. NOT_FOUND / KEY_UNKNOWN;
+    FAILED_PRECONDITION / KEY_NOT_STORED for the development key; INVALID_ARGUMENT with BadRequest.
+    """
     PutTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.PutTenantRequest, _admin_pb2.PutTenantResponse]  # type: ignore[assignment]
-    """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
+    """PutTenant creates a tenant or replaces all of its fields, so that a field that is unset is reset. Idempotent.
+    INVALID_ARGUMENT with BadRequest.
+    """
     DeleteTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTenantRequest, _admin_pb2.DeleteTenantResponse]  # type: ignore[assignment]
     """DeleteTenant deletes a tenant and its keys at once; its usage stays in the ledger. A tenant of the same id may be
     created again. NOT_FOUND / TENANT_UNKNOWN; FAILED_PRECONDITION / TENANT_BUSY while it has active requests,
@@ -87,6 +107,14 @@ class AdminAsyncStub(AdminStub):
     """
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """ListTenants lists tenants with their limits and present use."""
+    PutPrice: _aio.UnaryUnaryMultiCallable[_admin_pb2.PutPriceRequest, _admin_pb2.PutPriceResponse]  # type: ignore[assignment]
+    """PutPrice sets the price of a model for later requests. Idempotent. INVALID_ARGUMENT with BadRequest."""
+    ListPrices: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPricesRequest, _admin_pb2.ListPricesResponse]  # type: ignore[assignment]
+    """ListPrices lists prices."""
+    DeletePrice: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeletePriceRequest, _admin_pb2.DeletePriceResponse]  # type: ignore[assignment]
+    """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
+    NOT_FOUND / PRICE_UNKNOWN.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]  # type: ignore[assignment]
@@ -128,12 +156,24 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """RevokeKey revokes a key at once. Idempotent. NOT_FOUND / KEY_UNKNOWN."""
 
     @_abc_1.abstractmethod
+    def PutKeyLimits(
+        self,
+        request: _admin_pb2.PutKeyLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PutKeyLimitsResponse, _abc.Awaitable[_admin_pb2.PutKeyLimitsResponse]]:
+        """PutKeyLimits replaces the limits, budgets and allowed models of a key. Idempotent. NOT_FOUND / KEY_UNKNOWN;
+        FAILED_PRECONDITION / KEY_NOT_STORED for the development key; INVALID_ARGUMENT with BadRequest.
+        """
+
+    @_abc_1.abstractmethod
     def PutTenant(
         self,
         request: _admin_pb2.PutTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.PutTenantResponse, _abc.Awaitable[_admin_pb2.PutTenantResponse]]:
-        """PutTenant creates a tenant or replaces its limits. Idempotent. INVALID_ARGUMENT with BadRequest."""
+        """PutTenant creates a tenant or replaces all of its fields, so that a field that is unset is reset. Idempotent.
+        INVALID_ARGUMENT with BadRequest.
+        """
 
     @_abc_1.abstractmethod
     def DeleteTenant(
@@ -153,6 +193,32 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
         """ListTenants lists tenants with their limits and present use."""
+
+    @_abc_1.abstractmethod
+    def PutPrice(
+        self,
+        request: _admin_pb2.PutPriceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PutPriceResponse, _abc.Awaitable[_admin_pb2.PutPriceResponse]]:
+        """PutPrice sets the price of a model for later requests. Idempotent. INVALID_ARGUMENT with BadRequest."""
+
+    @_abc_1.abstractmethod
+    def ListPrices(
+        self,
+        request: _admin_pb2.ListPricesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPricesResponse, _abc.Awaitable[_admin_pb2.ListPricesResponse]]:
+        """ListPrices lists prices."""
+
+    @_abc_1.abstractmethod
+    def DeletePrice(
+        self,
+        request: _admin_pb2.DeletePriceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DeletePriceResponse, _abc.Awaitable[_admin_pb2.DeletePriceResponse]]:
+        """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
+        NOT_FOUND / PRICE_UNKNOWN.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

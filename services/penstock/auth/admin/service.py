@@ -1,18 +1,22 @@
-"""Admin service of auth: keys and tenants, in addition to the RPCs of every tier."""
+"""Admin service of auth: keys, tenants and prices, in addition to the RPCs of every tier."""
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from penstock.auth.admin import messages
+from penstock.auth.admin import messages, policies
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key, mint
+from penstock.auth.identity.policy import Policy
 from penstock.auth.quota.tenant_quota import TenantQuota
 from penstock.auth.store.store import (
     Change,
     DeleteKey,
+    DeletePrice,
     DeleteTenant,
     PutKey,
+    PutPrice,
     PutTenant,
     Store,
     StoreUnusable,
@@ -25,7 +29,7 @@ from penstock.v1 import admin_pb2 as pb
 
 
 class AuthAdmin(AdminService):
-    """Changes keys and tenants. A change takes effect once it is in the store; a revocation takes effect at once."""
+    """Changes keys, tenants and prices. A change takes effect once it is in the store, a revocation at once."""
 
     def __init__(
         self,
@@ -48,11 +52,12 @@ class AuthAdmin(AdminService):
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
         ttl = messages.key_ttl_of(request)
         messages.check_display_name(request.display_name)
+        policy = policies.key_policy_of(request.limits)
         async with self._changes:
-            key, secret = await self._create_key(request, ttl)
+            key, secret = await self._create_key(request, ttl, policy)
         return pb.CreateKeyResponse(key=messages.key_message(key), secret=secret)
 
-    async def _create_key(self, request: pb.CreateKeyRequest, ttl: float | None) -> tuple[Key, str]:
+    async def _create_key(self, request: pb.CreateKeyRequest, ttl: float | None, policy: Policy) -> tuple[Key, str]:
         if self._authorizer.reservations.quota(request.tenant_id) is None:
             text = f"there is no tenant {request.tenant_id!r}; create it with `penstock tenants put`"
             raise NotFound(text, reason="TENANT_UNKNOWN")
@@ -67,22 +72,44 @@ class AuthAdmin(AdminService):
             created_at=now,
             display_name=request.display_name,
             expires_at=None if ttl is None else now + ttl,
+            policy=policy,
         )
         await self._persist(PutKey(key))
-        self._authorizer.keys.put(key)
+        self._authorizer.put_key(key, now)
         self._delete_ended_keys(request.tenant_id, now)
         return key, secret
 
     def _delete_ended_keys(self, tenant_id: str, now: float) -> None:
         """Delete the keys that a rotation has left long ago. One that cannot be deleted now is back after a restart."""
         for key in self._authorizer.keys.ended_before(tenant_id, now - self._key_retention):
-            self._authorizer.keys.remove(key.key_id)
+            self._authorizer.remove_key(key)
             self._store.write(DeleteKey(key.key_id), lambda _: None)
 
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
+        keys, now = self._authorizer.keys.of_tenant(request.tenant_id), self._clock()
+        quotas = [(each, self._authorizer.reservations.quota(each.tenant_id)) for each in keys]
+        uses = [  # the use of other replicas' tenants is with them
+            messages.key_use_message(key, quota, now)
+            for key, quota in quotas
+            if quota and self._authorizer.served.has_tenant(key.tenant_id)
+        ]
         return pb.ListKeysResponse(
-            keys=[messages.key_message(each) for each in self._authorizer.keys.of_tenant(request.tenant_id)]
+            keys=[messages.key_message(each) for each in keys], uses=[each for each in uses if each]
         )
+
+    async def PutKeyLimits(self, request: pb.PutKeyLimitsRequest, context: Any) -> pb.PutKeyLimitsResponse:
+        policy = policies.key_policy_of(request.limits)
+        async with self._changes:
+            if request.key_id not in self._authorizer.keys:
+                raise NotFound(f"there is no key {request.key_id!r}; see `penstock keys list`", reason="KEY_UNKNOWN")
+            key = replace(self._authorizer.keys.by_id(request.key_id), policy=policy)
+            if key.loopback_only:
+                text = "the development key is not in the store; limit its tenant, or create a key"
+                raise FailedPrecondition(text, reason="KEY_NOT_STORED")
+            await self._persist(PutKey(key))
+            key = replace(self._authorizer.keys.by_id(request.key_id), policy=policy)  # it may be revoked meanwhile
+            self._authorizer.put_key(key, self._clock())
+        return pb.PutKeyLimitsResponse(key=messages.key_message(key))
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
         # The revocation takes effect even if the store cannot be written.
@@ -95,7 +122,7 @@ class AuthAdmin(AdminService):
         tenant = messages.tenant_of(request.tenant)
         async with self._changes:
             await self._persist(PutTenant(tenant))
-            quota = self._authorizer.reservations.put_tenant(tenant, self._clock())
+            quota = self._authorizer.put_tenant(tenant, self._clock())
         return pb.PutTenantResponse(tenant=messages.tenant_message(quota))
 
     async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
@@ -116,10 +143,10 @@ class AuthAdmin(AdminService):
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
         stored = {} if self._is_sole_owner else {each.tenant_id: each for each in await self._read_uses()}
-        quotas = self._authorizer.reservations.quotas
+        quotas, now = self._authorizer.reservations.quotas, self._clock()
         return pb.ListTenantsResponse(
             tenants=[messages.tenant_message(each) for each in quotas],
-            uses=[self._use_of(each, stored) for each in quotas],
+            uses=[self._use_of(each, stored, now) for each in quotas],
         )
 
     @property
@@ -132,11 +159,31 @@ class AuthAdmin(AdminService):
         except StoreUnusable as error:
             raise Unavailable(str(error), reason="STORE_UNAVAILABLE", retry_after=1.0) from None
 
-    def _use_of(self, quota: TenantQuota, stored: Mapping[str, TenantUse]) -> pb.TenantUse:
+    def _use_of(self, quota: TenantQuota, stored: Mapping[str, TenantUse], now: float) -> pb.TenantUse:
         """Return the present use of a tenant: from memory if it is this replica's, else as its owner has stored it."""
         tenant_id = quota.tenant.tenant_id
         found = None if self._authorizer.served.has_tenant(tenant_id) else stored.get(tenant_id)
-        return pb.TenantUse(**found._asdict()) if found else messages.usage_message(quota)
+        return messages.stored_use_message(found, quota, now) if found else messages.usage_message(quota, now)
+
+    async def PutPrice(self, request: pb.PutPriceRequest, context: Any) -> pb.PutPriceResponse:
+        price = policies.price_of(request.price)
+        async with self._changes:
+            await self._persist(PutPrice(price))
+            self._authorizer.put_price(price)
+        return pb.PutPriceResponse(price=policies.price_message(price))
+
+    async def ListPrices(self, request: pb.ListPricesRequest, context: Any) -> pb.ListPricesResponse:
+        prices = self._authorizer.reservations.prices.all
+        return pb.ListPricesResponse(prices=[policies.price_message(each) for each in prices])
+
+    async def DeletePrice(self, request: pb.DeletePriceRequest, context: Any) -> pb.DeletePriceResponse:
+        async with self._changes:
+            if request.model not in self._authorizer.reservations.prices:
+                text = f"there is no price of {request.model!r}; see `penstock prices list`"
+                raise NotFound(text, reason="PRICE_UNKNOWN")
+            await self._persist(DeletePrice(request.model))
+            self._authorizer.delete_price(request.model)
+        return pb.DeletePriceResponse()
 
     async def _persist(self, change: Change) -> None:
         """Write a change and wait for it. Raises Unavailable / STORE_UNAVAILABLE if the store cannot be written."""
@@ -163,6 +210,7 @@ class AuthAdmin(AdminService):
                 "prompt_tokens": each.prompt_tokens,
                 "output_tokens": each.output_tokens,
                 "requests": each.requests,
+                "shadow_refusals": each.shadow_refusals.total(),
             }
             for each in self._authorizer.reservations.quotas
         ]

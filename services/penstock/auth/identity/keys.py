@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from penstock.auth.identity.policy import NO_POLICY, Policy
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
@@ -31,7 +32,8 @@ class Key:
     revoked_at: float | None = None  # s; None: not revoked
     loopback_only: bool = False
     priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED  # highest class; unspecified: that of the tenant
-    models: frozenset[str] | None = None  # models that the key may use; None: all
+    models: frozenset[str] | None = None  # models that a token allows; None: all
+    policy: Policy = NO_POLICY  # of the operator
 
     @property
     def ended_at(self) -> float:
@@ -73,14 +75,24 @@ class KeyRing:
     def put(self, key: Key) -> None:
         self._keys[key.key_id] = key
 
-    def replace(self, keys: Iterable[Key]) -> None:
-        """Put all keys of the store, and remove the others but for those on loopback. A revocation stays."""
+    def replace(self, keys: Iterable[Key]) -> tuple[list[Key], list[Key]]:
+        """Put all keys of the store, and remove the others but for those on loopback. A revocation stays.
+
+        Return the keys with another policy than before, and the removed ones.
+        """
+        former = self._keys
         found = {each.key_id: each for each in keys}
         for each in self._keys.values():
             stored = found.get(each.key_id)
             if each.loopback_only or (stored and each.revoked_at is not None):
                 found[each.key_id] = each
         self._keys = found
+        changed = [
+            each
+            for each in found.values()
+            if each.policy != (former[each.key_id].policy if each.key_id in former else NO_POLICY)
+        ]
+        return changed, [each for each in former.values() if each.key_id not in found]
 
     def remove(self, key_id: str) -> None:
         del self._keys[key_id]

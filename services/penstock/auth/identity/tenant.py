@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from penstock.auth.identity.policy import NO_POLICY, Policy
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD, Priority
 
 DEFAULT_TENANT = "default"
@@ -20,6 +21,7 @@ class Tenant:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0  # prompt and output, as reserved
     concurrent_requests: int = 0
+    policy: Policy = NO_POLICY  # its other limits, its budgets and models
 
     def effective_priority(self, requested: "Priority.ValueType") -> "Priority.ValueType":
         """Return the lower class of the tenant's and the requested one. A higher number is a lower class."""

@@ -65,11 +65,18 @@ class Bucket:
         at = to_micros(now) * self.per_minute
         return max(0, self.per_minute - -(-max(0, self._full_at - at) // MINUTE_US))
 
+    def state(self, now: float) -> tuple[int, int]:
+        """Return the amount that can be taken now, and the ms until the bucket is full, rounded up."""
+        lacking = self._full_at - to_micros(now) * self.per_minute
+        if lacking <= 0:
+            return self.per_minute, 0
+        return max(0, self.per_minute - -(-lacking // MINUTE_US)), -(-lacking // (1_000 * self.per_minute))
+
     def take(self, amount: int, now: float) -> TakeRun:
         """Take an amount, also beyond the limit. The take must be settled once."""
         at = to_micros(now)
         if self._full_at <= at * self.per_minute:  # the bucket is full: earlier takes have no effect any more
-            self._build([])
+            self._clear()
         elif len(self._runs) == len(self._sums) // 2:
             self._build(self._merged_runs())
         run = TakeRun(at, amount, len(self._runs))
@@ -98,9 +105,15 @@ class Bucket:
 
     def _update(self, run: TakeRun) -> None:
         """Compute the node of a changed run and its ancestors."""
-        leaf = len(self._sums) // 2 + run.index
-        self._set_leaf(leaf, run)
-        self._combine([leaf >> level for level in range(1, leaf.bit_length())])
+        node = len(self._sums) // 2 + run.index
+        self._set_leaf(node, run)
+        sums, latest = self._sums, self._latest
+        while node > 1:
+            right = node | 1
+            left, node = right - 1, node // 2
+            sums[node] = sums[left] + sums[right]
+            before, last = latest[left] + sums[right], latest[right]
+            latest[node] = max(last, before)  # as `_combine`, without a call for each node
 
     def _build(self, runs: list[TakeRun]) -> None:
         """Build the tree of these runs, with room for as many more."""
@@ -115,6 +128,10 @@ class Bucket:
         while first > 1:
             first, end = first // 2, (end + 1) // 2
             self._combine(range(first, end))
+
+    def _clear(self) -> None:
+        """Build the tree without runs."""
+        self._runs, self._sums, self._latest = [], [0] * (2 * MIN_CAPACITY), [NEVER] * (2 * MIN_CAPACITY)
 
     def _set_leaf(self, leaf: int, run: TakeRun) -> None:
         self._sums[leaf] = run.amount * MINUTE_US

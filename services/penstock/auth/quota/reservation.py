@@ -1,8 +1,11 @@
 """Reservations: the right to spend tokens on one request, and the charge that settles it."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.auth.quota.bucket import TakeRun
+from penstock.auth.quota.prices import Price
+from penstock.auth.quota.scope_quota import Hold
 
 OUTCOME_LOST = "lost"  # the edge did not reconnect in time, or the reservation expired
 FINAL_OUTCOMES = frozenset({"stop", "length"})  # outcomes of a complete answer
@@ -32,6 +35,22 @@ class ReservationRequest:
         """Most output tokens that can be charged. A continuation may also be charged for tokens emitted before it."""
         return self.max_output_tokens + (self.emitted_tokens if self.answer_id else 0)
 
+    @property
+    def max_chargeable_tokens(self) -> int:
+        return self.prompt_tokens + self.max_chargeable_output_tokens
+
+
+class Metering(NamedTuple):
+    """What a reservation holds of prices, scopes and budgets."""
+
+    reserved_nanos: int | None = 0  # most that the request can cost; None: unknown, as it was lost before a restart
+    price: Price | None = None  # None: none, or before a restart
+    holds: tuple[Hold, ...] = ()  # of the scopes that count it
+    shadow_refusals: tuple[str, ...] = ()  # limits in shadow mode that it exceeded
+
+
+NOT_METERED = Metering()  # of a tenant without scopes, while there are no prices
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
@@ -44,6 +63,16 @@ class Reservation:
     take_run: TakeRun | None = field(
         default=None, compare=False, repr=False
     )  # None: no token limit, or taken before a restart
+    metering: Metering = field(default=NOT_METERED, compare=False, repr=False)
+
+    @property
+    def reserved_nanos(self) -> int | None:
+        """Most that the request can cost; None: unknown, as it was lost before a restart."""
+        return self.metering.reserved_nanos
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        return self.metering.holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +86,4 @@ class Charge:
     outcome: str  # stop, length, cancelled, shed, failed or lost
     settled_at: float  # s
     is_correction: bool = False  # replaces the charge of a lost reservation
+    price_nanos: int = 0  # money, by the price at the reservation

@@ -4,8 +4,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from penstock.auth.identity.tenant import Tenant
-from penstock.auth.quota.answer_billing import AnswerLedger
-from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
+from penstock.auth.quota.answer_billing import AnswerLedger, ChargeDelta
+from penstock.auth.quota.bucket import TakeRun
+from penstock.auth.quota.prices import PriceList
+from penstock.auth.quota.reservation import (
+    NOT_METERED,
+    OUTCOME_LOST,
+    Charge,
+    Metering,
+    Reservation,
+    ReservationRequest,
+)
+from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance, TenantQuota
 
 MAX_LOST_RESERVATIONS = 10_000  # lost reservations that their edge can still settle; older ones stay lost
@@ -15,12 +25,13 @@ class ReservationTable:
     """All reservations by id, request and edge. Each reservation ends in exactly one charge.
 
     A lost reservation, which expired or whose edge session expired, is charged nothing, because the tokens that its
-    client received are unknown. Its tokens stay taken from the bucket, because a worker may have generated them. If the
-    edge reconnects later and settles it, that charge replaces the lost one. A request that continues the answer of a
-    lost request is charged for the tokens that its client has received.
+    client received are unknown. Its tokens stay taken from the rates and its reservation stays spent of the budgets,
+    because a worker may have generated them. If the edge reconnects later and settles it, that charge replaces the lost
+    one. A request that continues the answer of a lost request is charged for the tokens that its client has received.
     """
 
-    def __init__(self, *, ttl: float) -> None:
+    def __init__(self, *, ttl: float, prices: PriceList | None = None) -> None:
+        self.prices = PriceList() if prices is None else prices
         self._ttl = ttl  # s; lifetime of a reservation
         self._quotas: dict[str, TenantQuota] = {}
         self._live: dict[str, Reservation] = {}  # in order of expiration, because all have the same lifetime
@@ -49,6 +60,11 @@ class ReservationTable:
         return sum(each.concurrent_requests for each in self._quotas.values())
 
     @property
+    def shadow_refusals(self) -> int:
+        """Limits in shadow mode that requests of this process have exceeded."""
+        return sum(each.shadow_refusals.total() for each in self._quotas.values())
+
+    @property
     def quotas(self) -> list[TenantQuota]:
         """Quotas of all tenants, by tenant id."""
         return [self._quotas[each] for each in sorted(self._quotas)]
@@ -64,11 +80,13 @@ class ReservationTable:
     def quota_of(self, reservation: Reservation) -> TenantQuota:
         return self._quotas[reservation.request.tenant_id]
 
-    def put_tenant(self, tenant: Tenant, now: float, balance: Balance | None = None) -> TenantQuota:
+    def put_tenant(
+        self, tenant: Tenant, now: float, balance: Balance | None = None, uses: Iterable[ScopeUse] = ()
+    ) -> TenantQuota:
         """Create the quota of a tenant, or set its new limits."""
         quota = self._quotas.get(tenant.tenant_id)
         if quota is None:
-            quota = self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, now=now)
+            quota = self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, uses=uses, now=now)
         else:
             quota.set_tenant(tenant, now)
         return quota
@@ -81,7 +99,7 @@ class ReservationTable:
         self._quotas[quota.tenant.tenant_id] = quota
 
     def restore(self, live: Iterable[Reservation], lost: Iterable[Reservation], charged: Iterable[Charge] = ()) -> None:
-        """Restore reservations and recent charges of a former owner. Their tenants must exist already."""
+        """Restore reservations and recent charges of a former owner. Tenants, keys and prices must exist already."""
         for charge in charged:
             request = charge.reservation.request
             has_tokens = charge.prompt_tokens or charge.output_tokens or charge.made_tokens
@@ -89,18 +107,28 @@ class ReservationTable:
             self._continue_answer(request)
         for reservation in sorted(live, key=lambda each: each.expires_at):
             self._continue_answer(reservation.request)
-            self.quota_of(reservation).count_reservation(reservation.request.tokens)
-            self._add(reservation)
+            holds = self.quota_of(reservation).restore(reservation, is_live=True)
+            self._add(replace(reservation, metering=reservation.metering._replace(holds=holds)))
         self._live = dict(sorted(self._live.items(), key=lambda item: item[1].expires_at))
         for reservation in lost:
-            self._record_lost(reservation)
+            quota = self._quotas.get(reservation.request.tenant_id)
+            holds = quota.restore(reservation, is_live=False) if quota else ()
+            self._record_lost(replace(reservation, metering=Metering(reserved_nanos=None, holds=holds)))
 
-    def restore_balance(self, tenant: Tenant, balance: Balance | None, now: float) -> None:
-        """Begin the quota of a tenant without reservations anew, from the balance of its former owner."""
-        self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, now=now)
+    def restore_balance(
+        self, tenant: Tenant, balance: Balance | None, now: float, uses: Iterable[ScopeUse] = ()
+    ) -> None:
+        """Begin the quota of a tenant without reservations anew, from the state of its former owner.
+
+        The limits of its keys must be set again.
+        """
+        self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, uses=uses, now=now)
 
     def forget(self, is_forgotten: Callable[[str], bool], now: float) -> None:
-        """Forget all use of the tenants of which `is_forgotten` is true; another process owns their state."""
+        """Forget all use of the tenants of which `is_forgotten` is true; another process owns their state.
+
+        The limits of their keys must be set again.
+        """
         for reservation in [each for each in self._live.values() if is_forgotten(each.request.tenant_id)]:
             self._remove(reservation)
         self._lost = {name: each for name, each in self._lost.items() if not is_forgotten(each.request.tenant_id)}
@@ -127,13 +155,17 @@ class ReservationTable:
     def reserve(
         self, request: ReservationRequest, reservation_id: str, now: float, *, is_deferred: bool = False
     ) -> Reservation:
-        """Reserve the tokens of a request that has no reservation yet. Raises QuotaExceeded.
+        """Reserve the tokens of a request that has no reservation yet. Raises LimitsExceeded.
 
         With `is_deferred`, limits are not checked: the edge has admitted the request under a fallback grant.
         """
         quota = self._quotas[request.tenant_id]
-        if not is_deferred:
-            quota.check_limits(request.tokens, now)
+        if quota.is_metered or self.prices:
+            take_run, metering = self._reserve_metered(quota, request, now, is_checked=not is_deferred)
+        else:
+            if not is_deferred:
+                quota.check_limits(request, now)
+            take_run, metering = quota.reserve(request, now), NOT_METERED
         if not self._continue_answer(request):
             request = replace(request, answer_id=request.request_id)
         reservation = Reservation(
@@ -141,19 +173,40 @@ class ReservationTable:
             request=request,
             reserved_at=now,
             expires_at=now + self._ttl,
-            take_run=quota.reserve(request.tokens, now),
+            take_run=take_run,
+            metering=metering,
         )
         self._add(reservation)
         return reservation
+
+    def _reserve_metered(
+        self, quota: TenantQuota, request: ReservationRequest, now: float, *, is_checked: bool
+    ) -> tuple[TakeRun | None, Metering]:
+        """Reserve tokens and money. Raises LimitsExceeded if it `is_checked`."""
+        price = self.prices.find(request.model) if self.prices or quota.has_money_budget else None
+        nanos = price.cost(request.prompt_tokens, request.max_chargeable_output_tokens) if price else 0
+        shadow_refusals = quota.check_limits(request, now, nanos) if is_checked else ()
+        take_run = quota.reserve(request, now, shadow_refusals)
+        holds = quota.hold_scopes(request, now, nanos, is_shadowed=bool(shadow_refusals))
+        return take_run, Metering(nanos, price, holds, shadow_refusals)
 
     def cancel(self, reservation: Reservation) -> None:
         """Remove a reservation that was not confirmed to its edge."""
         if self.is_live(reservation):
             self._remove(reservation)
-            self.quota_of(reservation).release(reservation, reservation.request.tokens)
+            quota, request = self.quota_of(reservation), reservation.request
+            quota.release(reservation, request.prompt_tokens, request.max_output_tokens)
+            quota.give_back(reservation, 0, 0)
 
     def settle(
-        self, reservation_id: str, prompt_tokens: int, output_tokens: int, outcome: str, now: float
+        self,
+        reservation_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        outcome: str,
+        now: float,
+        *,
+        cached_tokens: int = 0,
     ) -> Charge | None:
         """Settle a reservation. Return its charge; None if it was settled already or its tenant was deleted.
 
@@ -168,6 +221,7 @@ class ReservationTable:
         request = reservation.request
         prompt, made = min(prompt_tokens, request.prompt_tokens), min(output_tokens, request.max_output_tokens)
         delta = self._answer_ledger.charge(request, prompt, made, outcome)
+        nanos = self._cost(reservation, delta, cached_tokens) if reservation.metering is not NOT_METERED else 0
         charge = Charge(
             reservation=reservation,
             prompt_tokens=delta.prompt_tokens,
@@ -176,14 +230,24 @@ class ReservationTable:
             outcome=outcome,
             settled_at=now,
             is_correction=is_correction,
+            price_nanos=nanos,
         )
+        quota = self.quota_of(reservation)
         if not is_correction:
             self._remove(reservation)
-            self.quota_of(reservation).release(
-                reservation, request.tokens - prompt - made
-            )  # a worker has generated them, whether they are charged or not
-        self.quota_of(reservation).charge(charge)
+            # A worker has computed `prompt` and `made`, whether they are charged or not.
+            quota.release(reservation, request.prompt_tokens - prompt, request.max_output_tokens - made)
+        if reservation.metering.holds:
+            quota.give_back(reservation, delta.prompt_tokens + delta.output_tokens, nanos)
+        quota.charge(charge)
         return charge
+
+    def _cost(self, reservation: Reservation, charged: ChargeDelta, cached_tokens: int) -> int:
+        """Return the cost of a charge by the price at the reservation, and never more than it has reserved."""
+        reserved = reservation.metering.reserved_nanos
+        price = reservation.metering.price or self.prices.find(reservation.request.model)
+        cost = price.cost(charged.prompt_tokens, charged.output_tokens, cached_tokens) if price else 0
+        return cost if reserved is None else min(cost, reserved)
 
     def expire(self, now: float) -> list[Charge]:
         """Settle the expired reservations as lost."""
@@ -203,7 +267,7 @@ class ReservationTable:
         self._record_lost(reservation)
         charge = Charge(reservation=reservation, prompt_tokens=0, output_tokens=0, outcome=OUTCOME_LOST, settled_at=now)
         quota = self.quota_of(reservation)
-        quota.release(reservation, unused=0)
+        quota.release(reservation, 0, 0)
         quota.charge(charge)
         return charge
 

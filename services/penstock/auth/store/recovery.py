@@ -11,6 +11,7 @@ from penstock.auth.identity.tenant import DEFAULT_TENANT
 from penstock.auth.partitions.owned import ServedPartitions
 from penstock.auth.quota.grant import GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
+from penstock.auth.quota.prices import PriceList
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.auth.store.store import StoredState
@@ -25,10 +26,7 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
     """
     pepper = config.pepper.encode() or _secret(config, state, "pepper")
     mesh_secret = config.mesh_secret.encode() or _secret(config, state, "mesh-secret")
-    reservations = ReservationTable(ttl=config.reservation_ttl)
-    for tenant in state.tenants:
-        reservations.put_tenant(tenant, now, state.balances.get(tenant.tenant_id))
-    reservations.restore(state.reservations, state.lost, state.charged)
+    reservations = _reservations(config, state, now)
     keys = KeyRing(pepper)
     for key in state.keys:
         keys.put(key)
@@ -48,6 +46,19 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
         accept_ungranted_fallback=config.accept_ungranted_fallback,
         served=ServedPartitions(epochs),
     )
+
+
+def _reservations(config: AuthConfig, state: StoredState, now: float) -> ReservationTable:
+    reservations = ReservationTable(ttl=config.reservation_ttl, prices=PriceList(state.prices))
+    uses = state.uses_by_tenant
+    for tenant in state.tenants:
+        balance = state.balances.get(tenant.tenant_id)
+        reservations.put_tenant(tenant, now, balance, uses.get(tenant.tenant_id, ()))
+    for key in state.keys:
+        if quota := reservations.quota(key.tenant_id):
+            quota.set_key(key.key_id, key.policy, now)
+    reservations.restore(state.reservations, state.lost, state.charged)
+    return reservations
 
 
 def _secret(config: AuthConfig, state: StoredState, name: str) -> bytes:

@@ -5,47 +5,55 @@ from typing import Any
 
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
-from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
+from penstock.auth.quota.prices import Price
+from penstock.auth.quota.reservation import Charge, Metering, Reservation, ReservationRequest
+from penstock.auth.quota.scope_quota import ScopeUse
+from penstock.auth.store.policies import policy_of, policy_text
 
 Row = tuple[Any, ...]
 
-TENANT_COLUMNS = "tenant_id, priority, weight, requests_per_minute, tokens_per_minute, concurrent_requests"
-KEY_COLUMNS = "key_id, tenant_id, digest, created_at, display_name, expires_at, revoked_at"
+TENANT_COLUMNS = "tenant_id, priority, weight, requests_per_minute, tokens_per_minute, concurrent_requests, policy"
+KEY_COLUMNS = "key_id, tenant_id, digest, created_at, display_name, expires_at, revoked_at, policy"
 BALANCE_COLUMNS = "tenant_id, requests_full_at, tokens_full_at, prompt_tokens, output_tokens, requests"
 RESERVATION_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, prompt_tokens, max_output_tokens, reserved_at,
     expires_at, answer_id, emitted_tokens, fingerprint
 """
+PRICED_RESERVATION_COLUMNS = f"{RESERVATION_COLUMNS}, reserved_nanos"
 CHARGED_RESERVATION_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
     reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
 """
 LATEST_CHARGE_COLUMNS = f"{CHARGED_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens"
+SCOPE_USE_COLUMNS = ", ".join(ScopeUse._fields)
+PRICE_COLUMNS = ", ".join(Price._fields)
 GRANT_USE_COLUMNS = "grant_id, request_id, reservation_id, tokens, token_limit, forget_at"
 
 
 def tenant_row(tenant: Tenant) -> Row:
     limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
-    return (tenant.tenant_id, tenant.priority, tenant.weight, *limits)
+    return (tenant.tenant_id, tenant.priority, tenant.weight, *limits, policy_text(tenant.policy))
 
 
 def tenant_of(row: Row) -> Tenant:
     names = ("tenant_id", "priority", "weight", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
-    return Tenant(**dict(zip(names, row, strict=True)))
+    return Tenant(**dict(zip(names, row[:-1], strict=True)), policy=policy_of(row[-1]))
 
 
 def key_row(key: Key) -> Row:
     times = (key.created_at, key.display_name, key.expires_at, key.revoked_at)
-    return (key.key_id, key.tenant_id, key.digest, *times)
+    return (key.key_id, key.tenant_id, key.digest, *times, policy_text(key.policy))
 
 
 def key_of(row: Row) -> Key:
     names = ("key_id", "tenant_id", "digest", "created_at", "display_name", "expires_at", "revoked_at")
-    return Key(**dict(zip(names, row, strict=True)))
+    return Key(**dict(zip(names, row[:-1], strict=True)), policy=policy_of(row[-1]))
 
 
 def reservation_row(reservation: Reservation) -> Row:
-    return _reservation_columns(reservation, reservation.request.max_output_tokens)
+    """Return a row of reservations, in the order of `PRICED_RESERVATION_COLUMNS`."""
+    columns = _reservation_columns(reservation, reservation.request.max_output_tokens)
+    return (*columns, reservation.reserved_nanos or 0)
 
 
 def _reservation_columns(reservation: Reservation, output_tokens: int) -> Row:
@@ -64,6 +72,12 @@ def reservation_of(row: Row) -> Reservation:
     of_answer = ("answer_id", "emitted_tokens", "fingerprint")
     request = ReservationRequest(**dict(zip((*names, *of_answer), (*row[1:8], *row[10:13]), strict=True)))
     return Reservation(reservation_id=row[0], request=request, reserved_at=row[8], expires_at=row[9])
+
+
+def priced_reservation_of(row: Row) -> Reservation:
+    """Return the reservation of a row with `PRICED_RESERVATION_COLUMNS`."""
+    reservation = reservation_of(row)
+    return replace(reservation, metering=Metering(row[13])) if row[13] else reservation
 
 
 def charged_reservation_of(row: Row) -> Reservation:

@@ -1,13 +1,15 @@
 """The interface of the store, and the changes that it persists."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.grant_uses import GrantUse
+from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation
+from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.chassis.config import ConfigError
 
@@ -69,12 +71,25 @@ class DeleteTenant(NamedTuple):
     deleted_at: float  # s
 
 
+class PutPrice(NamedTuple):
+    """The price of a model was set."""
+
+    price: Price
+
+
+class DeletePrice(NamedTuple):
+    """The price of a model was deleted."""
+
+    model: str
+
+
 class Reserved(NamedTuple):
     """A reservation was made."""
 
     reservation: Reservation
     balance: Balance  # of the tenant after the change
     grant_use: GrantUse | None = None  # of a fallback admission
+    scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scopes that count the reservation
 
 
 class Charged(NamedTuple):
@@ -83,6 +98,7 @@ class Charged(NamedTuple):
     charge: Charge
     balance: Balance  # of the tenant after the change
     grant_use: GrantUse | None = None  # of a fallback admission
+    scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scopes that count the reservation
 
 
 class Release(NamedTuple):
@@ -95,7 +111,7 @@ class Barrier(NamedTuple):
     """An empty change; it completes when all changes before it have completed."""
 
 
-Change = PutTenant | PutKey | DeleteKey | DeleteTenant | Reserved | Charged | Release | Barrier
+Change = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | Reserved | Charged | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
@@ -114,6 +130,15 @@ class StoredState(NamedTuple):
     secrets: Mapping[str, bytes] = MappingProxyType(
         {}
     )  # by name, of a store that all processes share; none: they are files
+    scope_uses: Sequence[ScopeUse] = ()
+    prices: Sequence[Price] = ()
+
+    @property
+    def uses_by_tenant(self) -> dict[str, list[ScopeUse]]:
+        found: dict[str, list[ScopeUse]] = {}
+        for each in self.scope_uses:
+            found.setdefault(each.tenant_id, []).append(each)
+        return found
 
 
 class Taken(NamedTuple):
@@ -136,10 +161,11 @@ class Lost(NamedTuple):
 
 
 class CatalogChanged(NamedTuple):
-    """Another process has changed tenants or keys; these are all of them."""
+    """Another process has changed tenants, keys or prices; these are all of them."""
 
     tenants: list[Tenant]
     keys: list[Key]
+    prices: Sequence[Price] = ()
 
 
 class HandedOver(NamedTuple):
@@ -159,6 +185,7 @@ class TenantUse(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     requests: int
+    scope_use: ScopeUse | None = None  # None: it has no limits or budgets that a scope counts
 
 
 class Store(Protocol):

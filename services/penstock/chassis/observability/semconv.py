@@ -80,6 +80,7 @@ PENSTOCK_WORKER_ID: Final = "penstock.worker_id"
 PENSTOCK_KV_BLOCKS_FREED: Final = "penstock.kv_blocks_freed"  # by one cancel
 PENSTOCK_REASON: Final = "penstock.reason"  # reason of a PenstockError
 PENSTOCK_REJECTED_BY: Final = "penstock.rejected_by"  # tier that rejected the request
+PENSTOCK_LIMIT: Final = "penstock.limit"  # name of a limit, such as tokens or budget_month_money
 PENSTOCK_AUTH_FALLBACK: Final = "penstock.auth_fallback"  # admitted by the edge itself while auth is unreachable
 
 # Our own metrics
@@ -98,6 +99,8 @@ PENSTOCK_CANCEL_ACKNOWLEDGED: Final = "penstock.cancel.acknowledged"  # s, from 
 PENSTOCK_CANCEL_ENGINE_LATENCY: Final = "penstock.cancel.engine_latency"
 PENSTOCK_CANCEL_WASTED: Final = "penstock.cancel.wasted_tokens"  # made in steps that ended after that cancel
 PENSTOCK_EDGE_REJECTED: Final = "penstock.edge.rejected"  # requests rejected for load, by reason and tier
+PENSTOCK_AUTH_BUDGET_WARNINGS: Final = "penstock.auth.budget_warnings"  # requests beyond a soft share
+PENSTOCK_AUTH_SHADOW_REFUSALS: Final = "penstock.auth.shadow_refusals"  # by limit
 PENSTOCK_AUTH_DISK_USED: Final = "penstock.auth.disk_used"  # share of the store's volume
 PENSTOCK_AUTH_FALLBACK_DECISIONS: Final = "penstock.auth_fallback.decisions"  # of edges without auth, by outcome
 PENSTOCK_XDS_RESPONSES: Final = "penstock.xds.responses"  # frames to proxies, by type

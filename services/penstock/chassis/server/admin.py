@@ -111,6 +111,9 @@ class AdminService(AdminServicer):
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
         self._reject_not_auth()
 
+    async def PutKeyLimits(self, request: pb.PutKeyLimitsRequest, context: Any) -> pb.PutKeyLimitsResponse:
+        self._reject_not_auth()
+
     async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
         self._reject_not_auth()
 
@@ -120,8 +123,19 @@ class AdminService(AdminServicer):
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
         self._reject_not_auth()
 
+    async def PutPrice(self, request: pb.PutPriceRequest, context: Any) -> pb.PutPriceResponse:
+        self._reject_not_auth()
+
+    async def ListPrices(self, request: pb.ListPricesRequest, context: Any) -> pb.ListPricesResponse:
+        self._reject_not_auth()
+
+    async def DeletePrice(self, request: pb.DeletePriceRequest, context: Any) -> pb.DeletePriceResponse:
+        self._reject_not_auth()
+
     def _reject_not_auth(self) -> NoReturn:
-        text = f"keys and tenants are served by auth, this process is {self.tier}; call the Admin service of auth"
+        text = (
+            f"keys, tenants and prices are served by auth, this process is {self.tier}; call the Admin service of auth"
+        )
         raise Unimplemented(text, reason="NOT_AUTH")
 
 

@@ -5,37 +5,55 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import TIERS, FiniteFloat, find_processes, find_tier, json_option
+from penstock.cli.commands.prices import prices
+from penstock.cli.limit_options import model_limit_option, policy_options, rate_options
+from penstock.cli.options import TIERS, FiniteFloat, find_processes, find_tier, json_option, target_option
 
 if TYPE_CHECKING:
     from penstock.cli.admin import AdminTarget
 
 PRIORITIES = ("interactive", "standard", "batch")
 DAY_S, CENTURY_S = 86_400, 3_155_760_000  # s
-MAX_UINT32 = 2**32 - 1  # the largest value of a tenant's field
 
 
 @click.group()
 def keys() -> None:
-    """API keys: create, list, revoke."""
+    """API keys: create, list, limit, revoke."""
 
 
 @keys.command("create")
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--name", default="", help="display name")
 @click.option("--ttl", type=FiniteFloat(1, CENTURY_S), metavar="SECONDS", help="lifetime; without it: unlimited")
-@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
+@rate_options
+@policy_options
+@target_option
 @json_option
-def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool) -> None:
-    """Create a key and show it once."""
-    from penstock.cli import admin
+def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool, **options: Any) -> None:
+    """Create a key and show it once. Its limits apply in addition to those of its tenant."""
+    from penstock.cli import admin, limits
 
-    run_async(admin.create_key(_admin_target("auth", target, as_json=as_json), tenant, name, ttl))
+    own = limits.key_limits_message(**options)
+    run_async(admin.create_key(_admin_target("auth", target, as_json=as_json), tenant, name, ttl, own))
+
+
+@keys.command("limit")
+@click.argument("key_id")
+@rate_options
+@policy_options
+@target_option
+@json_option
+def limit_key(key_id: str, target: str, as_json: bool, **options: Any) -> None:
+    """Replace all limits of a key; those that are not given are removed."""
+    from penstock.cli import limits
+
+    own = limits.key_limits_message(**options)
+    run_async(limits.limit_key(_admin_target("auth", target, as_json=as_json), key_id, own))
 
 
 @keys.command("list")
 @click.option("--tenant", default="", help="only keys of this tenant")
-@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
+@target_option
 @json_option
 def list_keys(tenant: str, target: str, as_json: bool) -> None:
     """List keys without their secrets."""
@@ -46,7 +64,7 @@ def list_keys(tenant: str, target: str, as_json: bool) -> None:
 
 @keys.command("revoke")
 @click.argument("key_id")
-@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
+@target_option
 @json_option
 def revoke_key(key_id: str, target: str, as_json: bool) -> None:
     """Revoke a key at once."""
@@ -64,24 +82,23 @@ def tenants() -> None:
 @click.argument("tenant_id")
 @click.option("--class", "priority", type=click.Choice(PRIORITIES), default="standard", show_default=True)
 @click.option("--weight", type=FiniteFloat(0.01, 1000), default=1.0, show_default=True)
-@click.option("--requests-per-minute", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
-@click.option("--tokens-per-minute", type=click.IntRange(0, MAX_UINT32**2), default=0, help="0: no limit")
-@click.option("--concurrent-requests", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
-@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
+@rate_options
+@model_limit_option
+@policy_options
+@target_option
 @json_option
-def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None:
-    """Create a tenant or replace its limits."""
-    from penstock.cli import admin
-    from penstock.v1.admin_pb2 import Tenant
+def put_tenant(target: str, as_json: bool, priority: str, **options: Any) -> None:
+    """Create a tenant or replace all of its limits; those that are not given are removed."""
+    from penstock.cli import admin, limits
     from penstock.v1.inference_pb2 import Priority
 
-    tenant = Tenant(priority=Priority.Value(f"PRIORITY_{priority.upper()}"), **limits)
+    tenant = limits.tenant_message(priority=Priority.Value(f"PRIORITY_{priority.upper()}"), **options)
     run_async(admin.put_tenant(_admin_target("auth", target, as_json=as_json), tenant))
 
 
 @tenants.command("delete")
 @click.argument("tenant_id")
-@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
+@target_option
 @json_option
 def delete_tenant(target: str, as_json: bool, tenant_id: str) -> None:
     """Delete a tenant without active requests, and its keys."""
@@ -91,7 +108,7 @@ def delete_tenant(target: str, as_json: bool, tenant_id: str) -> None:
 
 
 @tenants.command("list")
-@click.option("--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT")
+@target_option
 @json_option
 def list_tenants(target: str, as_json: bool) -> None:
     """List tenants with their limits and use."""
@@ -151,7 +168,7 @@ def config(tier: str, as_json: bool) -> None:
     admin.show_config(tier, as_json=as_json)
 
 
-ADMIN_COMMANDS = (keys, tenants, drain, snapshot, top, config)
+ADMIN_COMMANDS = (keys, tenants, prices, drain, snapshot, top, config)
 
 
 def _admin_target(process: str, target: str, *, as_json: bool) -> "AdminTarget":

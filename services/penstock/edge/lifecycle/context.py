@@ -8,6 +8,7 @@ from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import Effect
 from penstock.edge.lifecycle.sinks import ResponseSink
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
+from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.v1.admission_pb2 import Credential
 
@@ -29,6 +30,7 @@ class RequestContext:
     sink: ResponseSink = field(repr=False)
     telemetry: RequestTelemetry = field(repr=False)
     size_bytes: int  # of the prompt and its token ids
+    limit_headers: Headers = ()  # of its admission or rejection by auth; empty if its caller has no such limits
     shard: str = ""  # address of the shard that holds the ticket; empty if none does
     poison_fingerprint: int = 0  # of its ticket; 0 until it is computed
     run: RunHandle | None = None

@@ -9,6 +9,7 @@ from typing import Protocol
 from penstock.chassis.errors import PenstockError
 from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit
 from penstock.edge.lifecycle.memory import MemoryBudget
+from penstock.edge.request.limit_headers import Headers
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
@@ -120,11 +121,13 @@ class ResponseSink(Protocol):
 class ResponseStream:
     """A response that one reader iterates. Deltas that arrive while the reader is busy are merged.
 
-    `cancel` cancels the request at once, before the reader's task has unwound.
+    `cancel` cancels the request at once, before the reader's task has unwound. `limit_headers` returns what
+    auth has told about the caller's limits.
     """
 
     def __init__(self, memory: MemoryBudget) -> None:
         self.cancel: Callable[[], None] = lambda: None
+        self.limit_headers: Callable[[], Headers] = tuple
         self.buffer = ResponseBuffer(memory)
         self._accepted: deque[Accepted] = deque()
         self._ending: Finished | PenstockError | None = None

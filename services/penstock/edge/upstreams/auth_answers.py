@@ -9,6 +9,7 @@ from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.request.limit_headers import limit_headers
 from penstock.edge.upstreams.auth_streams import AuthStreams
 from penstock.edge.upstreams.identify_calls import IdentifyCalls
 from penstock.edge.upstreams.reservations import Reservations
@@ -98,6 +99,7 @@ class AuthAnswers:
         if entry:
             context.request.reservation_id = reservation_id
             return
+        context.limit_headers = limit_headers(admitted)
         request = context.request
         was_reserving = request.state is RequestState.RESERVING
         now = self._runner.now()
@@ -118,6 +120,7 @@ class AuthAnswers:
         if context is None or self._waits_for_takeover(context, error):
             return
         self._fallback.invalidate_identity(error, context.credential)
+        context.limit_headers = limit_headers(rejected)
         if rejected.key_id and context.request.state is RequestState.RESERVING:
             context.request.identity = Identity(tenant_id=rejected.tenant_id, key_id=rejected.key_id)
         self._runner.apply(context, context.request.on_auth_rejected(error, self._runner.now()))

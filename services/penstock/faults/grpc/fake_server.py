@@ -46,6 +46,9 @@ class FakeServicerContext:
         await asyncio.sleep(0)
         await stream.window.reserve(len(packed))
 
+    def set_trailing_metadata(self, trailing_metadata: Metadata) -> None:
+        self._trailing = tuple(trailing_metadata)
+
     async def send_initial_metadata(self, _: object) -> None:
         await asyncio.sleep(0)
 

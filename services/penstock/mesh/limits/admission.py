@@ -56,8 +56,23 @@ ADMISSION: Table = {
         "fallback_tokens": Unchecked("a grant of all tokens that the type holds is a grant"),
         "fallback_grant": GRANT,
         "fallback_grant_time_left_nanos": REQUEST_NANOS,
+        "rate_limits": Part(),
+        "budget_warning": Text(bounds.BUDGET_WARNING_CHARS),
     },
-    "penstock.mesh.v1.Rejected": {"request_id": ID, "failure": Part(), "tenant_id": ID, "key_id": ID},
+    "penstock.mesh.v1.RateLimits": {
+        name: Unchecked("is passed on to the caller as text")
+        for name in (
+            *("limit_requests", "remaining_requests", "reset_requests_millis"),
+            *("limit_tokens", "remaining_tokens", "reset_tokens_millis"),
+        )
+    },
+    "penstock.mesh.v1.Rejected": {
+        "request_id": ID,
+        "failure": Part(),
+        "tenant_id": ID,
+        "key_id": ID,
+        "rate_limits": Part(),
+    },
     "penstock.mesh.v1.StoreState": {"is_unavailable": FLAG},
     "penstock.mesh.v1.Settled": {"reservation_id": ID},
     "penstock.mesh.v1.OwnedPartitions": {

@@ -32,6 +32,7 @@ ADDRESS_CHARS: Final = 300
 TRACEPARENT_CHARS: Final = 128
 BEARER_CHARS: Final = 4_096
 SOURCE_CHARS: Final = 64  # of an IP address
+BUDGET_WARNING_CHARS: Final = 2_048  # of one text for each scope of a request
 REASON_CHARS: Final = 1_024
 ERROR_CHARS: Final = 65_536
 TEMPLATE_CHARS: Final = 1 << 20

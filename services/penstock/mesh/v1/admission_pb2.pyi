@@ -463,6 +463,8 @@ class Admitted(_message.Message):
     FALLBACK_TOKENS_FIELD_NUMBER: _builtins.int
     FALLBACK_GRANT_FIELD_NUMBER: _builtins.int
     FALLBACK_GRANT_TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
+    RATE_LIMITS_FIELD_NUMBER: _builtins.int
+    BUDGET_WARNING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As requested."""
     reservation_id: _builtins.str
@@ -477,9 +479,15 @@ class Admitted(_message.Message):
     """
     fallback_grant_time_left_nanos: _builtins.int
     """Time for which the edge may admit requests under the grant."""
+    budget_warning: _builtins.str
+    """Text for the caller if a budget is used beyond its soft share. Empty: none is."""
     @_builtins.property
     def identity(self) -> Global___Identity:
         """The caller's identity."""
+
+    @_builtins.property
+    def rate_limits(self) -> Global___RateLimits:
+        """The tightest limits after this request. Unset if neither tenant, key nor model has such a limit."""
 
     def __init__(
         self,
@@ -490,14 +498,58 @@ class Admitted(_message.Message):
         fallback_tokens: _builtins.int = ...,
         fallback_grant: _builtins.bytes = ...,
         fallback_grant_time_left_nanos: _builtins.int = ...,
+        rate_limits: Global___RateLimits | None = ...,
+        budget_warning: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "rate_limits", b"rate_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_grant", b"fallback_grant", "fallback_grant_time_left_nanos", b"fallback_grant_time_left_nanos", "fallback_tokens", b"fallback_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_warning", b"budget_warning", "fallback_grant", b"fallback_grant", "fallback_grant_time_left_nanos", b"fallback_grant_time_left_nanos", "fallback_tokens", b"fallback_tokens", "identity", b"identity", "rate_limits", b"rate_limits", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Admitted: _TypeAlias = Admitted  # noqa: Y015
+
+@_typing.final
+class RateLimits(_message.Message):
+    """RateLimits are the limits per minute that leave the least to a caller, over its tenant, its key and the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_REQUESTS_FIELD_NUMBER: _builtins.int
+    REMAINING_REQUESTS_FIELD_NUMBER: _builtins.int
+    RESET_REQUESTS_MILLIS_FIELD_NUMBER: _builtins.int
+    LIMIT_TOKENS_FIELD_NUMBER: _builtins.int
+    REMAINING_TOKENS_FIELD_NUMBER: _builtins.int
+    RESET_TOKENS_MILLIS_FIELD_NUMBER: _builtins.int
+    limit_requests: _builtins.int
+    """Requests per minute. 0: no limit, and the next two fields have no meaning."""
+    remaining_requests: _builtins.int
+    """Requests that may start now."""
+    reset_requests_millis: _builtins.int
+    """Time until `limit_requests` may start at once."""
+    limit_tokens: _builtins.int
+    """Tokens per minute. 0: no limit, and the next two fields have no meaning."""
+    remaining_tokens: _builtins.int
+    """Tokens that may be reserved now."""
+    reset_tokens_millis: _builtins.int
+    """Time until `limit_tokens` may be reserved at once."""
+    def __init__(
+        self,
+        *,
+        limit_requests: _builtins.int = ...,
+        remaining_requests: _builtins.int = ...,
+        reset_requests_millis: _builtins.int = ...,
+        limit_tokens: _builtins.int = ...,
+        remaining_tokens: _builtins.int = ...,
+        reset_tokens_millis: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_requests", b"limit_requests", "limit_tokens", b"limit_tokens", "remaining_requests", b"remaining_requests", "remaining_tokens", b"remaining_tokens", "reset_requests_millis", b"reset_requests_millis", "reset_tokens_millis", b"reset_tokens_millis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RateLimits: _TypeAlias = RateLimits  # noqa: Y015
 
 @_typing.final
 class Rejected(_message.Message):
@@ -509,6 +561,7 @@ class Rejected(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
+    RATE_LIMITS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As requested."""
     tenant_id: _builtins.str
@@ -518,9 +571,14 @@ class Rejected(_message.Message):
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED, TOKEN_INVALID, TOKEN_EXPIRED;
-        PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED with the limit
-        and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE / STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
+        PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID, MODEL_FORBIDDEN; RESOURCE_EXHAUSTED /
+        QUOTA_EXCEEDED or BUDGET_EXCEEDED with every exceeded limit and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE /
+        STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
         """
+
+    @_builtins.property
+    def rate_limits(self) -> Global___RateLimits:
+        """The tightest limits now, in response to `reserve` of a caller whose limits or budgets are exceeded."""
 
     def __init__(
         self,
@@ -529,10 +587,11 @@ class Rejected(_message.Message):
         failure: _failure_pb2.Failure | None = ...,
         tenant_id: _builtins.str = ...,
         key_id: _builtins.str = ...,
+        rate_limits: Global___RateLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "rate_limits", b"rate_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key_id", b"key_id", "request_id", b"request_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key_id", b"key_id", "rate_limits", b"rate_limits", "request_id", b"request_id", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

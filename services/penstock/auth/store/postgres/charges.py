@@ -12,9 +12,10 @@ Statement = tuple[str, tuple[object, ...]]
 
 _TEXTS, _INTEGERS, _TIMES = ("text",) * 6, ("bigint",) * 2, ("float8",) * 2
 _OF_ANSWER = ("text", "bigint", "bytea")
-RESERVATION_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, *_OF_ANSWER, "smallint")
+RESERVATION_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, *_OF_ANSWER, "bigint", "smallint")
 LEDGER_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, "float8", *_INTEGERS, "text", *_OF_ANSWER, "bigint", "smallint")
 BALANCE_TYPES = ("text", *("bigint",) * 5, "smallint")
+SCOPE_USE_TYPES = ("text", "text", *("bigint",) * 4, "float8", *("bigint",) * 6, "smallint")
 GRANT_USE_TYPES = ("bytea", "text", "text", "bigint", "bigint", "float8", "smallint")
 LEDGER_COLUMNS = [
     *("reservation_id", "request_id", "tenant_id", "key_id", "edge_id", "model"),
@@ -23,6 +24,7 @@ LEDGER_COLUMNS = [
     *("answer_id", "emitted_tokens", "fingerprint", "made_tokens", "partition"),
 ]
 _BALANCE_COLUMNS = f"{rows.BALANCE_COLUMNS}, partition".split(", ")
+_SCOPE_USE_COLUMNS = f"{rows.SCOPE_USE_COLUMNS}, partition".split(", ")
 _GRANT_USE_COLUMNS = f"{rows.GRANT_USE_COLUMNS}, partition".split(", ")
 
 
@@ -32,7 +34,8 @@ def _replacements(columns: Iterable[str]) -> str:
 
 # ruff: noqa: S608  # all parts of the statements are constants
 _INSERT_RESERVATIONS = f"""
-    INSERT INTO reservations SELECT {selected(RESERVATION_TYPES)} FROM {record_set(RESERVATION_TYPES)}
+    INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS}, partition)
+    SELECT {selected(RESERVATION_TYPES)} FROM {record_set(RESERVATION_TYPES)}
     ON CONFLICT DO NOTHING
 """
 _DELETE_RESERVATIONS = "DELETE FROM reservations WHERE reservation_id = ANY(%s)"
@@ -59,6 +62,10 @@ _PUT_BALANCES = f"""
     INSERT INTO balances SELECT {selected(BALANCE_TYPES)} FROM {record_set(BALANCE_TYPES)}
     ON CONFLICT (tenant_id) DO UPDATE SET {_replacements(_BALANCE_COLUMNS[1:])}
 """
+_PUT_SCOPE_USES = f"""
+    INSERT INTO scope_uses SELECT {selected(SCOPE_USE_TYPES)} FROM {record_set(SCOPE_USE_TYPES)}
+    ON CONFLICT (tenant_id, scope) DO UPDATE SET {_replacements(_SCOPE_USE_COLUMNS[2:])}
+"""
 _FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < %s"
 _PUT_GRANT_USES = f"""
     INSERT INTO grant_uses SELECT {selected(GRANT_USE_TYPES)} FROM {record_set(GRANT_USE_TYPES)}
@@ -75,6 +82,7 @@ class ChargeRun:
         self._charged: dict[str, Row] = {}
         self._corrected: dict[str, Row] = {}
         self._balances: dict[str, Row] = {}
+        self._scope_uses: dict[tuple[str, str], Row] = {}
         self._grant_uses: dict[tuple[bytes, str], Row] = {}
         self._forget_before = 0.0  # s
 
@@ -92,6 +100,8 @@ class ChargeRun:
             charges = self._corrected if is_in_total else self._charged
             charges[reservation_id] = (*rows.charge_row(charge), partition)
         self._balances[change.balance.tenant_id] = (*change.balance, partition)
+        for scope_use in change.scope_uses:
+            self._scope_uses[scope_use.tenant_id, scope_use.scope] = (*scope_use, partition)
         if use := change.grant_use:
             self._grant_uses[use.grant_id, use.request_id] = (*use, partition)
             self._forget_before = max(self._forget_before, now)
@@ -107,6 +117,8 @@ class ChargeRun:
             yield _CORRECT_CHARGES, (document(self._corrected.values()),)
         if self._balances:
             yield _PUT_BALANCES, (document(self._balances.values()),)
+        if self._scope_uses:
+            yield _PUT_SCOPE_USES, (document(self._scope_uses.values()),)
         if self._grant_uses:
             yield _FORGET_GRANT_USES, (self._forget_before,)
             yield _PUT_GRANT_USES, (document(self._grant_uses.values()),)

@@ -120,6 +120,23 @@ MIGRATIONS = (
     CREATE TABLE catalog (version bigint NOT NULL);
     INSERT INTO catalog VALUES (0);
     """,
+    """
+    ALTER TABLE tenants ADD COLUMN policy text NOT NULL DEFAULT '';
+    ALTER TABLE keys ADD COLUMN policy text NOT NULL DEFAULT '';
+    ALTER TABLE reservations ADD COLUMN reserved_nanos bigint NOT NULL DEFAULT 0;
+    CREATE TABLE scope_uses (
+        tenant_id text NOT NULL, scope text NOT NULL, requests_full_at bigint NOT NULL, input_full_at bigint NOT NULL,
+        output_full_at bigint NOT NULL, tokens_full_at bigint NOT NULL, counted_since double precision NOT NULL,
+        day_start bigint NOT NULL, day_tokens bigint NOT NULL, day_nanos bigint NOT NULL, month_start bigint NOT NULL,
+        month_tokens bigint NOT NULL, month_nanos bigint NOT NULL, partition smallint NOT NULL,
+        PRIMARY KEY (tenant_id, scope)
+    ) WITH (fillfactor = 50);
+    CREATE INDEX scope_uses_by_scope ON scope_uses (scope);
+    CREATE TABLE prices (
+        model text PRIMARY KEY, input_nanos bigint NOT NULL, cached_input_nanos bigint NOT NULL,
+        output_nanos bigint NOT NULL
+    );
+    """,
 )
 
 

@@ -6,7 +6,9 @@ import psycopg
 
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
+from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
+from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
 from penstock.auth.store.postgres.charges import ChargeRun, Statement
@@ -17,8 +19,10 @@ from penstock.auth.store.store import (
     Change,
     Charged,
     DeleteKey,
+    DeletePrice,
     DeleteTenant,
     PutKey,
+    PutPrice,
     PutTenant,
     Release,
     Reserved,
@@ -29,17 +33,22 @@ from penstock.mesh.partitions import PARTITIONS
 
 # ruff: noqa: S608  # all parts of the statements are constants
 _PUT_TENANT = f"""
-    INSERT INTO tenants ({rows.TENANT_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s)
+    INSERT INTO tenants ({rows.TENANT_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s)
     ON CONFLICT (tenant_id) DO UPDATE SET priority = excluded.priority, weight = excluded.weight,
         requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excluded.tokens_per_minute,
-        concurrent_requests = excluded.concurrent_requests, deleted_at = NULL
+        concurrent_requests = excluded.concurrent_requests, policy = excluded.policy, deleted_at = NULL
 """
 _DELETE_TENANT = "UPDATE tenants SET deleted_at = %s WHERE tenant_id = %s"  # rows of the ledger name it
 _PUT_KEY = f"""
-    INSERT INTO keys ({rows.KEY_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s)
+    INSERT INTO keys ({rows.KEY_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
     ON CONFLICT (key_id) DO UPDATE SET tenant_id = excluded.tenant_id, digest = excluded.digest,
         created_at = excluded.created_at, display_name = excluded.display_name, expires_at = excluded.expires_at,
-        revoked_at = excluded.revoked_at
+        revoked_at = excluded.revoked_at, policy = excluded.policy
+"""
+_PUT_PRICE = f"""
+    INSERT INTO prices ({rows.PRICE_COLUMNS}) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (model) DO UPDATE SET input_nanos = excluded.input_nanos,
+        cached_input_nanos = excluded.cached_input_nanos, output_nanos = excluded.output_nanos
 """
 _SELECT_LOST = f"""
     SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost' AND partition = ANY(%s::smallint[])
@@ -77,7 +86,9 @@ def statements(changes: Iterable[Change]) -> Iterator[Statement]:
         yield _CHANGE_CATALOG, ()
 
 
-def _administration(change: PutTenant | PutKey | DeleteKey | DeleteTenant) -> Iterator[Statement]:
+def _administration(
+    change: PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice,
+) -> Iterator[Statement]:
     match change:
         case PutTenant(tenant):
             yield _PUT_TENANT, _values(rows.tenant_row(tenant))
@@ -85,10 +96,16 @@ def _administration(change: PutTenant | PutKey | DeleteKey | DeleteTenant) -> It
             yield _PUT_KEY, _values(rows.key_row(key))
         case DeleteKey(key_id):
             yield "DELETE FROM keys WHERE key_id = %s", (key_id,)
+            yield "DELETE FROM scope_uses WHERE scope = %s", (f"{KEY_SCOPE}{key_id}",)
+        case PutPrice(price):
+            yield _PUT_PRICE, _values(price)
+        case DeletePrice(model):
+            yield "DELETE FROM prices WHERE model = %s", _values((model,))
         case DeleteTenant(tenant_id, deleted_at):
             yield _DELETE_TENANT, (deleted_at, tenant_id)
             yield "DELETE FROM keys WHERE tenant_id = %s", (tenant_id,)
             yield "DELETE FROM balances WHERE tenant_id = %s", (tenant_id,)
+            yield "DELETE FROM scope_uses WHERE tenant_id = %s", (tenant_id,)
 
 
 def _values(row: Row) -> Row:
@@ -108,23 +125,29 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
     uses_of = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
     uses = connection.execute(uses_of, (chosen,))
     reservations = connection.execute(
-        f"SELECT {rows.RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}", (chosen,)
+        f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}", (chosen,)
     )
+    scope_uses = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses {_OF_PARTITIONS}", (chosen,))
+    prices = connection.execute(f"SELECT {rows.PRICE_COLUMNS} FROM prices")
     keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
     return StoredState(
         tenants=[rows.tenant_of(row) for row in tenants],
         balances={row[0]: Balance(*row) for row in balances},
         keys=[rows.key_of(row) for row in keys],
-        reservations=[rows.reservation_of(row) for row in reservations],
+        reservations=[rows.priced_reservation_of(row) for row in reservations],
         lost=lost[::-1],
         grant_uses=[GrantUse(*row) for row in uses],
         charged=latest[::-1],
         secrets={str(name): bytes(secret) for name, secret in connection.execute("SELECT name, secret FROM secrets")},
+        scope_uses=[ScopeUse(*row) for row in scope_uses],
+        prices=[Price(*row) for row in prices],
     )
 
 
 def read_uses(connection: "psycopg.Connection[Row]") -> list[TenantUse]:
-    return [TenantUse(*row) for row in connection.execute(_SELECT_USES)]
+    of_tenants = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses WHERE scope = ''")
+    scope_uses = {row[0]: ScopeUse(*row) for row in of_tenants}
+    return [TenantUse(*row)._replace(scope_use=scope_uses.get(row[0])) for row in connection.execute(_SELECT_USES)]
 
 
 def _limited(

@@ -7,8 +7,10 @@ import sqlite3
 
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
+from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
+from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
 from penstock.auth.store.store import (
@@ -16,8 +18,10 @@ from penstock.auth.store.store import (
     Change,
     Charged,
     DeleteKey,
+    DeletePrice,
     DeleteTenant,
     PutKey,
+    PutPrice,
     PutTenant,
     Release,
     Reserved,
@@ -96,6 +100,22 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX grant_uses_by_time ON grant_uses (forget_at);
     """,
+    """
+    ALTER TABLE tenants ADD COLUMN policy TEXT NOT NULL DEFAULT '';
+    ALTER TABLE keys ADD COLUMN policy TEXT NOT NULL DEFAULT '';
+    ALTER TABLE reservations ADD COLUMN reserved_nanos INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE scope_uses (
+        tenant_id TEXT NOT NULL, scope TEXT NOT NULL, requests_full_at INTEGER NOT NULL,
+        input_full_at INTEGER NOT NULL, output_full_at INTEGER NOT NULL, tokens_full_at INTEGER NOT NULL,
+        counted_since REAL NOT NULL, day_start INTEGER NOT NULL, day_tokens INTEGER NOT NULL,
+        day_nanos INTEGER NOT NULL, month_start INTEGER NOT NULL, month_tokens INTEGER NOT NULL,
+        month_nanos INTEGER NOT NULL, PRIMARY KEY (tenant_id, scope)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE prices (
+        model TEXT PRIMARY KEY, input_nanos INTEGER NOT NULL, cached_input_nanos INTEGER NOT NULL,
+        output_nanos INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 
@@ -108,14 +128,22 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
-_PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({rows.TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
+_PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({rows.TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
 _DELETE_TENANT = "UPDATE tenants SET deleted_at = ? WHERE tenant_id = ?"  # rows of the ledger refer to it
 _SELECT_TENANTS = f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL"  # noqa: S608  # a constant
-_PUT_KEY = "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)"
+_PUT_KEY = f"INSERT OR REPLACE INTO keys ({rows.KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # as above
 _PUT_GRANT_USE = "INSERT OR REPLACE INTO grant_uses VALUES (?, ?, ?, ?, ?, ?)"
 _FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < ?"
+_PUT_SCOPE_USE = (
+    f"INSERT OR REPLACE INTO scope_uses ({rows.SCOPE_USE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # as above
+)
+_PUT_PRICE = "INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
-_INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_RESERVATION = f"""
+    INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""  # noqa: S608  # as above
+_SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses"  # noqa: S608  # as above
+_SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations"  # noqa: S608  # as above
 _DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
 # Replaces the charge of a lost reservation.
 _PUT_CHARGE = "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -142,19 +170,27 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_KEY, rows.key_row(key))
         case DeleteKey(key_id):
             connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,))
+            connection.execute("DELETE FROM scope_uses WHERE scope = ?", (f"{KEY_SCOPE}{key_id}",))
         case DeleteTenant(tenant_id, deleted_at):
             connection.execute(_DELETE_TENANT, (deleted_at, tenant_id))
             connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
-        case Reserved(reservation, balance, grant_use):
+            connection.execute("DELETE FROM scope_uses WHERE tenant_id = ?", (tenant_id,))
+        case PutPrice(price):
+            connection.execute(_PUT_PRICE, price)
+        case DeletePrice(model):
+            connection.execute("DELETE FROM prices WHERE model = ?", (model,))
+        case Reserved(reservation, balance, grant_use, scope_uses):
             connection.execute(_INSERT_RESERVATION, rows.reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, reservation.reserved_at)
-        case Charged(charge, balance, grant_use):
+            _put_scope_uses(connection, scope_uses)
+        case Charged(charge, balance, grant_use, scope_uses):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
             _put_charge(connection, charge)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
+            _put_scope_uses(connection, scope_uses)
         case Barrier() | Release():
             pass
 
@@ -163,6 +199,11 @@ def _put_grant_use(connection: sqlite3.Connection, use: GrantUse | None, now: fl
     if use:
         connection.execute(_FORGET_GRANT_USES, (now,))
         connection.execute(_PUT_GRANT_USE, use)
+
+
+def _put_scope_uses(connection: sqlite3.Connection, uses: tuple[ScopeUse, ...]) -> None:
+    if uses:
+        connection.executemany(_PUT_SCOPE_USE, uses)
 
 
 def _put_charge(connection: sqlite3.Connection, charge: Charge) -> None:
@@ -187,9 +228,11 @@ def read(connection: sqlite3.Connection) -> StoredState:
     return StoredState(
         tenants=[rows.tenant_of(row) for row in connection.execute(_SELECT_TENANTS)],
         balances={row[0]: Balance(*row) for row in connection.execute("SELECT * FROM balances")},
-        keys=[rows.key_of(row) for row in connection.execute("SELECT * FROM keys")],
-        reservations=[rows.reservation_of(row) for row in connection.execute("SELECT * FROM reservations")],
+        keys=[rows.key_of(row) for row in connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")],  # noqa: S608
+        reservations=[rows.priced_reservation_of(row) for row in connection.execute(_SELECT_RESERVATIONS)],
         lost=lost[::-1],
         grant_uses=[GrantUse(*row) for row in connection.execute("SELECT * FROM grant_uses ORDER BY forget_at")],
         charged=latest[::-1],
+        scope_uses=[ScopeUse(*row) for row in connection.execute(_SELECT_SCOPE_USES)],
+        prices=[Price(*row) for row in connection.execute("SELECT * FROM prices")],
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import PenstockError
@@ -17,6 +19,10 @@ from penstock.v1.inference_pb2 import Priority
 ADMIN_PREFIX = "/penstock.v1.Admin/"
 
 Parameters = Mapping[str, Any]
+
+_TENANT_COLUMNS = frozenset(
+    {"tenant_id", "priority", "weight", "requests_per_minute", "tokens_per_minute", "concurrent_requests"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +46,20 @@ def _tenant(request: pb.PutTenantRequest) -> Parameters:
         "requests_per_minute": tenant.requests_per_minute,
         "tokens_per_minute": tenant.tokens_per_minute,
         "concurrent_requests": tenant.concurrent_requests,
+        **_fields_of(tenant, except_for=_TENANT_COLUMNS),
     }
 
 
 def _key(request: pb.CreateKeyRequest) -> Parameters:
     ttl = {"ttl": seconds_of(request.ttl)} if request.HasField("ttl") else {}
-    return {"tenant_id": request.tenant_id, "display_name": request.display_name, **ttl}
+    limits = {"limits": _fields_of(request.limits)} if request.HasField("limits") else {}
+    return {"tenant_id": request.tenant_id, "display_name": request.display_name, **ttl, **limits}
+
+
+def _fields_of(message: Message, *, except_for: frozenset[str] = frozenset()) -> Parameters:
+    """Return the fields of a message that are set."""
+    found = MessageToDict(message, preserving_proto_field_name=True)
+    return {name: value for name, value in found.items() if name not in except_for}
 
 
 AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
@@ -57,6 +71,17 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
         parameters=lambda request: {"key_id": request.key_id},
         outcome=lambda response: {"tenant_id": response.key.tenant_id},
         is_required=False,
+    ),
+    "PutKeyLimits": AuditedAction(
+        name="keys.limit",
+        parameters=lambda request: {"key_id": request.key_id, "limits": _fields_of(request.limits)},
+        outcome=lambda response: {"tenant_id": response.key.tenant_id},
+    ),
+    "PutPrice": AuditedAction(
+        name="prices.put", parameters=lambda request: _fields_of(request.price), outcome=lambda _: {}
+    ),
+    "DeletePrice": AuditedAction(
+        name="prices.delete", parameters=lambda request: {"model": request.model}, outcome=lambda _: {}
     ),
     "PutTenant": AuditedAction(name="tenants.put", parameters=_tenant, outcome=lambda _: {}),
     "DeleteTenant": AuditedAction(
@@ -71,7 +96,9 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
         is_required=False,
     ),
 }
-UNRECORDED_METHODS = frozenset({"ListKeys", "ListTenants", "GetSnapshot", "WatchSnapshot"})  # they change nothing
+UNRECORDED_METHODS = frozenset(
+    {"ListKeys", "ListTenants", "ListPrices", "GetSnapshot", "WatchSnapshot"}
+)  # they change nothing
 
 
 @dataclass

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability.telemetry import current_traceparent
 from penstock.chassis.security.identity import is_from_proxy
 from penstock.chassis.streams.link import accept_stream
@@ -39,8 +40,14 @@ class InferenceService(InferenceServicer):
                 on_admitted=partial(context.send_initial_metadata, ()),
             )
             async with generating as events:
-                async for event in events:
-                    yield response_of(event)
+                try:
+                    async for event in events:
+                        if isinstance(event, pb.Accepted) and (headers := events.limit_headers()):
+                            context.set_trailing_metadata(headers)
+                        yield response_of(event)
+                except PenstockError as error:
+                    error.extra_metadata = events.limit_headers()
+                    raise
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes
         credential = _credential(context)

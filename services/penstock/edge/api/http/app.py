@@ -137,7 +137,7 @@ class OpenAIApp:
         write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
         async with background(exchange.watch_disconnect()), generating as events:
-            exchange.on_disconnect = events.cancel
+            exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
             await write(exchange, serializer, events)
 
     async def _list_models(self, exchange: Exchange) -> None:

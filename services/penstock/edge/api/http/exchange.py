@@ -12,6 +12,7 @@ from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSl
 from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
 from penstock.edge.request import limits
 from penstock.edge.request.caller import credential_of, identity_header_of
+from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.validation import is_request_id
 from penstock.mesh.v1.admission_pb2 import Credential
 
@@ -95,6 +96,7 @@ class Exchange:
         self._abort_error: Exception | None = None
         # Called at a disconnect, before the handler unwinds.
         self.on_disconnect: Callable[[], None] = lambda: None
+        self.limit_headers: Callable[[], Headers] = tuple
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path} {self.status}>"
@@ -191,6 +193,7 @@ class Exchange:
         self.status = status
         self._written_at = asyncio.get_running_loop().time()
         named = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        named += [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.limit_headers()]
         named.append((b"x-request-id", self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 

@@ -45,6 +45,7 @@ _CODE: Mapping[str, str] = MappingProxyType(
         "MODEL_UNKNOWN": "model_not_found",
         "PROMPT_TOO_LONG": "context_length_exceeded",
         "QUOTA_EXCEEDED": "rate_limit_exceeded",
+        "BUDGET_EXCEEDED": "insufficient_quota",
     }
 )
 

@@ -24,6 +24,7 @@ LIST_SERVICES = b"\x3a\x01*"  # field 7 of a reflection request: list_services
 OPERATOR_METHODS = {
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("GetSnapshot", "WatchSnapshot", "ListKeys", "ListTenants")), b""),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("CreateKey", "RevokeKey", "PutTenant", "DeleteTenant")), b""),
+    **dict.fromkeys((f"{ADMIN}{name}" for name in ("PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice")), b""),
     f"{ADMIN}Drain": WRONG_DRAIN,
     **dict.fromkeys((f"/grpc.channelz.v1.Channelz/{name}" for name in ("GetTopChannels", "GetServers")), b""),
     "/grpc.channelz.v1.Channelz/GetSocket": b"\x08\x01",
