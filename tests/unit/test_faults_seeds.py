@@ -43,7 +43,7 @@ def test_no_seed_violates_a_guarantee():
     assert tally.worlds == SEED_COUNT
     assert tally.worlds_with_faults > 0.7 * SEED_COUNT  # the faults were real
     assert tally.requests > 5 * SEED_COUNT
-    assert tally.failpoints_hit > 70  # of 74; a few are rare
+    assert tally.failpoints_hit > 73  # of 77; a few are rare
     assert len(tally.faults_by_kind) == 7
 
 

@@ -257,6 +257,8 @@ class AdmissionService(AdmissionServiceServicer):
     ) -> None:
         if isinstance(error, PartitionsLost) or not self._authorizer.served.has_tenant(identity.tenant_id):
             span.end(reason=NotOwner.default_reason)  # if it is written, the owner finds it
+            if error and is_new:
+                self._authorizer.grant_uses.cancel(reservation.reservation_id)
             peer.send(frames.not_owner_of_request(frame.request_id, identity))
             return
         if error and is_new:

@@ -52,7 +52,7 @@ AUTH_FAILPOINTS = (
     *PARTITION_FAILPOINTS,
 )
 OTHER_TENANTS = ("acme", "globex")  # of other partitions than the default tenant
-TOKEN_LIMITS = (80, 200)  # range of tokens per minute; above each request
+TOKEN_LIMITS = (80, 200)  # range of tokens per minute or month; above each request
 CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a world with a slow reader
 
 
@@ -98,14 +98,17 @@ def with_auth_replicas(plan: WorldPlan, rng: random.Random) -> WorldPlan:
 def _random_tenants(rng: random.Random, *, has_token_limits: bool) -> tuple[PlannedTenant, ...]:
     """Return two or three tenants, of which one may have a limit.
 
-    `has_token_limits`: tokens per minute are counted by the clocks of hosts, which must agree.
+    `has_token_limits`: tokens per minute are counted by the clocks of hosts, which must agree. All worlds are within
+    one month.
     """
     names = list(OTHER_TENANTS[: rng.choice((1, 2))])
     others = [PlannedTenant(tenant_id=name) for name in names]
     limit = rng.random()
-    if limit < 0.3:
+    if limit < 0.25:
         others[-1] = replace(others[-1], concurrent_requests=rng.choice((1, 1, 2)))
-    elif limit < 0.6 and has_token_limits:
+    elif limit < 0.5:
+        others[-1] = replace(others[-1], tokens_per_month=rng.randint(*TOKEN_LIMITS))
+    elif limit < 0.75 and has_token_limits:
         others[-1] = replace(others[-1], tokens_per_minute=rng.randint(*TOKEN_LIMITS))
     return (*DEFAULT_TENANTS, *others)
 

@@ -70,10 +70,11 @@ class PlannedTenant:
     tenant_id: str
     concurrent_requests: int = 0
     tokens_per_minute: int = 0
+    tokens_per_month: int = 0
 
     @property
     def is_limited(self) -> bool:
-        return bool(self.concurrent_requests or self.tokens_per_minute)
+        return bool(self.concurrent_requests or self.tokens_per_minute or self.tokens_per_month)
 
 
 DEFAULT_TENANTS = (PlannedTenant(tenant_id="default"),)

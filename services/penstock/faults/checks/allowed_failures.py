@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 PATIENCE_S = 10.0  # s that edges wait for queues, queues for workers and clients for edges
+LIMIT_REASONS = ("QUOTA_EXCEEDED", "BUDGET_EXCEEDED")
 RECOVERY_S = 1.0  # s until all peers are connected again to a recovered tier
 
 
@@ -68,7 +69,7 @@ def allowed_failures(
         ],
         "MODEL_REPLACED": [Interval(each, math.inf) for each in replaced_at],
         "STORE_UNAVAILABLE": _with_recovery(disturbed.get("disk", ())),
-        "QUOTA_EXCEEDED": [Interval(0.0, math.inf)] if has_limits else [],
+        **{reason: [Interval(0.0, math.inf)] if has_limits else [] for reason in LIMIT_REASONS},
     }
 
 

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 from penstock.auth.partitions.keeper import Member, PartitionRow, View
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.store import (
+    Barrier,
     Change,
-    DeleteKey,
-    DeleteTenant,
+    Charged,
     PendingChange,
     PutKey,
     PutTenant,
@@ -126,6 +126,7 @@ class SharedDatabase(Disk):
             lost=[each for each in state.lost if is_chosen(each.request.tenant_id)],
             grant_uses=[each for each in state.grant_uses if is_chosen(tenants.get(each.reservation_id, ""))],
             charged=[each for each in state.charged if is_chosen(each.reservation.request.tenant_id)],
+            scope_uses=[each for each in state.scope_uses if is_chosen(each.tenant_id)],
         )
 
     def put_catalog(self, changes: Collection[PutTenant | PutKey]) -> None:
@@ -150,7 +151,7 @@ class SharedDatabase(Disk):
             self._check_limit(change)
             if isinstance(change, Release):
                 self._release(owner, change.partitions)
-            elif isinstance(change, PutTenant | PutKey | DeleteKey | DeleteTenant):
+            elif not isinstance(change, Reserved | Charged | Barrier):
                 self._catalog_version += 1
         self.connection.execute("COMMIT")
 

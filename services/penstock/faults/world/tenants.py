@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from penstock.auth.identity.keys import Key, KeyRing, key_id_of
+from penstock.auth.identity.policy import NO_POLICY, Budget, BudgetPeriod, BudgetUnit, Policy
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.store.store import PutKey, PutTenant
 from penstock.faults.plan import PlannedTenant
@@ -27,7 +28,14 @@ def catalog(tenants: Sequence[PlannedTenant]) -> Iterator[PutTenant | PutKey]:
                 tenant_id=tenant.tenant_id,
                 concurrent_requests=tenant.concurrent_requests,
                 tokens_per_minute=tenant.tokens_per_minute,
+                policy=_policy(tenant),
             )
         )
         key_id = key_id_of(bearer)
         yield PutKey(Key(key_id=key_id, tenant_id=tenant.tenant_id, digest=ring.digest(bearer), created_at=0.0))
+
+
+def _policy(tenant: PlannedTenant) -> Policy:
+    if not tenant.tokens_per_month:
+        return NO_POLICY
+    return Policy(budgets=(Budget(BudgetPeriod.MONTH, BudgetUnit.TOKENS, tenant.tokens_per_month),))
