@@ -35,6 +35,7 @@ from penstock.auth.telemetry import ReserveSpan, record_budget_warning, record_s
 from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.chassis.streams.link import Peer, accept_stream
+from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Admitted, Identify, Identity, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer
 from penstock.v1.stream_pb2 import Hello
@@ -232,7 +233,7 @@ class AdmissionService(AdmissionServiceServicer):
         )
         grant_use = self._authorizer.grant_uses.find(reservation.reservation_id)
         reserved = Reserved(reservation, quota.balance, grant_use, quota.uses_of(reservation))
-        self._store.write(reserved if is_new else Barrier(), answer)
+        self._store.write(reserved if is_new else Barrier(partition_of(identity.tenant_id)), answer)
 
     def _is_repeated(self, error: PenstockError, repeat: Callable[[], None]) -> bool:
         """Return whether the frame is handled again once the keys that its token needs are loaded."""
@@ -323,7 +324,7 @@ class AdmissionService(AdmissionServiceServicer):
         if charge:
             self._persist(charge, answer)
         else:  # settled before; that change may not be persisted yet
-            self._store.write(Barrier(), answer)
+            self._store.write(Barrier(frame.partition if frame.HasField("partition") else None), answer)
 
     def _on_settlement_persisted(self, peer: EdgePeer, reservation_id: str, error: Exception | None) -> None:
         if error is None:

@@ -108,7 +108,13 @@ class Release(NamedTuple):
 
 
 class Barrier(NamedTuple):
-    """An empty change; it completes when all changes before it have completed."""
+    """An empty change; it completes when all changes before it have completed.
+
+    With a partition, it fails with PartitionsLost unless this process still owns it. A former owner must not confirm
+    what it does not know.
+    """
+
+    partition: int | None = None
 
 
 Change = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | Reserved | Charged | Release | Barrier
