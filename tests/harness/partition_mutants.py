@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from mutant_registry import ADMIT, mutant
+from penstock.auth import service
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.partitions.keeper import PartitionKeeper
 from penstock.auth.service import AdmissionService
@@ -15,7 +16,7 @@ from penstock.faults.world.replica_store import ReplicaStore
 from penstock.faults.world.shared_database import SharedDatabase
 from penstock.mesh.partitions import PARTITIONS
 
-RESERVE = Failpoint(ADMIT, TO_SERVER, "reserve")
+RESERVE, SETTLE = Failpoint(ADMIT, TO_SERVER, "reserve"), Failpoint(ADMIT, TO_SERVER, "settle")
 SETTLED = Failpoint(ADMIT, TO_CLIENT, "settled")
 
 
@@ -64,6 +65,27 @@ def moving_partitions(plan, rng):
         for each in plan.requests
     )
     return replace(plan, requests=requests, faults=(_fault(FaultKind.TERM, 0.1, pick=rng.random()),))
+
+
+def owner_resumes_while_its_successor_is_paused(plan, rng):
+    """The successor of a paused owner admits requests and is paused before their settlements. Edges send them back."""
+    plan = _two_replicas(plan, rng)
+    requests = tuple(
+        replace(
+            each,
+            tenant=0,
+            starts_at=rng.uniform(1.0, 2.0) if number else 0.0,
+            cancel_after_tokens=None,
+            cancel_after_s=None,
+            timeout_s=None,
+        )
+        for number, each in enumerate(plan.requests)
+    )
+    faults = (
+        _fault(FaultKind.FREEZE, rng.uniform(3.8, 4.4), SETTLED),
+        _fault(FaultKind.FREEZE, rng.uniform(4.0, 5.0), SETTLE, frame_number=2),
+    )
+    return replace(plan, requests=requests, token_counts=(), faults=faults)
 
 
 @mutant(SharedDatabase, "holds", mutate_plan=frozen_owner)
@@ -130,6 +152,11 @@ def the_state_is_read_before_the_partition_is_taken(look, self, table, now, cloc
     return look(self, self.early, now, clock)
 
 
+@mutant(service, "Barrier", mutate_plan=owner_resumes_while_its_successor_is_paused)
+def a_former_owner_confirms_settlements_that_it_does_not_know(barrier, *_):
+    return barrier()
+
+
 PARTITION_MUTANTS = (
     the_epoch_is_not_compared,
     the_epoch_is_compared_before_the_transaction,
@@ -137,4 +164,5 @@ PARTITION_MUTANTS = (
     a_settlement_that_was_not_answered_is_applied_again,
     a_replica_admits_while_it_gives_a_partition,
     the_state_is_read_before_the_partition_is_taken,
+    a_former_owner_confirms_settlements_that_it_does_not_know,
 )

@@ -162,6 +162,17 @@ def test_uses_are_restored_and_forgotten_with_their_grants():
     assert (restored._tokens, restored._reservations) == ({}, {})
 
 
+def test_restored_uses_replace_those_of_a_former_time_as_the_owner():
+    """Another replica recorded the request again, because its reservation was lost."""
+    counted, grant = uses(), grant_of(100)
+    counted.record(grant, "request", "former", 60)
+    stored = GrantUses(lambda _: False)
+    stored.record(grant, "request", "present", 60)
+    counted.restore([stored.find("present")])
+    assert counted.find("former") is None
+    counted.record(grant, "other", "other", 40)
+
+
 def test_the_number_of_uses_is_bounded(monkeypatch):
     monkeypatch.setattr("penstock.auth.quota.grant_uses.MAX_USES", 10)
     assert MAX_USES > 10

@@ -119,6 +119,15 @@ def test_a_failure_without_a_retry_delay_is_not_allowed():
     assert list(check_answers([own], allowed)) == []
 
 
+def test_a_lost_connection_may_end_the_last_attempt_after_rejections_that_are_allowed():
+    lost = {"finish_reason": "", "usage": None, "ended_at": 2.0, "failure_text": "UNAVAILABLE x"}
+    lost["failure_reason"] = "CONNECTION_LOST"
+    rejected = {"STORE_UNAVAILABLE": [Interval(0.0, 1.0)]}
+    assert list(check_answers([transcript(**lost, attempts=5)], rejected)) == []
+    assert kinds(check_answers([transcript(**lost, attempts=4)], rejected)) == {"failed"}
+    assert kinds(check_answers([transcript(**lost, attempts=5)], {"STORE_UNAVAILABLE": []})) == {"failed"}
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -5,7 +5,7 @@ import pytest
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store.store import Charged, Lost, PartitionsLost, PutTenant, Release, Reserved, Taken
+from penstock.auth.store.store import Barrier, Charged, Lost, PartitionsLost, PutTenant, Release, Reserved, Taken
 from penstock.faults.checks.allowed_failures import RECOVERY_S, Interval
 from penstock.faults.checks.auth_absence import TAKEOVER_S, Absence, auth_lost_intervals
 from penstock.faults.checks.replicas import check_token_limits
@@ -88,6 +88,17 @@ def test_a_paused_replica_spends_nothing_of_what_its_successor_gave(database):
     assert database.connection.execute("SELECT count(*) FROM reservations").fetchone() == (0,)
     assert events == [Lost(frozenset(range(PARTITIONS)))]
     assert database.violations == []
+
+
+def test_a_former_owner_confirms_nothing_of_its_partition(database):
+    """It does not know what its successor has reserved."""
+    first, _ = replica_of(database, "a", [])
+    of_partition = [(Barrier(partition_of(TENANT)), lambda _: None)]
+    assert first.commit(of_partition) is None
+    database.world.now += LONG_PAUSE_S
+    replica_of(database, "b", [])
+    assert isinstance(first.commit(of_partition), PartitionsLost)
+    assert first.commit([(Barrier(), lambda _: None)]) is None
 
 
 def test_a_change_by_another_process_than_the_owner_is_a_violation(database, monkeypatch):
