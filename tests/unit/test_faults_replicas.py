@@ -158,7 +158,7 @@ def test_half_of_the_worlds_have_several_replicas_and_other_parts_of_their_plans
         forced = plan_world(seed, PlanOverrides(has_auth_replicas=True))
         assert forced.shape.auths > 1
         assert [each.prompt for each in forced.requests] == [each.prompt for each in plans[seed].requests]
-        assert len(forced.faults) == len(plans[seed].faults)
+        assert bool(forced.faults) == bool(plans[seed].faults)
 
 
 def test_the_tenants_of_a_world_have_different_partitions():

@@ -35,7 +35,9 @@ SLOW_READER_SHARE = 0.15  # share of worlds in which one client stops reading
 LONG_ANSWER_TOKENS = 28  # exceeds the client buffer of a world with a slow reader
 SHORT_ANSWER_TOKENS = 12  # fits the client buffer
 REPLICAS_SHARE = 0.5  # share of worlds in which several processes of auth share a database
-AUTH_FAULT_SHARE = 0.6  # share of these worlds in which one of the faults is auth's
+AUTH_FAULT_SHARE = 0.6  # share of these worlds with faults in which at least one is auth's
+AUTH_STORM_SHARE = 0.15  # share in which all faults are auth's, and strike while partitions move
+AUTH_STORM_S = 2.5  # s; requests and faults of such a world start within it
 AUTH_FAULT_WEIGHTS = {
     FaultKind.KILL: 3,
     FaultKind.TERM: 2,
@@ -74,7 +76,7 @@ def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
 
 
 def with_auth_replicas(plan: WorldPlan, rng: random.Random) -> WorldPlan:
-    """Let several processes of auth share a database, with tenants of different partitions. One fault may be auth's."""
+    """Let several processes of auth share a database, with tenants of different partitions. Faults may be auth's."""
     tenants = _random_tenants(rng, has_token_limits=not plan.has_own_clocks)
     unlimited = [number for number, each in enumerate(tenants) if not each.is_limited]
 
@@ -82,16 +84,22 @@ def with_auth_replicas(plan: WorldPlan, rng: random.Random) -> WorldPlan:
         is_special = request.crash_token_index is not None or request.stall_after_tokens is not None
         return rng.choice(unlimited) if is_special else rng.randrange(len(tenants))
 
-    faults = list(plan.faults)
-    if faults and rng.random() < AUTH_FAULT_SHARE and not plan.overrides.max_freeze_s:
-        faults[-1] = _random_auth_fault(rng)
+    requests = tuple(replace(each, tenant=tenant_of(each)) for each in plan.requests)
+    faults = plan.faults
+    if faults and not plan.overrides.max_freeze_s:
+        strikes = rng.random()
+        if strikes < AUTH_STORM_SHARE:
+            faults = tuple(_random_auth_fault(rng, AUTH_STORM_S) for _ in range(MAX_FAULTS))
+            requests = tuple(replace(each, starts_at=rng.uniform(0.0, AUTH_STORM_S)) for each in requests)
+        elif strikes < AUTH_FAULT_SHARE:
+            faults = (*faults[:-1], _random_auth_fault(rng, LOAD_PERIOD_S))
     return replace(
         plan,
         shape=replace(plan.shape, auths=rng.choice((2, 2, 3))),
         tenants=tenants,
-        requests=tuple(replace(each, tenant=tenant_of(each)) for each in plan.requests),
+        requests=requests,
         token_counts=tuple(replace(each, tenant=rng.randrange(len(tenants))) for each in plan.token_counts),
-        faults=tuple(faults),
+        faults=faults,
     )
 
 
@@ -113,14 +121,14 @@ def _random_tenants(rng: random.Random, *, has_token_limits: bool) -> tuple[Plan
     return (*DEFAULT_TENANTS, *others)
 
 
-def _random_auth_fault(rng: random.Random) -> PlannedFault:
+def _random_auth_fault(rng: random.Random, period_s: float) -> PlannedFault:
     kind = rng.choices(list(AUTH_FAULT_WEIGHTS), list(AUTH_FAULT_WEIGHTS.values()))[0]
     return PlannedFault(
         kind=kind,
         duration_s=rng.uniform(*FAULT_DURATIONS_S[kind]),
         victim_tier="auth",
         victim_pick=rng.random(),
-        at=rng.uniform(0.0, LOAD_PERIOD_S),
+        at=rng.uniform(0.0, period_s),
         failpoint=rng.choice((None, *AUTH_FAILPOINTS)),
         frame_number=rng.choice((1, 1, 2, 3)),
     )
