@@ -71,7 +71,7 @@ class AuthProcess:
 async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
-    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
     opened = opened_store(config.store, retention=retention, clock=clock)
     async with opened as (store, state), AsyncExitStack() as stack:
         authorizer = recover(config, state, clock())

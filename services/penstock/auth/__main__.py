@@ -22,7 +22,7 @@ from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_
 
 async def run_auth(config: AuthConfig) -> None:
     clock = WallMonotonicClock().now
-    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
     stored = opened_store(
         config.store,
         fsync=config.fsync,

@@ -20,8 +20,9 @@ class ReservationTable:
     lost request is charged for the tokens that its client has received.
     """
 
-    def __init__(self, *, ttl: float) -> None:
+    def __init__(self, *, ttl: float, region: str = "") -> None:
         self._ttl = ttl  # s; lifetime of a reservation
+        self._region = region
         self._quotas: dict[str, TenantQuota] = {}
         self._live: dict[str, Reservation] = {}  # in order of expiration, because all have the same lifetime
         self._by_request: dict[tuple[str, str], Reservation] = {}  # by tenant and request
@@ -133,7 +134,15 @@ class ReservationTable:
             self.quota_of(reservation).release(reservation, reservation.request.tokens)
 
     def settle(
-        self, reservation_id: str, prompt_tokens: int, output_tokens: int, outcome: str, now: float
+        self,
+        reservation_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        outcome: str,
+        now: float,
+        *,
+        cached_tokens: int = 0,
+        worker: str = "",
     ) -> Charge | None:
         """Settle a reservation. Return its charge; None if it was settled already or its tenant was deleted.
 
@@ -156,6 +165,9 @@ class ReservationTable:
             outcome=outcome,
             settled_at=now,
             is_correction=is_correction,
+            cached_tokens=min(cached_tokens, delta.prompt_tokens),
+            worker=worker,
+            region=self._region,
         )
         if not is_correction:
             self._remove(reservation)
@@ -181,7 +193,14 @@ class ReservationTable:
     def _settle_as_lost(self, reservation: Reservation, now: float) -> Charge:
         self._remove(reservation)
         self._record_lost(reservation)
-        charge = Charge(reservation=reservation, prompt_tokens=0, output_tokens=0, outcome=OUTCOME_LOST, settled_at=now)
+        charge = Charge(
+            reservation=reservation,
+            prompt_tokens=0,
+            output_tokens=0,
+            outcome=OUTCOME_LOST,
+            settled_at=now,
+            region=self._region,
+        )
         quota = self.quota_of(reservation)
         quota.release(reservation, unused=0)
         quota.charge(charge)

@@ -19,7 +19,7 @@ def recover(config: AuthConfig, state: StoredState, now: float) -> Authorizer:
     """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings."""
     pepper = config.pepper.encode() or _secret(config, state, "pepper")
     mesh_secret = config.mesh_secret.encode() or _secret(config, state, "mesh-secret")
-    reservations = ReservationTable(ttl=config.reservation_ttl)
+    reservations = ReservationTable(ttl=config.reservation_ttl, region=config.region)
     for tenant in state.tenants:
         reservations.put_tenant(tenant, now, state.balances.get(tenant.tenant_id))
     reservations.restore(state.reservations, state.lost, state.charged)

@@ -67,6 +67,8 @@ def settle(reservation_id: str, settlement: SettleEffect) -> AdmitRequest:
             prompt_tokens=settlement.prompt_tokens,
             output_tokens=settlement.output_tokens,
             outcome=settlement.outcome,
+            cached_tokens=settlement.cached_tokens,
+            worker=settlement.worker_id,
         )
     )
 

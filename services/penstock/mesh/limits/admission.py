@@ -37,6 +37,8 @@ ADMISSION: Table = {
         "prompt_tokens": TOKENS,
         "output_tokens": TOKENS,
         "outcome": Text(64),
+        "cached_tokens": TOKENS,
+        "worker": ID,
     },
     "penstock.mesh.v1.Identity": {
         "tenant_id": ID,

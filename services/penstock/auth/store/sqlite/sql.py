@@ -7,10 +7,10 @@ import sqlite3
 
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
-from penstock.auth.quota.reservation import Charge
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
+from penstock.auth.store.sqlite.hourly_usage import HOURLY_USAGE, put_charge
 from penstock.auth.store.store import (
     Barrier,
     Change,
@@ -95,6 +95,7 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX grant_uses_by_time ON grant_uses (forget_at);
     """,
+    HOURLY_USAGE,
 )
 
 
@@ -116,14 +117,6 @@ _FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < ?"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
-# Replaces the charge of a lost reservation.
-_PUT_CHARGE = "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_DELETE_CHARGE = "DELETE FROM ledger WHERE reservation_id = ?"
-_ADD_TO_DAY = """
-    INSERT INTO daily_usage VALUES (date(?, 'unixepoch'), ?, ?, ?, 0, ?, ?)
-    ON CONFLICT DO UPDATE SET prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-        output_tokens = output_tokens + excluded.output_tokens
-"""
 _SELECT_LOST = f"""
     SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
     ORDER BY settled_at DESC LIMIT {MAX_LOST_RESERVATIONS}
@@ -151,7 +144,7 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             _put_grant_use(connection, grant_use, reservation.reserved_at)
         case Charged(charge, balance, grant_use):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
-            _put_charge(connection, charge)
+            put_charge(connection, charge)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
         case Barrier():
@@ -162,17 +155,6 @@ def _put_grant_use(connection: sqlite3.Connection, use: GrantUse | None, now: fl
     if use:
         connection.execute(_FORGET_GRANT_USES, (now,))
         connection.execute(_PUT_GRANT_USE, use)
-
-
-def _put_charge(connection: sqlite3.Connection, charge: Charge) -> None:
-    """Add a row to the ledger. A correction replaces the lost row, which was counted as a request."""
-    key = (charge.reservation.reservation_id,)
-    if charge.is_correction and not connection.execute(_DELETE_CHARGE, key).rowcount:  # it is in a daily total
-        request = charge.reservation.request
-        names = (request.tenant_id, request.key_id, request.model)
-        connection.execute(_ADD_TO_DAY, (charge.settled_at, *names, charge.prompt_tokens, charge.output_tokens))
-        return
-    connection.execute(_PUT_CHARGE, rows.charge_row(charge))
 
 
 def probe(connection: sqlite3.Connection) -> None:
