@@ -43,13 +43,3 @@ def counters_of(charge: Charge) -> Counters:
 def late_counters_of(charge: Charge) -> Counters:
     """Return what the correction of a charge adds whose row is gone: its request was counted as lost."""
     return (0, *counters_of(charge)[1 : 1 + len(TOKENS)], *(0,) * len(OUTCOMES))
-
-
-def totals_of_rows(ledger: str, hour: str) -> str:
-    """Return the SQL of hourly totals of the rows of a FROM item; `hour` is the SQL of `hour_of`."""
-    cases = ", ".join(f"sum(CASE WHEN {OUTCOME_CASES[each]} THEN 1 ELSE 0 END)" for each in OUTCOMES)
-    sums = ", ".join(f"sum({each})" for each in TOKENS)
-    return f"""
-        SELECT {hour}, {", ".join(KEYS)}, count(*), {sums}, {cases}
-        FROM {ledger} GROUP BY 1, 2, 3, 4, 5
-    """  # noqa: S608  # constants

@@ -21,18 +21,15 @@ from penstock.auth.store.postgres.connection import (
     roll_back,
 )
 from penstock.auth.store.postgres.lease import PartitionLease
-from penstock.auth.store.postgres.ledger import PostgresLedger
+from penstock.auth.store.postgres.ledger import PostgresLedgerUpkeep
 from penstock.auth.store.postgres.outcomes import BatchOutcomes
 from penstock.auth.store.postgres.ownership import check_fence, end_sessions, take_all
 from penstock.auth.store.postgres.schema import migrate
 from penstock.auth.store.postgres.statements import read, statements, tenants_of
-from penstock.auth.store.roll_up import LedgerRollUp, Retention
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.store import PendingChange, StoredState
 
 log = structlog.get_logger()
-
-MAX_SLICE_ROWS = 1_000  # rows of the ledger that become totals at once; most of a slice's time is its round trips
-SLICE_TARGET_S = 0.03  # s; 1,000 rows take 4 ms if this process is idle
 
 
 @dataclass(eq=False)
@@ -73,8 +70,7 @@ class PostgresBackend:
         self._outcomes = BatchOutcomes(self.owner)
         with connection.transaction():
             state = read(connection)
-        ledger = PostgresLedger(lambda: self._connection, self._ownership)
-        self.roll_up = LedgerRollUp(ledger, self.retention, most_slice_rows=MAX_SLICE_ROWS, slice_target=SLICE_TARGET_S)
+        self.roll_up = PostgresLedgerUpkeep(lambda: self._connection, self._ownership, self.retention)
         limit_transactions(connection, ANSWER_TIMEOUT_S)
         return state
 

@@ -11,6 +11,7 @@ from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
 from penstock.auth.store.postgres.charges import ChargeRun, Statement
 from penstock.auth.store.postgres.documents import without_nul
+from penstock.auth.store.postgres.latest_rows import latest_charges, latest_lost
 from penstock.auth.store.rows import Row
 from penstock.auth.store.store import (
     Barrier,
@@ -23,6 +24,7 @@ from penstock.auth.store.store import (
     Reserved,
     StoredState,
 )
+from penstock.mesh.partitions import PARTITIONS
 
 # ruff: noqa: S608  # all parts of the statements are constants
 _PUT_TENANT = f"""
@@ -37,14 +39,6 @@ _PUT_KEY = f"""
     ON CONFLICT (key_id) DO UPDATE SET tenant_id = excluded.tenant_id, digest = excluded.digest,
         created_at = excluded.created_at, display_name = excluded.display_name, expires_at = excluded.expires_at,
         revoked_at = excluded.revoked_at
-"""
-_SELECT_LOST = f"""
-    SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT {MAX_LOST_RESERVATIONS}
-"""
-_SELECT_LATEST = f"""
-    SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome <> 'lost'
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT {MAX_ANSWERS}
 """
 
 
@@ -98,8 +92,9 @@ def tenants_of(changes: Iterable[Change]) -> set[str] | None:
 
 
 def read(connection: "psycopg.Connection[Row]") -> StoredState:
-    lost = [rows.charged_reservation_of(row) for row in connection.execute(_SELECT_LOST)]
-    latest = [rows.charge_of(row) for row in connection.execute(_SELECT_LATEST)]
+    partitions = list(range(PARTITIONS))
+    lost = [rows.charged_reservation_of(row) for row in latest_lost(connection, partitions, MAX_LOST_RESERVATIONS)]
+    latest = [rows.charge_of(row) for row in latest_charges(connection, partitions, MAX_ANSWERS)]
     tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
     balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances")
     uses = connection.execute(f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses ORDER BY forget_at")

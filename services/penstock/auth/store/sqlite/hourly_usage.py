@@ -13,30 +13,39 @@ from penstock.auth.store.totals import (
     counters_of,
     hour_of,
     late_counters_of,
-    totals_of_rows,
 )
 
 # ruff: noqa: S608  # all parts of the statements are constants
-_KEY_COLUMNS = ", ".join(f"{each} TEXT NOT NULL" for each in KEYS)
-_COUNTER_COLUMNS = ", ".join(f"{each} INTEGER NOT NULL DEFAULT 0" for each in COUNTERS)
 _NAMES = ", ".join((*KEYS, *COUNTERS))
-_HOUR = "CAST(settled_at / 3600 AS INTEGER) * 3600"
-# The schema's script. Earlier daily totals have neither regions nor outcomes.
+_SCRIPT_COLUMNS = """
+    tenant_id TEXT NOT NULL, key_id TEXT NOT NULL, model TEXT NOT NULL, region TEXT NOT NULL,
+    requests INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0,
+    cached_tokens INTEGER NOT NULL DEFAULT 0, output_tokens INTEGER NOT NULL DEFAULT 0,
+    price_nanos INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, cancelled INTEGER NOT NULL DEFAULT 0,
+    shed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0
+"""
+# A script of the schema, which is never changed. Earlier daily totals have neither regions nor outcomes.
 HOURLY_USAGE = f"""
     ALTER TABLE ledger ADD COLUMN cached_tokens INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE ledger ADD COLUMN price_nanos INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE ledger ADD COLUMN worker TEXT NOT NULL DEFAULT '';
     ALTER TABLE ledger ADD COLUMN region TEXT NOT NULL DEFAULT '';
     CREATE TABLE hourly_usage (
-        hour INTEGER NOT NULL, {_KEY_COLUMNS}, {_COUNTER_COLUMNS},
+        hour INTEGER NOT NULL, {_SCRIPT_COLUMNS},
         PRIMARY KEY (tenant_id, hour, key_id, model, region)
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX hourly_usage_by_hour ON hourly_usage (hour);
-    INSERT INTO hourly_usage (hour, {_NAMES}) {totals_of_rows("ledger", _HOUR)};
+    INSERT INTO hourly_usage (hour, tenant_id, key_id, model, region, requests, prompt_tokens, output_tokens, completed,
+        cancelled, shed, failed, lost)
+        SELECT CAST(settled_at / 3600 AS INTEGER) * 3600, tenant_id, key_id, model, region, count(*),
+            sum(prompt_tokens), sum(output_tokens), sum(outcome IN ('stop', 'length')), sum(outcome = 'cancelled'),
+            sum(outcome = 'shed'), sum(outcome NOT IN ('stop', 'length', 'cancelled', 'shed', 'lost')),
+            sum(outcome = 'lost')
+        FROM ledger GROUP BY 1, 2, 3, 4, 5;
     DROP VIEW usage;
     ALTER TABLE daily_usage RENAME TO former_daily_usage;
     CREATE TABLE daily_usage (
-        day TEXT NOT NULL, {_KEY_COLUMNS}, {_COUNTER_COLUMNS},
+        day TEXT NOT NULL, {_SCRIPT_COLUMNS},
         PRIMARY KEY (day, tenant_id, key_id, model, region)
     ) STRICT, WITHOUT ROWID;
     INSERT INTO daily_usage (day, tenant_id, key_id, model, region, requests, prompt_tokens, output_tokens)
@@ -46,9 +55,12 @@ HOURLY_USAGE = f"""
         SELECT day, tenant_id, key_id, model, sum(requests) AS requests, sum(prompt_tokens) AS prompt_tokens,
             sum(output_tokens) AS output_tokens, sum(cached_tokens) AS cached_tokens, sum(price_nanos) AS price_nanos
         FROM (
-            SELECT day, {_NAMES} FROM daily_usage
+            SELECT day, tenant_id, key_id, model, requests, prompt_tokens, output_tokens, cached_tokens, price_nanos
+            FROM daily_usage
             UNION ALL
-            SELECT date(hour, 'unixepoch'), {_NAMES} FROM hourly_usage
+            SELECT date(hour, 'unixepoch'), tenant_id, key_id, model, requests, prompt_tokens, output_tokens,
+                cached_tokens, price_nanos
+            FROM hourly_usage
         )
         GROUP BY day, tenant_id, key_id, model;
 """
