@@ -21,6 +21,7 @@ from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import sql
+from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.server.server import serving
@@ -84,8 +85,11 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         wait = {"wait_for_keys": tokens.wait if tokens else None}
         served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys, **wait)
         authorization = Authorization(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops, **wait)
+        usage_reader = UsageReader(config.store_location)
+        stack.callback(usage_reader.close)
         admin = AuthAdmin(
             *("auth-1", authorizer, store, clock, lambda: served.figures),
+            usage_reader=usage_reader,
             key_retention=config.ledger_retention,
         )
         sweeping = asyncio.create_task(served.sweep())
@@ -134,10 +138,9 @@ class AuthEdge:
         )
         return await self.receive()
 
-    async def settle(self, reservation_id, prompt=10, output=7, outcome="stop"):
-        await self.send(
-            settle=Settle(reservation_id=reservation_id, prompt_tokens=prompt, output_tokens=output, outcome=outcome)
-        )
+    async def settle(self, reservation_id, prompt=10, output=7, outcome="stop", **more):
+        fields = {"prompt_tokens": prompt, "output_tokens": output, "outcome": outcome, **more}
+        await self.send(settle=Settle(reservation_id=reservation_id, **fields))
         return await self.receive()
 
     async def identify(self, credential, request_id="identify-1"):

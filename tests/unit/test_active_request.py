@@ -86,7 +86,8 @@ def test_a_stop_string_stops_the_run_and_finishes_once_acknowledged():
     request = running_request(detokenizer=LetterDetokenizer(stop="z"))
     assert send_tokens(request, "az") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("z"),), 1, ()), CancelRun()]
     assert request.on_token(2, ord("b"), None, 12.5) == []
-    assert request.on_run_stopped(3, 9, RUN_TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), Settle(3, 2, "stop", 0, "w1")]
+    settle = Settle(3, 2, "stop", 0, "w1")
+    assert request.on_run_stopped(3, 9, RUN_TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), settle]
 
 
 def test_a_cancel_before_the_run_withdraws_the_ticket_and_gives_the_reservation_back():

@@ -1,4 +1,4 @@
-"""Retention of the ledger and its totals: every charge is counted once, and the file stays within the size that operations.md states."""
+"""Retention of the ledger and its totals: every charge is counted once, and the file stays within the stated size."""
 
 import random
 import sqlite3

@@ -104,8 +104,15 @@ class Authorizer:
         if self.grant_uses.find(frame.reservation_id):
             allowed = self.grant_uses.settle(frame.reservation_id, prompt + output)
             prompt, output = min(prompt, allowed), min(output, allowed - min(prompt, allowed))
-        served = {"cached_tokens": frame.cached_tokens, "worker": frame.worker}
-        return self.reservations.settle(frame.reservation_id, prompt, output, frame.outcome, now, **served)
+        return self.reservations.settle(
+            frame.reservation_id,
+            prompt,
+            output,
+            frame.outcome,
+            now,
+            cached_tokens=frame.cached_tokens,
+            worker=frame.worker,
+        )
 
     def caller(self, frame: Reserve) -> Key | None:
         """Return the key of a rejected request, usable or not; None if its secret was not presented."""

@@ -54,6 +54,15 @@ class AdminStub:
     """
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
     """ListTenants lists tenants with their limits and present use."""
+    QueryUsage: _grpc.UnaryStreamMultiCallable[_admin_pb2.QueryUsageRequest, _admin_pb2.QueryUsageResponse]
+    """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
+    BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
+    DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
+    """
+    ExportLedger: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportLedgerRequest, _admin_pb2.ExportLedgerResponse]
+    """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
+    rows has a minute.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
@@ -87,6 +96,15 @@ class AdminAsyncStub(AdminStub):
     """
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """ListTenants lists tenants with their limits and present use."""
+    QueryUsage: _aio.UnaryStreamMultiCallable[_admin_pb2.QueryUsageRequest, _admin_pb2.QueryUsageResponse]  # type: ignore[assignment]
+    """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
+    BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
+    DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
+    """
+    ExportLedger: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportLedgerRequest, _admin_pb2.ExportLedgerResponse]  # type: ignore[assignment]
+    """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
+    rows has a minute.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]  # type: ignore[assignment]
@@ -153,6 +171,27 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
         """ListTenants lists tenants with their limits and present use."""
+
+    @_abc_1.abstractmethod
+    def QueryUsage(
+        self,
+        request: _admin_pb2.QueryUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.QueryUsageResponse], _abc.AsyncIterator[_admin_pb2.QueryUsageResponse]]:
+        """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
+        BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
+        DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def ExportLedger(
+        self,
+        request: _admin_pb2.ExportLedgerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportLedgerResponse], _abc.AsyncIterator[_admin_pb2.ExportLedgerResponse]]:
+        """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
+        rows has a minute.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

@@ -10,7 +10,9 @@ from penstock.auth.store.store import PendingChange, StoredState
 class Backend(Protocol):
     """One database. An error that is not returned ends the thread, and with it the process."""
 
-    roll_up: LedgerUpkeep  # once it is open
+    @property
+    def roll_up(self) -> LedgerUpkeep:
+        """The upkeep of its ledger, once it is open."""
 
     @property
     def name(self) -> str:

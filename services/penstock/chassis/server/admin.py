@@ -120,8 +120,18 @@ class AdminService(AdminServicer):
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
         self._reject_not_auth()
 
+    async def QueryUsage(self, request: pb.QueryUsageRequest, context: Any) -> AsyncIterator[pb.QueryUsageResponse]:
+        self._reject_not_auth()
+        yield  # it is a stream
+
+    async def ExportLedger(
+        self, request: pb.ExportLedgerRequest, context: Any
+    ) -> AsyncIterator[pb.ExportLedgerResponse]:
+        self._reject_not_auth()
+        yield  # as above
+
     def _reject_not_auth(self) -> NoReturn:
-        text = f"keys and tenants are served by auth, this process is {self.tier}; call the Admin service of auth"
+        text = f"keys, tenants and usage are served by auth, and this process is {self.tier}; call auth's Admin service"
         raise Unimplemented(text, reason="NOT_AUTH")
 
 

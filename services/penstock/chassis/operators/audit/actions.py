@@ -71,7 +71,9 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
         is_required=False,
     ),
 }
-UNRECORDED_METHODS = frozenset({"ListKeys", "ListTenants", "GetSnapshot", "WatchSnapshot"})  # they change nothing
+UNRECORDED_METHODS = frozenset(  # they change nothing
+    {"ListKeys", "ListTenants", "QueryUsage", "ExportLedger", "GetSnapshot", "WatchSnapshot"}
+)
 
 
 @dataclass
