@@ -58,6 +58,7 @@ class AuthProcess:
     authorization: Authorization | None = None
     authorizer: Authorizer | None = None
     tokens: KeyRefresh | None = None
+    admin_address: str = ""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -102,7 +103,8 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
                 serving_checks("127.0.0.1:0", authorization) as checks,
             ):
                 stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
-                yield AuthProcess(served, server.address, clock, *stubs, checks, authorization, authorizer, tokens)
+                parts = (checks, authorization, authorizer, tokens)
+                yield AuthProcess(served, server.address, clock, *stubs, *parts, admin_address=server.admin_address)
                 await served.drain()
         sweeping.cancel()
 

@@ -3,7 +3,6 @@
 import asyncio
 import sqlite3
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import grpc
@@ -12,7 +11,6 @@ import pytest
 from auth_server import auth_process, edge
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST
-from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store.location import parse_location
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.store import PutTenant
@@ -21,11 +19,11 @@ from penstock.auth.usage.query import POSTGRES, UsageFilter, UsageQuery, totals_
 from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.errors import DeadlineExceeded, Overloaded, error_from_rpc
 from penstock.v1 import admin_pb2 as pb
-from store_changes import charged, kept
+from store_changes import kept
 from stores import PostgresStore, administer
+from usage_rows import HOUR_S, START, charge, fill
 
-START = 1_798_761_600  # 2027-01-01 UTC
-HOUR_S, DAY_S = 3_600, 86_400
+DAY_S = 86_400
 GROUPS = {
     "tenant": pb.USAGE_GROUP_TENANT,
     "key": pb.USAGE_GROUP_KEY,
@@ -34,23 +32,6 @@ GROUPS = {
     "day": pb.USAGE_GROUP_DAY,
     "hour": pb.USAGE_GROUP_HOUR,
 }
-
-
-def charge(number, at, *, tenant="acme", key="k", model="m", region="", outcome="stop", reserved_at=None):
-    change = charged(number, outcome=outcome, output=number)
-    own = replace(change.charge.reservation.request, tenant_id=tenant, key_id=key, model=model)
-    reserved = replace(
-        change.charge.reservation, request=own, reservation_id=f"r-{number:06}", reserved_at=reserved_at or at - 1.0
-    )
-    spent = {"settled_at": at, "region": region, "cached_tokens": 4, "price_nanos": 5, "worker": "w"}
-    return change._replace(charge=replace(change.charge, reservation=reserved, **spent), balance=Balance(tenant))
-
-
-async def fill(stored, *charges):
-    async with opened_store(stored.location) as (store, _):
-        for tenant_id in {each.charge.reservation.request.tenant_id for each in charges}:
-            await kept(store, PutTenant(Tenant(tenant_id=tenant_id)))
-        await asyncio.gather(*(kept(store, each) for each in charges))
 
 
 def usage_filter(start=START, end=START + 30 * DAY_S, **names):
