@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.options import OutputFile, find_tier, json_option
+from penstock.cli.options import FiniteFloat, OutputFile, find_tier, json_option
 from penstock.cli.usage.ranges import UtcTime, usage_filter
 
 GROUPS = ("tenant", "key", "model", "region", "day", "hour")
@@ -38,7 +38,7 @@ def range_options(command: Any) -> Any:
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV")
 @json_option
 @click.pass_context
-def usage(context: click.Context, **given: Any) -> None:
+def usage(context: click.Context, /, **given: Any) -> None:
     """Show requests, tokens and price by tenant, key, model, region, day or hour (UTC)."""
     if context.invoked_subcommand is None:
         _show(**given)
@@ -69,6 +69,32 @@ def export(target: str, out: Path, file_format: str | None, **chosen: Any) -> No
     file_format = file_format or ("parquet" if out.suffix.lower() == ".parquet" else "csv")
     admin = AdminTarget(target=find_tier("auth", target), as_json=False)
     run_async(export_ledger(admin, _filter(**chosen), out, file_format))
+
+
+@usage.command()
+@click.option("--store", default="", metavar="URL", help="PostgreSQL; empty: a server that is started for the run")
+@click.option("--rows", type=click.IntRange(1_000, 1_000_000_000), default=1_000_000, show_default=True)
+@click.option("--tenants", type=click.IntRange(1, 100_000), default=200, show_default=True)
+@click.option("--keys", type=click.IntRange(1, 100_000), default=400, show_default=True)
+@click.option("--models", type=click.IntRange(1, 1_000), default=6, show_default=True)
+@click.option("--seconds", type=FiniteFloat(1, 3600), default=20.0, show_default=True, help="of settlements")
+@click.option("--clients", type=click.IntRange(1, 1024), default=128, show_default=True, help="that settle at once")
+@click.option("--seed", default=0, show_default=True)
+@json_option
+def bench(store: str, seconds: float, clients: int, as_json: bool, **plan: int) -> None:
+    """Measure the ledger with a month of rows: COPY, queries of tenants' months, and settlements.
+
+    The tables are in a schema of their own, which is dropped at the end. 20,000,000 rows take about 12 GB.
+    """
+    from penstock.bench.ledger.rows import LedgerPlan
+    from penstock.cli.usage.bench import LedgerBenchOptions, bench_ledger
+
+    if plan["keys"] < plan["tenants"]:
+        raise click.UsageError("--keys must be at least --tenants, as each tenant has a key")
+    options = LedgerBenchOptions(
+        store=store, plan=LedgerPlan(**plan), seconds=seconds, clients=clients, as_json=as_json
+    )
+    run_async(bench_ledger(options))
 
 
 def _filter(*, start: datetime | None, end: datetime | None, **names: str) -> Any:

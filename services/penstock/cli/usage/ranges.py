@@ -25,7 +25,15 @@ class UtcTime(click.ParamType[datetime]):
         return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
 
 
-def usage_filter(start: datetime | None, end: datetime | None, *, now: datetime, **names: str) -> pb.UsageFilter:
+def usage_filter(
+    start: datetime | None,
+    end: datetime | None,
+    *,
+    now: datetime,
+    tenant_id: str = "",
+    key_id: str = "",
+    model: str = "",
+) -> pb.UsageFilter:
     """Return the filter of a range. Without an end it ends now; without a start it has 30 days of whole hours.
 
     Raises UsageError.
@@ -35,7 +43,7 @@ def usage_filter(start: datetime | None, end: datetime | None, *, now: datetime,
         start = (end - timedelta(days=DEFAULT_DAYS)).replace(minute=0, second=0, microsecond=0)
     if start > end:
         raise click.UsageError("--from must not be after --to")
-    message = pb.UsageFilter(**names)
+    message = pb.UsageFilter(tenant_id=tenant_id, key_id=key_id, model=model)
     message.start_time.FromDatetime(start)
     message.end_time.FromDatetime(end)
     return message

@@ -42,6 +42,14 @@ PUT_CHARGES = f"""
     )
     {_ADD_TO_TOTALS}
 """
+# Counts rows that were written by other means, such as COPY: those of reservations of a range of time.
+COUNT_ROWS = f"""
+    WITH counted AS (
+        SELECT hour_of(settled_at) AS hour, {", ".join(KEYS)}, 1 AS requests, {", ".join(TOKENS)}, {_CASES}
+        FROM ledger WHERE reserved_at >= %s AND reserved_at < %s
+    )
+    {_ADD_TO_TOTALS}
+"""
 # A correction replaces the lost row, and moves its request from the hour in which it was lost to its own. If the row is
 # gone, its request stays counted as lost, and the correction adds its tokens. The rows are found one by one, because
 # the planner cannot know how few they are.
