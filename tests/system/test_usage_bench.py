@@ -21,6 +21,6 @@ async def test_a_month_of_usage_is_read_from_totals_which_equal_the_rows_of_the_
 
 
 async def test_a_store_that_is_no_postgresql_is_an_error_that_says_what_to_name():
-    code, out, err = await run_penstock("usage", "bench", "--store", "sqlite:///tmp/auth.sqlite")
+    code, _, err = await run_penstock("usage", "bench", "--store", "sqlite:///tmp/auth.sqlite")
     assert code == 1
     assert "postgresql://user@host/database" in err

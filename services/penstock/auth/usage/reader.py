@@ -7,13 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.auth.store.location import StoreLocation
 from penstock.auth.store.rows import Row
-from penstock.auth.store.usage_connection import (
-    Connect,
-    QueryFailed,
-    QueryTimeout,
-    UsageConnection,
-    usage_connections,
-)
+from penstock.auth.store.usage_connection import Connect, QueryFailed, QueryTimeout, UsageConnection
+from penstock.auth.usage.connections import usage_connections
 from penstock.auth.usage.query import (
     POSTGRES,
     SQLITE,
