@@ -256,6 +256,27 @@ async def test_a_cancelled_query_ends_at_the_store_and_gives_its_place_back(stor
             await asyncio.sleep(0.01)
 
 
+async def test_a_caller_that_leaves_ends_its_query_at_the_store(stored, slow):
+    await fill(stored, charge(1, START))
+    async with auth_process(stored.location) as found, asyncio.timeout(20):
+        calls = [found.admin.QueryUsage(pb.QueryUsageRequest()) for _ in range(usage_reader.MAX_QUERIES)]
+        reading = [asyncio.create_task(call.read()) for call in calls]
+        while await answer_of(found.admin) != "TOO_MANY_QUERIES":  # noqa: ASYNC110  # all run
+            await asyncio.sleep(0.01)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        while await answer_of(found.admin) == "TOO_MANY_QUERIES":  # noqa: ASYNC110  # the threads end
+            await asyncio.sleep(0.01)
+
+
+async def answer_of(admin):
+    """Return the reason with which a query with a short deadline ends."""
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await admin.QueryUsage(pb.QueryUsageRequest(), timeout=0.05).read()
+    return error_from_rpc(failure.value).reason
+
+
 async def test_changes_are_written_while_a_query_runs(stored, slow):
     async with opened_store(stored.location) as (store, _), busy_reader(stored) as reader, asyncio.timeout(20):
         await kept(store, PutTenant(Tenant(tenant_id="acme")))

@@ -207,3 +207,28 @@ def test_a_file_of_the_second_release_gets_totals_and_keeps_its_rows(tmp_path):
         assert (rolling.rows, usage(opened)) == (1, [(1, 10, 7)])
         rolled_up(opened, rolling, START + 10.0)
         assert (count(opened), usage(opened)) == (0, [(1, 10, 7)])
+
+
+def test_a_file_of_the_former_version_keeps_its_rows_and_totals(tmp_path):
+    path = tmp_path / "auth.sqlite"
+    columns = "day, tenant_id, key_id, model, requests, prompt_tokens, output_tokens"
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        for version, script in enumerate(sql.MIGRATIONS[:5], 1):
+            old.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
+        old.execute("INSERT INTO tenants VALUES ('acme', 2, 1.0, 0, 0, 0, NULL)")
+        for number in range(100):
+            at, outcome = START + number * 3_000, "lost" if number % 9 == 0 else "stop"
+            spent = (at, 0 if outcome == "lost" else 10, number, outcome)
+            row = (f"r-{number}", "q", "acme", "k", "e", "m", 10, 200, at, at, *spent, "", 0, b"", number)
+            old.execute(f"INSERT INTO ledger VALUES ({', '.join('?' * len(row))})", row)
+        old.execute("INSERT INTO daily_usage VALUES ('2027-01-01', 'acme', 'k', 'm', 5, 50, 35)")
+        before = old.execute(f"SELECT {columns} FROM usage ORDER BY 1, 2, 3, 4").fetchall()
+    with closing(connect(str(path))) as opened:
+        assert usage(opened, columns) == before
+        assert count(opened) == 100
+        outcomes = "SELECT sum(requests), sum(completed), sum(lost) FROM hourly_usage"
+        assert opened.execute(outcomes).fetchone() == (100, 88, 12)
+        rolling = LedgerRollUp(SqliteLedger(opened), Retention(max_age=1.0, max_hour_age=1.0))
+        rolled_up(opened, rolling, START + 100 * DAY_S)
+        assert (count(opened), usage(opened, columns)) == (0, before)
+        assert opened.execute("SELECT count(*) FROM hourly_usage").fetchone() == (0,)
