@@ -20,11 +20,16 @@ DAYS_AHEAD = 2  # days after the present one that have a partition
 SETTLEMENT_DAYS = 1  # days by which a row may be settled after its reservation; it is kept for that much longer
 UPKEEP_INTERVAL_S = 60.0  # s between two looks at the partitions
 LOCK_TIMEOUT_MS = 100  # of a change of partitions, which waits for queries, and for which all others wait
+STATEMENT_TIMEOUT_MS = 500  # of a part of the upkeep, so that a slow one does not delay the renewal of the lease
 MAX_MOVED_ROWS = 20_000  # rows that leave the default partition with a new one
 SLICE_ROWS = 1_000  # rows of the default partition that are deleted, or hourly totals that become daily, at once
 UPKEEP_LOCK = 0x6C656467  # of pg_try_advisory_xact_lock: "ledg"
 
 _DAY, _UNTIL = "ledger_day_", "ledger_until_"  # of names of partitions
+_BEGIN_UPKEEP = """
+    SELECT set_config('lock_timeout', %s::text, true), set_config('statement_timeout', %s::text, true),
+        pg_try_advisory_xact_lock(%s)
+"""
 _PARTITIONS = """
     SELECT relname, greatest(reltuples, 0)::bigint FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
     WHERE inhparent = 'ledger'::regclass
@@ -149,9 +154,8 @@ class PostgresLedgerUpkeep:
         try:
             connection.execute(BEGIN)
             connection.execute(*self.ownership.hold(None))
-            connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-            row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (UPKEEP_LOCK,)).fetchone()
-            result = work(connection) if row and row[0] else None
+            row = connection.execute(_BEGIN_UPKEEP, (LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS, UPKEEP_LOCK)).fetchone()
+            result = work(connection) if row and row[-1] else None
             connection.execute("COMMIT")
         except psycopg.Error as error:
             roll_back(connection)
