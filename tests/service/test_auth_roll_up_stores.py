@@ -16,6 +16,7 @@ from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store.location import parse_location
 from penstock.auth.store.postgres import ledger as postgres_ledger
 from penstock.auth.store.postgres.backend import PostgresBackend
+from penstock.auth.store.postgres.latest_rows import latest_charges, latest_lost
 from penstock.auth.store.postgres.schema import MIGRATIONS as POSTGRES_MIGRATIONS
 from penstock.auth.store.roll_up import KEEP_ALL, Retention
 from penstock.auth.store.sqlite.backend import SqliteBackend
@@ -309,6 +310,30 @@ def test_a_start_reads_the_latest_rows_over_an_index(database):
             )
             assert not any(filled.search(line) for (line,) in plan), plan
             assert sum("Index" in line for (line,) in plan) >= 4
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.tuples(st.floats(0, 3 * DAY_S), st.sampled_from([1, 2, 63]), st.booleans()), max_size=60),
+    count=st.integers(1, 20),
+)
+def test_the_latest_rows_of_some_partitions_are_the_newest_ones_in_order(postgres, rows, count):
+    with new_database(postgres) as database, postgres_backend(database) as backend:
+        roll(backend, START)
+        values = [
+            (f"r-{number:03}", START + after, START + after, "lost" if is_lost else "stop", partition)
+            for number, (after, partition, is_lost) in enumerate(rows)
+        ]
+        with closing(psycopg.connect(database, autocommit=True)) as connection:
+            connection.cursor().executemany(
+                """INSERT INTO ledger
+                SELECT %s, 'q', 'acme', 'k', 'e', 'm', 1, 1, %s, 1, %s, 1, 1, %s, '', 0, '', 1, %s""",
+                values,
+            )
+            for lost, read in ((True, latest_lost), (False, latest_charges)):
+                found = [row[0] for row in read(connection, [1, 63], count)]
+                owned = [each for each in values if each[4] != 2 and (each[3] == "lost") is lost]
+                assert found == [each[0] for each in sorted(owned, key=lambda each: (each[2], each[0]))[::-1][:count]]
 
 
 @pytest.mark.parametrize(("now", "age", "expected"), [(10.5, 2.0, "7"), (10.5, 2.5, "6"), (10.0, 0.001, "8")])

@@ -61,7 +61,8 @@ class UsageReader:
         self._threads = ThreadPoolExecutor(MAX_QUERIES + 1, "auth-usage")  # one more, which cancels
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End when the running statements do, which their callers have cancelled."""
+        self._threads.shutdown(wait=False)
 
     async def query(self, query: UsageQuery, timeout: float = MAX_QUERY_S) -> tuple[list[Row], bool]:
         """Return rows with the groups and the counters, and whether there are more. Raises PenstockError."""

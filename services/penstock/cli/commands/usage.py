@@ -84,7 +84,7 @@ def export(target: str, out: Path, file_format: str | None, **chosen: Any) -> No
 def bench(store: str, seconds: float, clients: int, as_json: bool, **plan: int) -> None:
     """Measure the ledger with a month of rows: COPY, queries of tenants' months, and settlements.
 
-    The tables are in a schema of their own, which is dropped at the end. 20,000,000 rows take about 15 GB while it runs.
+    The tables are in a schema of their own, which is dropped at the end. 20,000,000 rows take about 15 GB meanwhile.
     """
     from penstock.bench.ledger.rows import LedgerPlan
     from penstock.cli.usage.bench import LedgerBenchOptions, bench_ledger
