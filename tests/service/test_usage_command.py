@@ -15,11 +15,19 @@ from click.testing import CliRunner
 
 from auth_server import auth_process
 from penstock.cli.__main__ import cli
+from penstock.cli.tables import stdout_console
 from penstock.cli.usage import export as export_module
 from penstock.cli.usage.ranges import UtcTime, usage_filter
 from usage_rows import HOUR_S, START, charge, fill
 
+pytestmark = pytest.mark.usefixtures("_wide_output")
 RANGE = ("--from", "2027-01-01", "--to", "2027-02-01")
+
+
+@pytest.fixture
+def _wide_output(monkeypatch):
+    """Tables are not cut, whatever the terminal of the test run is."""
+    monkeypatch.setattr(stdout_console, "width", 160)
 
 
 async def run(found, *arguments):
