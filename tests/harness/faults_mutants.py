@@ -25,6 +25,7 @@ from mutant_registry import (
     rollout_with_lost_workers,
     unchanged,
 )
+from partition_mutants import PARTITION_MUTANTS
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.chassis.clocks import StallFreeClock, WallMonotonicClock
@@ -57,7 +58,7 @@ from penstock.worker.runs import errors
 from penstock.worker.runs.table import RunTable
 from penstock.worker.scheduler_session.client import SchedulerClient
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "PARTITION_MUTANTS"]
 
 # Clocks.
 

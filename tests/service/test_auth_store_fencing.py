@@ -177,6 +177,9 @@ def test_a_former_epoch_of_the_same_owner_writes_nothing_and_the_state_is_read_a
         assert lost(former.commit(pending(reserved(2)))) >= {ACME}
         assert isinstance(events.pop(), Lost)
         look(former)
+        assert former.epochs == {}  # changes of the lost epoch may still wait
+        assert former.commit(pending(Release(frozenset(range(PARTITIONS))))) is None
+        look(former)
         taken = events.pop()
         assert taken.epochs == former.epochs == dict.fromkeys(range(PARTITIONS), 3)
         assert taken.state.reservations == [reservation(1)]

@@ -15,7 +15,15 @@ from penstock.auth.store.sqlite import backend as sqlite_backend
 from penstock.auth.store.sqlite import connection as store_connection
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.sqlite.sql import MIGRATIONS, migrate
-from penstock.auth.store.store import Barrier, PutTenant, StoreClosed, StoreThreadFailed, StoreTooNew, StoreUnusable
+from penstock.auth.store.store import (
+    Barrier,
+    HandedOver,
+    PutTenant,
+    StoreClosed,
+    StoreThreadFailed,
+    StoreTooNew,
+    StoreUnusable,
+)
 from store_changes import ACME_TENANT, kept, stored_state
 
 
@@ -36,6 +44,15 @@ async def test_an_error_that_is_not_of_sqlite_ends_the_watch_and_rejects_later_c
         assert not store.is_available
         with pytest.raises(StoreClosed):
             await kept(store, Barrier())
+
+
+async def test_events_before_the_service_listens_are_reported_to_it(path):
+    """A process may wait between the opening of its store and its service, such as for keys of an issuer."""
+    async with opened_store(path) as (store, _):
+        await store.hand_over()
+        events = []
+        store.notify_events(events.append)
+        assert events == [HandedOver()]
 
 
 async def test_the_thread_reports_the_disk(path, monkeypatch):

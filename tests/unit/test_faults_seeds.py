@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import penstock.cli
-from faults_mutants import MUTANTS
+from faults_mutants import MUTANTS, PARTITION_MUTANTS
 from penstock.cli.__main__ import cli
+from penstock.faults.failpoints import PARTITION_FAILPOINTS
 from penstock.faults.plan import PlanOverrides
 from penstock.faults.run import collect_finished_worlds, run_plan, run_seed
 from penstock.faults.sweep import SweepSummary, replay, run_seeds
@@ -28,6 +29,7 @@ RANDOM_CALL = re.compile(
 SEED_COUNT = 2_000  # each time, a minute or two on two cores; `penstock faults --seeds 10000` runs more
 ROLLOUT_SEEDS = 300  # likewise, with `--rollout`
 LONG_SEEDS = 60  # likewise, with `--longest-freeze 40`; they take four times as long
+REPLICA_SEEDS = 200  # likewise, with `--auth-replicas`
 MUTANT_SEED_COUNT = 100  # seeds within which each planted bug is found; most take one or two
 
 
@@ -41,7 +43,7 @@ def test_no_seed_violates_a_guarantee():
     assert tally.worlds == SEED_COUNT
     assert tally.worlds_with_faults > 0.7 * SEED_COUNT  # the faults were real
     assert tally.requests > 5 * SEED_COUNT
-    assert tally.failpoints_hit > 70  # of 74; a few are rare
+    assert tally.failpoints_hit > 73  # of 77; a few are rare
     assert len(tally.faults_by_kind) == 7
 
 
@@ -60,6 +62,15 @@ def test_no_answer_mixes_two_versions_of_a_model_during_a_rollout():
         tally.add(outcome)
     assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
     assert tally.faults_by_kind["term"] > 0.8 * ROLLOUT_SEEDS  # workers were replaced
+
+
+def test_no_seed_violates_a_guarantee_with_several_replicas_of_auth():
+    tally = SweepSummary()
+    for outcome in run_seeds(range(REPLICA_SEEDS), PlanOverrides(has_auth_replicas=True)):
+        assert outcome.plan.shape.auths in (2, 3)
+        tally.add(outcome)
+    assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
+    assert set(PARTITION_FAILPOINTS) <= tally.frames_by_failpoint.keys()
 
 
 def test_a_seed_replays_exactly_alone_and_in_a_sweep():
@@ -130,6 +141,17 @@ def test_a_mutant_is_found_and_replays_exactly(name):
         again = [run_plan(mutant.plan(seed)) for _ in range(2)]
     assert again[0].violations == again[1].violations != ()
     assert run_plan(mutant.plan(seed)).violations == ()
+
+
+@pytest.mark.parametrize("name", [each.__name__ for each in PARTITION_MUTANTS])
+def test_replicas_without_the_mutation_pass_all_seeds_up_to_the_one_that_finds_it(name):
+    mutant = MUTANTS[name]
+    for seed in range(MUTANT_SEED_COUNT):
+        assert run_plan(mutant.plan(seed)).violations == ()
+        with mutant.applied():
+            if run_plan(mutant.plan(seed)).violations:
+                return
+    pytest.fail(f"{name} was not found")
 
 
 def test_a_frame_log_ends_with_the_faults_and_the_replay_command():

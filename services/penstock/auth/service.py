@@ -35,6 +35,7 @@ from penstock.auth.telemetry import ReserveSpan, record_budget_warning, record_s
 from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.chassis.streams.link import Peer, accept_stream
+from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Admitted, Identify, Identity, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer
 from penstock.v1.stream_pb2 import Hello
@@ -172,7 +173,7 @@ class AdmissionService(AdmissionServiceServicer):
                 return
         for peer in self._peers:
             peer.send(frames.owned_partitions(self._authorizer.served.frame()))
-        if isinstance(event, Giving):
+        if isinstance(event, Giving | Lost):
             self._store.write(Release(event.partitions), lambda _: None)
 
     def _rotate_identity_keys(self, now: float) -> None:
@@ -232,7 +233,7 @@ class AdmissionService(AdmissionServiceServicer):
         )
         grant_use = self._authorizer.grant_uses.find(reservation.reservation_id)
         reserved = Reserved(reservation, quota.balance, grant_use, quota.uses_of(reservation))
-        self._store.write(reserved if is_new else Barrier(), answer)
+        self._store.write(reserved if is_new else Barrier(partition_of(identity.tenant_id)), answer)
 
     def _is_repeated(self, error: PenstockError, repeat: Callable[[], None]) -> bool:
         """Return whether the frame is handled again once the keys that its token needs are loaded."""
@@ -257,6 +258,8 @@ class AdmissionService(AdmissionServiceServicer):
     ) -> None:
         if isinstance(error, PartitionsLost) or not self._authorizer.served.has_tenant(identity.tenant_id):
             span.end(reason=NotOwner.default_reason)  # if it is written, the owner finds it
+            if error and is_new:
+                self._authorizer.grant_uses.cancel(reservation.reservation_id)
             peer.send(frames.not_owner_of_request(frame.request_id, identity))
             return
         if error and is_new:
@@ -321,7 +324,7 @@ class AdmissionService(AdmissionServiceServicer):
         if charge:
             self._persist(charge, answer)
         else:  # settled before; that change may not be persisted yet
-            self._store.write(Barrier(), answer)
+            self._store.write(Barrier(frame.partition if frame.HasField("partition") else None), answer)
 
     def _on_settlement_persisted(self, peer: EdgePeer, reservation_id: str, error: Exception | None) -> None:
         if error is None:

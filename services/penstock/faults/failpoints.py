@@ -40,6 +40,8 @@ def _all_failpoints() -> Iterator[Failpoint]:
 
 
 FAILPOINTS = tuple(each for each in _all_failpoints() if each not in _NEVER_SENT)
+# Failpoints of meshes in which several processes of auth share the partitions of tenants.
+PARTITION_FAILPOINTS = tuple(each for each in FAILPOINTS if each.kind in {"owned_partitions", "not_owner"})
 # Failpoints that most requests pass. Most faults are injected here, so that they are not wasted.
 COMMON_FAILPOINTS = tuple(
     each

@@ -1,9 +1,12 @@
-"""Changes to the plans of some worlds: clocks, a slow reader, requests that crash engines, a long freeze, a rollout."""
+"""Changes to the plans of some worlds: clocks, slow readers, requests that crash engines, freezes, auth replicas."""
 
 import random
 from dataclasses import replace
 
+from penstock.faults.failpoints import PARTITION_FAILPOINTS
+from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import (
+    DEFAULT_TENANTS,
     FAULT_DURATIONS_S,
     LOAD_PERIOD_S,
     MAX_FAULTS,
@@ -13,6 +16,8 @@ from penstock.faults.plan import (
     PlannedClockStep,
     PlannedFault,
     PlannedReplacement,
+    PlannedRequest,
+    PlannedTenant,
     PlanOverrides,
     WorldPlan,
     plan_for_seed,
@@ -29,6 +34,25 @@ POISON_SHARE = 0.06  # share of worlds in which one request crashes engines
 SLOW_READER_SHARE = 0.15  # share of worlds in which one client stops reading
 LONG_ANSWER_TOKENS = 28  # exceeds the client buffer of a world with a slow reader
 SHORT_ANSWER_TOKENS = 12  # fits the client buffer
+REPLICAS_SHARE = 0.5  # share of worlds in which several processes of auth share a database
+AUTH_FAULT_SHARE = 0.6  # share of these worlds in which one of the faults is auth's
+AUTH_FAULT_WEIGHTS = {
+    FaultKind.KILL: 3,
+    FaultKind.TERM: 2,
+    FaultKind.FREEZE: 4,
+    FaultKind.RESET: 1,
+    FaultKind.PARTITION: 1,
+}
+_ADMIT = "penstock.mesh.v1.AdmissionService/Admit"
+AUTH_FAILPOINTS = (
+    Failpoint(_ADMIT, TO_SERVER, "reserve"),
+    Failpoint(_ADMIT, TO_SERVER, "settle"),
+    Failpoint(_ADMIT, TO_CLIENT, "admitted"),
+    Failpoint(_ADMIT, TO_CLIENT, "settled"),
+    *PARTITION_FAILPOINTS,
+)
+OTHER_TENANTS = ("acme", "globex")  # of other partitions than the default tenant
+TOKEN_LIMITS = (80, 200)  # range of tokens per minute or month; above each request
 CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a world with a slow reader
 
 
@@ -40,8 +64,66 @@ def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
     if overrides.has_rollout:
         plan = with_rollout(plan, random.Random(f"{seed} rollout"))
     if poison.random() < POISON_SHARE or overrides.has_poison:
-        return with_poison(plan, poison)
-    return with_slow_reader(plan, slow) if slow.random() < SLOW_READER_SHARE else plan
+        plan = with_poison(plan, poison)
+    elif slow.random() < SLOW_READER_SHARE:
+        plan = with_slow_reader(plan, slow)
+    replicas = random.Random(f"{seed} replicas")
+    if replicas.random() < REPLICAS_SHARE or overrides.has_auth_replicas:
+        plan = with_auth_replicas(plan, replicas)
+    return plan
+
+
+def with_auth_replicas(plan: WorldPlan, rng: random.Random) -> WorldPlan:
+    """Let several processes of auth share a database, with tenants of different partitions. One fault may be auth's."""
+    tenants = _random_tenants(rng, has_token_limits=not plan.has_own_clocks)
+    unlimited = [number for number, each in enumerate(tenants) if not each.is_limited]
+
+    def tenant_of(request: PlannedRequest) -> int:
+        is_special = request.crash_token_index is not None or request.stall_after_tokens is not None
+        return rng.choice(unlimited) if is_special else rng.randrange(len(tenants))
+
+    faults = list(plan.faults)
+    if faults and rng.random() < AUTH_FAULT_SHARE and not plan.overrides.max_freeze_s:
+        faults[-1] = _random_auth_fault(rng)
+    return replace(
+        plan,
+        shape=replace(plan.shape, auths=rng.choice((2, 2, 3))),
+        tenants=tenants,
+        requests=tuple(replace(each, tenant=tenant_of(each)) for each in plan.requests),
+        token_counts=tuple(replace(each, tenant=rng.randrange(len(tenants))) for each in plan.token_counts),
+        faults=tuple(faults),
+    )
+
+
+def _random_tenants(rng: random.Random, *, has_token_limits: bool) -> tuple[PlannedTenant, ...]:
+    """Return two or three tenants, of which one may have a limit.
+
+    `has_token_limits`: tokens per minute are counted by the clocks of hosts, which must agree. All worlds are within
+    one month.
+    """
+    names = list(OTHER_TENANTS[: rng.choice((1, 2))])
+    others = [PlannedTenant(tenant_id=name) for name in names]
+    limit = rng.random()
+    if limit < 0.25:
+        others[-1] = replace(others[-1], concurrent_requests=rng.choice((1, 1, 2)))
+    elif limit < 0.5:
+        others[-1] = replace(others[-1], tokens_per_month=rng.randint(*TOKEN_LIMITS))
+    elif limit < 0.75 and has_token_limits:
+        others[-1] = replace(others[-1], tokens_per_minute=rng.randint(*TOKEN_LIMITS))
+    return (*DEFAULT_TENANTS, *others)
+
+
+def _random_auth_fault(rng: random.Random) -> PlannedFault:
+    kind = rng.choices(list(AUTH_FAULT_WEIGHTS), list(AUTH_FAULT_WEIGHTS.values()))[0]
+    return PlannedFault(
+        kind=kind,
+        duration_s=rng.uniform(*FAULT_DURATIONS_S[kind]),
+        victim_tier="auth",
+        victim_pick=rng.random(),
+        at=rng.uniform(0.0, LOAD_PERIOD_S),
+        failpoint=rng.choice((None, *AUTH_FAILPOINTS)),
+        frame_number=rng.choice((1, 1, 2, 3)),
+    )
 
 
 def with_clocks(plan: WorldPlan, rng: random.Random) -> WorldPlan:

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.faults.checks.allowed_failures import Interval
+from penstock.faults.checks.auth_absence import Absence
 from penstock.faults.grpc.network import Connection, Failpoint
 from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault, PlannedReplacement
 from penstock.faults.world.disk import Disk
@@ -13,6 +14,7 @@ from penstock.faults.world.process import Process
 from penstock.faults.world.tiers import Tiers
 
 CLIENT_PROCESS = "client"
+AUTH_DRAIN_S = 4.0  # s that a stopped replica of auth may take to give its partitions and to end
 REPLACEMENT_S = 0.05  # s until a replaced worker starts, or until the end of its drain is checked
 
 
@@ -30,6 +32,7 @@ class Nemesis:
     last_fault_ends_at: float = 0.0  # s; end of the last fault among those injected
     # When a process or a link of a tier, or the disk, was faulty.
     disturbed: dict[str, list[Interval]] = field(default_factory=dict)
+    auth_absences: dict[str, list[Absence]] = field(default_factory=dict)  # by name of the replica
     killed_tiers: set[str] = field(default_factory=set)  # tiers of which a process was killed
     # Processes that ended or were frozen, by tier.
     stops_by_tier: Counter[str] = field(default_factory=Counter)
@@ -147,6 +150,11 @@ class Nemesis:
     def _record(self, fault: PlannedFault, victim: str, seconds: float) -> None:
         now = self.tiers.network.world.now
         tiers = {each.tier for each in self.tiers.processes.values() if each.name in victim} or {victim}
+        for each in self.tiers.of("auth"):
+            if each.name in victim:
+                is_link = fault.kind in (FaultKind.RESET, FaultKind.PARTITION)
+                ends_at = now + seconds + (AUTH_DRAIN_S if fault.kind is FaultKind.TERM else 0.0)
+                self.auth_absences.setdefault(each.name, []).append(Absence(now, ends_at, is_link))
         for tier in tiers:
             self.disturbed.setdefault(tier, []).append(Interval(now, now + seconds))
         self.last_fault_ends_at = max(self.last_fault_ends_at, now + seconds)

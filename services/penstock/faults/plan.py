@@ -64,6 +64,23 @@ class PlannedFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTenant:
+    """A tenant with one key. A limit of 0 means no limit."""
+
+    tenant_id: str
+    concurrent_requests: int = 0
+    tokens_per_minute: int = 0
+    tokens_per_month: int = 0
+
+    @property
+    def is_limited(self) -> bool:
+        return bool(self.concurrent_requests or self.tokens_per_minute or self.tokens_per_month)
+
+
+DEFAULT_TENANTS = (PlannedTenant(tenant_id="default"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
     """One client's request. Prompts of one world differ in length, by which charges are matched to requests."""
 
@@ -83,6 +100,7 @@ class PlannedRequest:
     stall_after_tokens: int | None = None  # the client stops reading after this many tokens; None: never
     stall_s: float = 0.0  # the client stops reading for this time in s
     crash_token_index: int | None = None  # the output token whose computation crashes every engine; None: no crash
+    tenant: int = 0  # number of the tenant whose key the client has
 
     def prompt_for(self, version: int) -> tuple[int, ...]:
         """Return the prompt's ids for a version of the model: of its text, or as the client sends them."""
@@ -101,6 +119,7 @@ class PlannedTokenCount:
     starts_at: float  # s from the beginning of the load
     prompt: tuple[int, ...]
     has_rollout: bool = False
+    tenant: int = 0  # number of the tenant whose key the client has
 
     @property
     def possible_ids(self) -> list[tuple[int, ...]]:
@@ -136,11 +155,13 @@ class PlanOverrides:
     has_poison: bool = False  # one request of every world crashes engines
     has_rollout: bool = False  # workers of every world are replaced by workers of another version of the model
     max_freeze_s: float = 0.0  # s; above 0, one process of every world is frozen, for up to this time
+    has_auth_replicas: bool = False  # several processes of auth share a database in every world
 
     def __str__(self) -> str:
         """Format the overrides as options of `penstock faults`."""
         frozen = f" --longest-freeze {self.max_freeze_s:g}" if self.max_freeze_s else ""
-        return f"{' --poison' if self.has_poison else ''}{' --rollout' if self.has_rollout else ''}{frozen}"
+        replicas = " --auth-replicas" if self.has_auth_replicas else ""
+        return f"{' --poison' if self.has_poison else ''}{' --rollout' if self.has_rollout else ''}{replicas}{frozen}"
 
 
 NO_OVERRIDES = PlanOverrides()
@@ -159,6 +180,7 @@ class WorldPlan:
     has_own_clocks: bool = False  # each host has a clock of its own, with an offset and a drift
     clock_steps: tuple[PlannedClockStep, ...] = ()
     replacements: tuple[PlannedReplacement, ...] = ()
+    tenants: tuple[PlannedTenant, ...] = DEFAULT_TENANTS
     overrides: PlanOverrides = NO_OVERRIDES
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from penstock.faults.checks import oracle
-from penstock.faults.checks.allowed_failures import allowed_failures
+from penstock.faults.checks.allowed_failures import AllowedFailures, allowed_failures
+from penstock.faults.checks.auth_absence import auth_lost_intervals
 from penstock.faults.checks.checker import (
     LedgerRow,
     Violation,
@@ -27,6 +28,7 @@ from penstock.faults.checks.checker import (
 )
 from penstock.faults.checks.invariants import MAX_FRAME_DELAY_S, FrameInvariants
 from penstock.faults.checks.leak_check import leaked_calls, missing_processes, process_crashes, process_figures
+from penstock.faults.checks.replicas import check_token_limits, misplaced_partitions
 from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Failpoint, Network
 from penstock.faults.mutations import plan_world
 from penstock.faults.nemesis import CLIENT_PROCESS, Nemesis
@@ -36,8 +38,10 @@ from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool
 from penstock.faults.world.environment import logs_silenced, patched_environment
 from penstock.faults.world.event_loop import ProcessLoop
+from penstock.faults.world.shared_database import SharedDatabase
 from penstock.faults.world.slow_readers import READER_WINDOW_BYTES, SLOW_READER_PROCESS, SlowReaderMonitor
-from penstock.faults.world.tiers import API_KEY, Tiers
+from penstock.faults.world.tenants import api_keys, catalog
+from penstock.faults.world.tiers import Tiers
 from penstock.faults.world.world import Livelock, World
 
 BOOT_S = 0.4  # s before the first request
@@ -52,9 +56,9 @@ MAX_STEP_S = 0.02  # s; longer than any step of a world's engines
 
 _LEDGER_QUERY = """
     SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
-           outcome, answer_id FROM ledger ORDER BY settled_at, reservation_id
+           outcome, answer_id FROM ledger WHERE tenant_id = ? ORDER BY settled_at, reservation_id
 """
-_TOTALS_QUERY = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FROM balances"
+_TOTALS_QUERY = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FROM balances WHERE tenant_id = ?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,7 @@ class WorldContext:
         if self.plan.has_own_clocks:
             self.world.clocks.update(self.plan.shape.random_clocks(random.Random(f"{seed} hosts")))
         self.network = Network(self.world, seed, late_share=self.plan.late_frame_share)
-        self.disk = Disk(seed)
+        self.disk = self._new_disk(seed)
         self.engine_pool = EnginePool(self.network)
         self.tiers = Tiers(self.network, self.plan.shape, self.engine_pool)
         requests = [*self.plan.requests, *_probe_requests(self.plan)]
@@ -117,6 +121,13 @@ class WorldContext:
         )
         self.network.window_bytes[SLOW_READER_PROCESS] = READER_WINDOW_BYTES
         self.slow_reader_monitor = SlowReaderMonitor(self.nemesis, sum(map(_is_slow_reader, self.plan.requests)))
+
+    def _new_disk(self, seed: int) -> Disk:
+        if self.plan.shape.auths == 1:
+            return Disk(seed)
+        database = SharedDatabase(self.world, seed)
+        database.put_catalog(list(catalog(self.plan.tenants)))
+        return database
 
 
 def run_seed(seed: int, overrides: PlanOverrides = NO_OVERRIDES, *, frame_log: list[str] | None = None) -> WorldResult:
@@ -172,25 +183,13 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
     probes = [ClientTranscript(request=each) for each in _probe_requests(context.plan)]
     _send_all(context, probes, PROBE_TIMEOUT_S)
     leaks += _wait_at_rest(context)
-    rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY)]
     all_transcripts = [*transcripts, *probes]
-    totals = context.disk.connection.execute(_TOTALS_QUERY).fetchone()
-    allowed = allowed_failures(
-        lambda tier: [each.downtimes_until(world.now) for each in context.tiers.of(tier)],
-        nemesis.disturbed,
-        context.engine_pool.replaced_at,
-    )
+    allowed = _allowed_failures(context)
     violations = chain(
         check_answers(all_transcripts, allowed),
         check_token_counts(token_counts, allowed),
-        check_charges(
-            all_transcripts,
-            rows,
-            context.engine_pool.tokens_made,
-            last_tickets=context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
-            may_have_lost_deferred="edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys()),
-        ),
-        check_totals(rows, totals),
+        *(_charge_violations(context, all_transcripts, number) for number in range(len(context.plan.tenants))),
+        _replica_violations(context),
         ()
         if nemesis.injected or context.engine_pool.crashed_workers
         else check_wasted_work(transcripts, context.engine_pool.last_token_at, _max_cancel_delay(context.plan)),
@@ -201,6 +200,40 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
         process_crashes(context.tiers),
     )
     return len(all_transcripts), tuple(violations)
+
+
+def _allowed_failures(context: WorldContext) -> AllowedFailures:
+    nemesis, tiers = context.nemesis, context.tiers
+    absences = [nemesis.auth_absences.get(each.name, []) for each in tiers.of("auth")]
+    return allowed_failures(
+        lambda tier: [each.downtimes_until(context.world.now) for each in tiers.of(tier)],
+        nemesis.disturbed,
+        context.engine_pool.replaced_at,
+        auth_lost_intervals(absences) if len(absences) > 1 else None,
+        has_limits=any(each.is_limited for each in context.plan.tenants),
+    )
+
+
+def _charge_violations(
+    context: WorldContext, transcripts: Sequence[ClientTranscript], number: int
+) -> Iterator[Violation]:
+    """Check what one tenant was charged."""
+    nemesis, tenant = context.nemesis, (context.plan.tenants[number].tenant_id,)
+    rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY, tenant)]
+    yield from check_charges(
+        [each for each in transcripts if each.request.tenant == number],
+        rows,
+        context.engine_pool.tokens_made,
+        last_tickets=context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
+        may_have_lost_deferred="edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys()),
+    )
+    yield from check_totals(rows, context.disk.connection.execute(_TOTALS_QUERY, tenant).fetchone())
+
+
+def _replica_violations(context: WorldContext) -> Iterator[Violation]:
+    if isinstance(context.disk, SharedDatabase):
+        yield from (Violation("owner", each) for each in context.disk.violations)
+        yield from check_token_limits(context.disk, context.plan.tenants, context.world.now)
 
 
 def _send_all(
@@ -238,7 +271,8 @@ def _start_clients(
     context.client_loops.append(loop)
     with context.world.running_as(loop):
         edges, versions = context.plan.shape.addresses("edge"), context.invariants.versions
-        return loop.create_task(run_clients(edges, API_KEY, versions, transcripts, token_counts))
+        keys = api_keys(context.plan.tenants)
+        return loop.create_task(run_clients(edges, keys, versions, transcripts, token_counts))
 
 
 def _is_slow_reader(request: PlannedRequest) -> bool:
@@ -253,6 +287,8 @@ def _wait_at_rest(context: WorldContext) -> list[Violation]:
         world.settle()
         leaks = [*check_residue(process_figures(context.tiers)), *leaked_calls(context.tiers)]
         leaks += missing_processes(context.tiers, nemesis.last_fault_ends_at)
+        if isinstance(context.disk, SharedDatabase):
+            leaks += misplaced_partitions(context.disk, context.tiers)
         # A fault that is injected meanwhile moves the limit.
         if not leaks or world.now >= max(started_at, nemesis.last_fault_ends_at) + REST_TIMEOUT_S:
             return leaks
@@ -266,9 +302,13 @@ def _max_cancel_delay(plan: WorldPlan) -> float:
 def _probe_requests(plan: WorldPlan) -> Iterator[PlannedRequest]:
     """Yield one short request for each slot of each worker: all slots must be free again after the faults."""
     shape = plan.shape
+    tenants = [number for number, each in enumerate(plan.tenants) if not each.is_limited]
     for number in range(shape.slots * shape.workers):
         prompt = tuple(place % 26 for place in range(PROBE_PROMPT_TOKENS + number))
-        yield PlannedRequest(starts_at=0.0, prompt=prompt, max_output_tokens=3, seed=number, ignore_eos=True)
+        tenant = tenants[number % len(tenants)]
+        yield PlannedRequest(
+            starts_at=0.0, prompt=prompt, max_output_tokens=3, seed=number, ignore_eos=True, tenant=tenant
+        )
 
 
 @contextmanager

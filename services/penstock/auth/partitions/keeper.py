@@ -68,7 +68,7 @@ class PartitionKeeper:
     is_draining: bool = False
     addresses: dict[int, str] = field(default_factory=dict)  # of the owner of each partition, at the latest look
     takes_lapsed_at: float = 0.0  # s; until then, a replica without a lease is assumed to renew it soon
-    _giving: set[int] = field(default_factory=set)
+    _giving: set[int] = field(default_factory=set)  # given or lost, and `Release` is not committed yet
     _look_due: float = 0.0  # s
     _fast_looks: int = 0
     _notice_until: float | None = None  # s
@@ -102,12 +102,21 @@ class PartitionKeeper:
             self.on_event(HandedOver())
         self._schedule(view, plan, clock())
 
+    def drain(self) -> None:
+        """Give all partitions to other replicas, from the next look on, which is due at once."""
+        self.is_draining = True
+        self._look_due = 0.0
+
     def lose(self, partitions: Collection[int]) -> None:
-        """Count partitions as lost, whose epochs have changed."""
+        """Count partitions as lost, whose epochs have changed.
+
+        They are not taken again before `Release` is committed: until then, changes of the lost epoch may wait, and
+        they would be committed under the new one.
+        """
         lost = frozenset(partitions) & self.epochs.keys()
         for each in lost:
             del self.epochs[each]
-        self._giving -= lost
+        self._giving |= lost
         if lost:
             self.on_event(Lost(lost))
 
@@ -135,12 +144,13 @@ class PartitionKeeper:
         return plan_partitions(self.owner, members, owners)
 
     def _owner_for_plan(self, partition: int, row: PartitionRow, lapsed: Collection[str]) -> str:
+        is_own = row.owner == self.owner
         if partition in self._giving:
-            return RESERVED
+            return RESERVED if is_own or row.owner in (FREE, *lapsed) else row.owner
         if row.owner in lapsed:
             return FREE
         # A partition that is this replica's in the store alone was taken, and its state could not be read.
-        return FREE if row.owner == self.owner and partition not in self.epochs else row.owner
+        return FREE if is_own and partition not in self.epochs else row.owner
 
     def _take(
         self, table: PartitionTable, partitions: Collection[int], lapsed: Collection[str], catalog_version: int

@@ -38,7 +38,11 @@ class GrantUses:
         return len(self._by_reservation)
 
     def restore(self, uses: Iterable[GrantUse]) -> None:
+        """Restore the uses of a former owner. They replace those that this process had recorded as an owner before."""
         for each in uses:
+            former = self._reservations.get(each.grant_id, {}).get(each.request_id)
+            if former and former != each.reservation_id:
+                self._remove(self._by_reservation[former])
             self._put(each)
 
     def find(self, reservation_id: str) -> GrantUse | None:

@@ -102,13 +102,19 @@ class Charged(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Partitions are given away. All changes of their tenants come before it."""
+    """Partitions are given away, or were lost. All changes of their tenants come before it."""
 
     partitions: frozenset[int]
 
 
 class Barrier(NamedTuple):
-    """An empty change; it completes when all changes before it have completed."""
+    """An empty change; it completes when all changes before it have completed.
+
+    With a partition, it fails with PartitionsLost unless this process still owns it. A former owner must not confirm
+    what it does not know.
+    """
+
+    partition: int | None = None
 
 
 Change = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | Reserved | Charged | Release | Barrier
@@ -155,7 +161,7 @@ class Giving(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Another replica has taken over partitions."""
+    """Another replica has taken over partitions. This process must write `Release` before it takes them again."""
 
     partitions: frozenset[int]
 
@@ -205,7 +211,7 @@ class Store(Protocol):
         """The partitions that this process owned at the start, with their epochs. None: it alone uses the store."""
 
     def notify_events(self, on_event: OnEvent) -> None:
-        """Call `on_event` on the event loop for each event, in the order of the changes around it."""
+        """Call `on_event` on the event loop for each event since the start, in the order of the changes around it."""
 
     def owner_address(self, partition: int) -> str:
         """Return the address of the process that owns a partition; empty if it is unknown."""

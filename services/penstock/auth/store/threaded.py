@@ -60,6 +60,7 @@ class ThreadedStore:
     epochs: Mapping[int, int] | None = None  # at the start
     _on_availability: list[OnAvailability] = field(default_factory=list)
     _on_event: list[OnEvent] = field(default_factory=list)
+    _early_events: list[StoreEvent] = field(default_factory=list)  # before the first `notify_events`
     _handed_over: asyncio.Event = field(default_factory=asyncio.Event)
     _entries: "queue.SimpleQueue[PendingChange | None]" = field(default_factory=queue.SimpleQueue)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -78,6 +79,9 @@ class ThreadedStore:
 
     def notify_events(self, on_event: OnEvent) -> None:
         self._on_event.append(on_event)
+        early, self._early_events = self._early_events, []
+        for event in early:
+            on_event(event)
 
     def owner_address(self, partition: int) -> str:
         return self.backend.owner_address(partition)
@@ -187,6 +191,8 @@ class ThreadedStore:
     def _report_event(self, event: StoreEvent) -> None:
         if isinstance(event, HandedOver):
             self._handed_over.set()
+        if not self._on_event:  # the process still starts
+            self._early_events.append(event)
         for on_event in self._on_event:
             on_event(event)
 

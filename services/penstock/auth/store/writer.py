@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.auth.store.store import Charged, DeleteTenant, PartitionsLost, PendingChange, Release, Reserved
+from penstock.auth.store.store import Barrier, Charged, DeleteTenant, PartitionsLost, PendingChange, Release, Reserved
 from penstock.mesh.partitions import partition_of
 
 MAX_CHANGES_PER_TRANSACTION = 1_000
@@ -66,5 +66,7 @@ def partition_of_change(pending: PendingChange) -> int | None:
             return partition_of(pending[0].balance.tenant_id)
         case DeleteTenant(tenant_id, _):
             return partition_of(tenant_id)
+        case Barrier(partition):
+            return partition
         case _:
             return None

@@ -191,6 +191,7 @@ def _check_exclusive(*options: tuple[str, Any]) -> None:
 @click.option("--processes", type=click.IntRange(0, 256), default=0, help="at a time; 0: one per core")
 @click.option("--poison", is_flag=True, help="make one request of every world crash the engines that run it")
 @click.option("--rollout", is_flag=True, help="replace workers of every world by workers of another model version")
+@click.option("--auth-replicas", is_flag=True, help="run several processes of auth on one database in every world")
 @click.option(
     "--longest-freeze",
     type=click.FloatRange(5, 600, min_open=True),
@@ -212,6 +213,7 @@ def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: b
         has_poison=overriding["poison"],
         has_rollout=overriding["rollout"],
         max_freeze_s=overriding["longest_freeze"] or 0.0,
+        has_auth_replicas=overriding["auth_replicas"],
     )
     if frame_log:
         command.show_replay(seed, overrides)

@@ -10,7 +10,8 @@ its engine is. A request may fail after its peers have waited for their configur
 MODEL_REPLACED is allowed after the last worker of a version was replaced.
 
 Two errors are allowed from the start of a fault, because no request waits for its end: AUTH_LOST while auth or a link
-to it is faulty or its disk is full, because an edge admits recently seen callers only; STORE_UNAVAILABLE while the disk
+to it is faulty or its disk is full, because an edge admits recently seen callers only, unless another replica of auth
+takes over (`auth_absence.py`); STORE_UNAVAILABLE while the disk
 is full, at an edge that auth has not answered yet. No fault
 allows a wrong token, a wrong charge or a leak.
 """
@@ -22,6 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 PATIENCE_S = 10.0  # s that edges wait for queues, queues for workers and clients for edges
+LIMIT_REASONS = ("QUOTA_EXCEEDED", "BUDGET_EXCEEDED")
 RECOVERY_S = 1.0  # s until all peers are connected again to a recovered tier
 
 
@@ -41,12 +43,17 @@ def allowed_failures(
     downtimes_of: Callable[[str], Iterable[Sequence[Interval]]],
     disturbed: Mapping[str, Sequence[Interval]],
     replaced_at: Iterable[float] = (),
+    auth_lost: Sequence[Interval] | None = None,
+    *,
+    has_limits: bool = False,
 ) -> AllowedFailures:
     """Return the intervals in which each reason is allowed.
 
     downtimes_of: returns when each process of a tier was down.
     disturbed:    when a process or a link of a tier was faulty, or the disk.
     replaced_at:  when the last worker of a version of the model was replaced.
+    auth_lost:    when AUTH_LOST is allowed because of faults of auth's replicas; None: auth is one process.
+    has_limits:   whether a tenant has a limit that its requests may exceed.
     """
 
     def tier_downtimes(tier: str) -> list[Interval]:
@@ -56,9 +63,13 @@ def allowed_failures(
         "QUEUE_LOST": _beyond_patience(tier_downtimes("queue")),
         "NO_WORKER": _beyond_patience(merge_overlapping([*tier_downtimes("worker"), *tier_downtimes("scheduler")])),
         "CONNECTION_LOST": _beyond_patience(tier_downtimes("edge")),
-        "AUTH_LOST": _with_recovery([*disturbed.get("auth", ()), *disturbed.get("disk", ())]),
+        "AUTH_LOST": [
+            *(_with_recovery(disturbed.get("auth", ())) if auth_lost is None else auth_lost),
+            *_with_recovery(disturbed.get("disk", ())),
+        ],
         "MODEL_REPLACED": [Interval(each, math.inf) for each in replaced_at],
         "STORE_UNAVAILABLE": _with_recovery(disturbed.get("disk", ())),
+        **{reason: [Interval(0.0, math.inf)] if has_limits else [] for reason in LIMIT_REASONS},
     }
 
 

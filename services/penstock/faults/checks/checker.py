@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.client import RetryPolicy
 from penstock.faults.checks import oracle
-from penstock.faults.checks.allowed_failures import NONE_ALLOWED, AllowedFailures
+from penstock.faults.checks.allowed_failures import LIMIT_REASONS, NONE_ALLOWED, AllowedFailures
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST as MESH_FIGURES_ZERO_AT_REST
 
@@ -15,6 +16,8 @@ LOST_OUTCOME = "lost"
 FINISHED_OUTCOMES = ("stop", "length")
 CRASHED_REASON = "ENGINE_CRASHED"
 CONNECTION_LOST = "CONNECTION_LOST"  # raised by the client itself, without a suggested retry delay
+MAX_ATTEMPTS = RetryPolicy().max_attempts
+REJECTION_REASONS = ("AUTH_LOST", "STORE_UNAVAILABLE", *LIMIT_REASONS)  # of auth; a client tries again after each
 NO_TICKETS: Mapping[int, str] = MappingProxyType({})
 # In a world, a shard gives up a run without reports after seconds.
 FIGURES_ZERO_AT_REST = MESH_FIGURES_ZERO_AT_REST | {"queue": (*MESH_FIGURES_ZERO_AT_REST["queue"], "running")}
@@ -69,8 +72,18 @@ def check_token_counts(
 
 def _is_allowed(result: ClientTranscript | TokenCountResult, allowed: AllowedFailures) -> bool:
     """Whether the error is allowed at its time and suggests a retry delay; clients depend on that delay."""
+    if isinstance(result, ClientTranscript) and _has_used_up_attempts(result, allowed):
+        return True
     has_advice = result.retry_after is not None or result.failure_reason == CONNECTION_LOST
     return has_advice and any(result.ended_at in interval for interval in allowed.get(result.failure_reason, ()))
+
+
+def _has_used_up_attempts(transcript: ClientTranscript, allowed: AllowedFailures) -> bool:
+    """Whether a lost connection ended the last attempt after earlier ones may have had rejections that are allowed."""
+    if transcript.failure_reason != CONNECTION_LOST or transcript.attempts < MAX_ATTEMPTS:
+        return False
+    rejections = (each for reason in REJECTION_REASONS for each in allowed.get(reason, ()))
+    return any(each.since < transcript.ended_at for each in rejections)
 
 
 def _answer_violations(transcript: ClientTranscript, allowed: AllowedFailures) -> Iterator[Violation]:

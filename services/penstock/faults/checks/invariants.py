@@ -13,7 +13,7 @@ from penstock.faults.checks.checker import Violation
 from penstock.faults.plan import PlannedRequest
 from penstock.faults.world.host_clock import MAX_DRIFT
 from penstock.mesh.model_key import model_digest
-from penstock.mesh.v1.admission_pb2 import Reserve, Settle
+from penstock.mesh.v1.admission_pb2 import Reserve, Settle, Settled
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.mesh.v1.worker_pb2 import Start
 
@@ -34,6 +34,7 @@ class FrameInvariants:
     _enqueued_at: dict[str, float] = field(default_factory=dict)  # s of the world, by ticket, as its age says
     _attempts: dict[str, int] = field(default_factory=dict)  # by ticket
     _settlements: dict[str, bytes] = field(default_factory=dict)  # by reservation
+    _confirmed: set[str] = field(default_factory=set)  # reservations whose settlement auth has confirmed
     _seeds: dict[str, int] = field(default_factory=dict)  # by ticket
     _ticket_by_lease: dict[str, str] = field(default_factory=dict)  # of each lease that was started
 
@@ -87,9 +88,19 @@ class FrameInvariants:
             yield f"lease {start.lease_id} was started for two tickets"
 
     def check_settle(self, settle: Settle) -> Iterator[str]:
+        """A settlement may differ from one that auth has confirmed: it has no effect.
+
+        A replica's late answer to a request that another replica has answered makes the edge settle it again.
+        """
         settlement = settle.SerializeToString(deterministic=True)
+        if settle.reservation_id in self._confirmed:
+            return
         if self._settlements.setdefault(settle.reservation_id, settlement) != settlement:
             yield f"reservation {settle.reservation_id} is settled in two different ways"
+
+    def check_settled(self, settled: Settled) -> Iterator[str]:
+        self._confirmed.add(settled.reservation_id)
+        yield from ()
 
 
 _CHECKS: Mapping[str, Callable[[FrameInvariants, Any], Iterable[str]]] = {
@@ -97,4 +108,5 @@ _CHECKS: Mapping[str, Callable[[FrameInvariants, Any], Iterable[str]]] = {
     "enqueue": FrameInvariants.check_enqueue,
     "start": FrameInvariants.check_start,
     "settle": FrameInvariants.check_settle,
+    "settled": FrameInvariants.check_settled,
 }

@@ -48,23 +48,31 @@ class TokenCountResult:
 
 async def run_clients(
     targets: Sequence[str],
-    key: str,
+    keys: Sequence[str],
     versions: Mapping[str, int],
     transcripts: Sequence[ClientTranscript],
     token_counts: Sequence[TokenCountResult] = (),
 ) -> None:
-    """Send each request at its planned time; return when all have ended. `versions`: of the model, by digest."""
+    """Send each request at its planned time; return when all have ended.
+
+    `keys`: of the tenants. `versions`: of the model, by digest.
+    """
     async with AsyncExitStack() as stack:
         retries = RetryPolicy(connect_timeout=PATIENCE_S)
-        client = await stack.enter_async_context(Client(*targets, api_key=key, retries=retries))
-        needs_session = any(each.request.uses_session for each in transcripts)
-        session = await stack.enter_async_context(client.session()) if needs_session else None
+        clients: dict[int, Client] = {}
+        sessions: dict[int, Session] = {}
+        used = [each.request.tenant for each in transcripts] + [each.request.tenant for each in token_counts]
+        for number in sorted({0, *used}):
+            client = await stack.enter_async_context(Client(*targets, api_key=keys[number], retries=retries))
+            clients[number] = client
+            if any(each.request.uses_session and each.request.tenant == number for each in transcripts):
+                sessions[number] = await stack.enter_async_context(client.session())
         async with asyncio.TaskGroup() as group:
             for each in transcripts:
-                sender: GeneratingClient = session if each.request.uses_session and session else client
-                group.create_task(_send(sender, each, versions))
+                senders: Mapping[int, GeneratingClient] = sessions if each.request.uses_session else clients
+                group.create_task(_send(senders[each.request.tenant], each, versions))
             for result in token_counts:
-                group.create_task(_count_tokens(client, result))
+                group.create_task(_count_tokens(clients[result.request.tenant], result))
 
 
 async def _count_tokens(client: Client, result: TokenCountResult) -> None:

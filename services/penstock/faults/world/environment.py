@@ -24,6 +24,8 @@ from penstock.faults.grpc.network import Network
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool, FakeEngineHost
 from penstock.faults.world.event_loop import ProcessLoop
+from penstock.faults.world.replica_store import store_opener
+from penstock.faults.world.shared_database import SharedDatabase
 from penstock.faults.world.slow_readers import CLIENT_READ_TIMEOUT_S
 from penstock.worker.engine_host.supervisor import EngineSupervisor
 
@@ -56,6 +58,9 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         host = engine_pool.start(supervisor._options, supervisor._on_message)  # noqa: SLF001  # replaces its `_start`
         return host, host
 
+    open_store: Callable[..., Any] = disk.open_store
+    if isinstance(disk, SharedDatabase):
+        open_store = store_opener(disk, _running_process_loop)
     changes: tuple[AbstractContextManager[Any], ...] = (
         patch.object(grpc.aio, "insecure_channel", open_channel),
         patch.object(grpc.aio, "server", open_server),
@@ -71,7 +76,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch("penstock.chassis.server.write_timeout.CLIENT_READ_TIMEOUT_S", CLIENT_READ_TIMEOUT_S),
         # The service binds its clock as a default argument, at import.
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=world.monotonic_time),
-        patch("penstock.auth.__main__.opened_store", disk.open_store),
+        patch("penstock.auth.__main__.opened_store", open_store),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
         # The original tracer takes its ids from the shared `random` module.
         patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),

@@ -23,6 +23,7 @@ from penstock.worker.__main__ import run as run_worker
 from penstock.worker.config import EngineKind, WorkerConfig
 
 API_KEY = "pk_dev_0123456789abcdefghijklmn"
+PEPPER = "p" * 32
 BASE_PORT = 7000
 
 
@@ -31,6 +32,7 @@ class MeshShape:
     """The number of processes of each tier, and the size of the engines."""
 
     edges: int = 2
+    auths: int = 1  # several share a database
     queues: int = 2
     schedulers: int = 2
     workers: int = 2
@@ -41,7 +43,7 @@ class MeshShape:
     response_buffer_bytes: int = 65_536
 
     def addresses(self, tier: str) -> tuple[str, ...]:
-        count = {"edge": self.edges, "auth": 1, "queue": self.queues, "scheduler": self.schedulers}
+        count = {"edge": self.edges, "auth": self.auths, "queue": self.queues, "scheduler": self.schedulers}
         port = BASE_PORT + 100 * TIERS.index(tier)
         return tuple(f"127.0.0.1:{port + number}" for number in range(count.get(tier, self.workers)))
 
@@ -107,7 +109,7 @@ def _auth(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, N
         listen=address,
         instance_id=instance_id,
         dev_key=API_KEY,
-        pepper="p" * 32,
+        pepper=PEPPER,
         mesh_secret="m" * 32,
         edge_grace=4.0,
         fallback_tokens=200,

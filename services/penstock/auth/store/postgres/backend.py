@@ -115,7 +115,7 @@ class PostgresBackend:
 
     def hand_over(self) -> None:
         """Give all partitions to other processes from now on."""
-        self._keeper.is_draining = True
+        self._keeper.drain()
 
     def commit(self, batch: list[PendingChange]) -> Exception | None:
         """Write a batch; an empty one renews the lease, and takes and gives partitions."""
