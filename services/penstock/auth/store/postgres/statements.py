@@ -61,6 +61,9 @@ _SELECT_USES = """
     WHERE deleted_at IS NULL
 """
 _OF_PARTITIONS = "WHERE partition = ANY(%s::smallint[])"
+_SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses {_OF_PARTITIONS}"
+_SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}"
+_SELECT_GRANT_USES = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
 _CHANGE_CATALOG = "UPDATE catalog SET version = version + 1"
 
 
@@ -111,16 +114,16 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
     share = len(chosen) / PARTITIONS
     lost = [rows.charged_reservation_of(row) for row in latest_lost(connection, chosen, MAX_LOST_RESERVATIONS)]
     latest = [rows.charge_of(row) for row in latest_charges(connection, chosen, int(MAX_ANSWERS * share))]
-    tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
-    balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", (chosen,))
-    uses_of = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
-    uses = connection.execute(uses_of, (chosen,))
-    reservations = connection.execute(
-        f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}", (chosen,)
-    )
-    scope_uses = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses {_OF_PARTITIONS}", (chosen,))
-    prices = connection.execute(f"SELECT {rows.PRICE_COLUMNS} FROM prices")
-    keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
+    of_partitions = (chosen,)
+    with connection.pipeline():  # one round trip
+        tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
+        keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
+        prices = connection.execute(f"SELECT {rows.PRICE_COLUMNS} FROM prices")
+        secrets = connection.execute("SELECT name, secret FROM secrets")
+        balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", of_partitions)
+        scope_uses = connection.execute(_SELECT_SCOPE_USES, of_partitions)
+        reservations = connection.execute(_SELECT_RESERVATIONS, of_partitions)
+        uses = connection.execute(_SELECT_GRANT_USES, of_partitions)
     return StoredState(
         tenants=[rows.tenant_of(row) for row in tenants],
         balances={row[0]: Balance(*row) for row in balances},
@@ -129,7 +132,7 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         lost=lost[::-1],
         grant_uses=[GrantUse(*row) for row in uses],
         charged=latest[::-1],
-        secrets={str(name): bytes(secret) for name, secret in connection.execute("SELECT name, secret FROM secrets")},
+        secrets={str(name): bytes(secret) for name, secret in secrets},
         scope_uses=[ScopeUse(*row) for row in scope_uses],
         prices=[Price(*row) for row in prices],
     )
