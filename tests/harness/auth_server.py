@@ -21,6 +21,7 @@ from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import sql
+from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.server.server import serving
@@ -67,6 +68,7 @@ class AuthProcess:
     authorization: Authorization | None = None
     authorizer: Authorizer | None = None
     tokens: KeyRefresh | None = None
+    admin_address: str = ""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -81,7 +83,7 @@ class AuthProcess:
 async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
-    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
     opened = opened_store(config.store, retention=retention, clock=clock)
     async with opened as (store, state), AsyncExitStack() as stack:
         authorizer = recover(config, state, clock(), store.epochs)
@@ -95,8 +97,11 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         wait = {"wait_for_keys": tokens.wait if tokens else None}
         served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys, **wait)
         authorization = Authorization(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops, **wait)
+        usage_reader = UsageReader(config.store_location)
+        stack.callback(usage_reader.close)
         admin = AuthAdmin(
             *("auth-1", authorizer, store, clock, lambda: served.figures),
+            usage_reader=usage_reader,
             key_retention=config.ledger_retention,
         )
         sweeping = asyncio.create_task(served.sweep())
@@ -109,7 +114,8 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
                 serving_checks("127.0.0.1:0", authorization) as checks,
             ):
                 stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
-                yield AuthProcess(served, server.address, clock, *stubs, checks, authorization, authorizer, tokens)
+                parts = (checks, authorization, authorizer, tokens)
+                yield AuthProcess(served, server.address, clock, *stubs, *parts, admin_address=server.admin_address)
                 await served.drain()
         sweeping.cancel()
 
@@ -155,16 +161,10 @@ class AuthEdge:
                 await asyncio.sleep(0.01)
         return answer
 
-    async def settle(self, reservation_id, prompt=10, output=7, outcome="stop", tenant_id="default"):
-        await self.send(
-            settle=Settle(
-                reservation_id=reservation_id,
-                prompt_tokens=prompt,
-                output_tokens=output,
-                outcome=outcome,
-                partition=partition_of(tenant_id),
-            )
-        )
+    async def settle(self, reservation_id, prompt=10, output=7, outcome="stop", tenant_id="default", **more):
+        fields = {"prompt_tokens": prompt, "output_tokens": output, "outcome": outcome, **more}
+        partition = partition_of(tenant_id)
+        await self.send(settle=Settle(reservation_id=reservation_id, partition=partition, **fields))
         return await self.receive()
 
     async def identify(self, credential, request_id="identify-1"):

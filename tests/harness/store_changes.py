@@ -36,6 +36,11 @@ def charged(number: int = 1, *, outcome: str = "stop", output: int = 7) -> Charg
     return Charged(charge, Balance("acme", 0, 0, 10, output, 1))
 
 
+def corrected(change: Charged) -> Charged:
+    """Return the correction of a lost charge."""
+    return change._replace(charge=replace(change.charge, is_correction=True))
+
+
 def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="cancelled") -> Charge:
     """Return the charge of one request of an answer."""
     own = replace(

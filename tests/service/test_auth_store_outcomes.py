@@ -5,6 +5,7 @@ count twice if it were applied twice.
 """
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -46,12 +47,13 @@ async def relayed(postgres, store_of, monkeypatch):
     monkeypatch.setattr(threaded, "RETRY_INTERVAL_S", 0.02)
     name = psycopg.conninfo.conninfo_to_dict(store_of.location)["dbname"]
     async with postgres_relay(postgres) as relay:
-        opened = opened_store(relay.url(name), retention=Retention(max_age=1.0), clock=lambda: 100.0)
+        clock = itertools.count(5 * 86_400.0, 60.0).__next__
+        opened = opened_store(relay.url(name), retention=Retention(max_age=1.0), clock=clock)
         async with opened as (store, _):
             await kept(store, PutTenant(ACME_TENANT))
             lost = charged(outcome=OUTCOME_LOST, output=0)
             await kept(store, lost._replace(charge=replace(lost.charge, prompt_tokens=0)))
-            await until(lambda: store.backend.roll_up.rows == 0)
+            await until_rows(store_of, "SELECT count(*) FROM ledger", [(0,)])
             store.backend.roll_up.run_slice = lambda now: False
             store.backend.lease.renewal_interval = 1_000.0
             await kept(store, Barrier())  # from now on, the thread sends only the changes of the test

@@ -20,7 +20,10 @@ async def test_a_mesh_with_a_server_of_its_own_keeps_its_ledger_there_and_stops_
         server = LocalPostgres(mesh.folder)
         with closing(psycopg.connect(server.url())) as connection:
             used = connection.execute("SELECT tenant_id, requests, output_tokens FROM usage").fetchall()
+            [(worker, cached_tokens)] = connection.execute("SELECT worker, cached_tokens FROM ledger").fetchall()
         assert used == [("default", 1, 5)]
+        assert worker.startswith("worker")
+        assert cached_tokens == 0
         assert not (mesh.folder / "auth.sqlite").exists()
         assert (mesh.folder / "auth.audit.jsonl").exists()
     assert [(each.output_tokens, each.outcome) for each in read_ledger(mesh.folder)] == [(5, "length")]

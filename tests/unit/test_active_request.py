@@ -45,7 +45,7 @@ def test_an_undisturbed_request_is_reserved_queued_run_and_settled():
     assert request.on_run_finished(FINISH_REASON_STOP, 2, 2, RUN_TIMES, 20.0) == [
         Emit("b", (), 2, ()),
         Finish(FINISH_REASON_STOP, ""),
-        Settle(3, 2, "stop"),
+        Settle(3, 2, "stop", 2, "w1"),
     ]
     assert request.is_done
     assert request.cached_prompt_tokens == 2
@@ -86,7 +86,8 @@ def test_a_stop_string_stops_the_run_and_finishes_once_acknowledged():
     request = running_request(detokenizer=LetterDetokenizer(stop="z"))
     assert send_tokens(request, "az") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("z"),), 1, ()), CancelRun()]
     assert request.on_token(2, ord("b"), None, 12.5) == []
-    assert request.on_run_stopped(3, 9, RUN_TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), Settle(3, 2, "stop")]
+    settle = Settle(3, 2, "stop", 0, "w1")
+    assert request.on_run_stopped(3, 9, RUN_TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), settle]
 
 
 def test_a_cancel_before_the_run_withdraws_the_ticket_and_gives_the_reservation_back():
@@ -112,7 +113,7 @@ def test_a_cancel_during_the_run_waits_for_the_acknowledgement_and_charges_gener
     assert request.on_token(2, ord("c"), None, 13.1) == []
     assert request.on_run_stopped(3, 9, RUN_TIMES, 13.25) == [
         AcknowledgeCancel(3, 9, 0.25, is_acknowledged=True),
-        Settle(3, 3, "cancelled"),
+        Settle(3, 3, "cancelled", 0, "w1"),
     ]
 
 
@@ -144,7 +145,7 @@ def test_after_a_stall_the_edge_handles_the_acknowledgement_of_a_cancel():
     request = running_request()
     request.on_client_cancelled(13.0)
     assert request.tick(DEADLINE + 5.0) == []
-    assert request.on_run_stopped(2, 9, RUN_TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled")
+    assert request.on_run_stopped(2, 9, RUN_TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled", 0, "w1")
 
 
 def test_a_stall_does_not_extend_a_deadline():
@@ -183,14 +184,14 @@ def test_the_deadline_ends_a_request_in_any_state(make):
     effects = request.tick(DEADLINE)
     assert [effect.error.code for effect in effects if isinstance(effect, Fail)] == [DeadlineExceeded.code]
     effects += request.on_run_stopped(0, 0, RunTimes(), DEADLINE + 1)
-    assert effects[-1] == Settle(0, 0, "failed")
+    assert effects[-1] == Settle(0, 0, "failed", 0, request.worker_id)
 
 
 def test_a_resumed_answer_continues_its_indexes_and_is_not_charged_again():
     request = running_request(resumed_ids=[ord("a"), ord("b")])
     assert request.on_token(2, ord("c"), None, 11.0) == [Emit("", (ord("c"),), 2, ())]
     *_, settle = request.on_run_finished(FINISH_REASON_STOP, 1, 0, RUN_TIMES, 12.0)
-    assert settle == Settle(3, 1, "stop")
+    assert settle == Settle(3, 1, "stop", 0, "w1")
 
 
 def test_a_resumed_answer_that_was_complete_needs_no_run():

@@ -62,7 +62,7 @@ def test_a_worker_whose_engine_died_under_the_request_is_avoided():
 def test_a_permanently_rejected_run_fails_the_request_and_charges_nothing():
     request = running_request()
     error = InvalidArgument("too long", reason="PROMPT_TOO_LONG")
-    assert request.on_run_rejected(error, 11.0) == [Fail(error), Settle(0, 0, "failed")]
+    assert request.on_run_rejected(error, 11.0) == [Fail(error), Settle(0, 0, "failed", 0, "w1")]
 
 
 def test_a_run_that_never_started_costs_no_attempt_and_is_retried_after_a_delay():
@@ -88,7 +88,7 @@ def test_attempts_are_bounded():
         request.on_run_started()
     fail, settle = request.on_worker_lost(21.0, died=True)
     assert fail.error.reason == "ATTEMPTS_EXHAUSTED"
-    assert settle == Settle(3, 1, "failed")
+    assert settle == Settle(3, 1, "failed", 0, "w1")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_worker_that_dies_after_the_last_token_costs_nothing(text, reason, out
     held, finish, settle = request.on_worker_lost(13.0, died=True)
     assert held.text == text[-1]
     assert finish == Finish(reason, "")
-    assert settle == Settle(3, len(text), outcome)
+    assert settle == Settle(3, len(text), outcome, 0, "w1")
 
 
 def test_a_gap_in_the_tokens_ends_the_run_and_not_the_request():
@@ -116,7 +116,7 @@ def test_a_cancel_ends_although_its_worker_is_lost():
     request.on_client_cancelled(13.0)
     assert request.on_worker_lost(14.0, died=True) == [
         AcknowledgeCancel(2, 0, 1.0, is_acknowledged=False),
-        Settle(3, 2, "cancelled"),
+        Settle(3, 2, "cancelled", 0, "w1"),
     ]
 
 
@@ -132,7 +132,7 @@ def test_a_partial_answer_waits_for_a_worker():
     error = Unavailable("", reason="NO_WORKER", retry_after=8.0)
     assert request.on_queue_rejected(error, 17.0) == [
         Fail(error),
-        Settle(3, 1, "shed"),
+        Settle(3, 1, "shed", 0, "w1"),
     ]  # 8 s more would exceed the upstream timeout
 
 

@@ -63,7 +63,7 @@ def test_an_answer_with_output_waits_for_its_version_and_then_ends_with_an_error
     fail, settle = request.on_queue_rejected(NO_WORKER, 31.0, is_replaced=True)
     assert isinstance(fail, Fail)
     assert (fail.error.reason, fail.error.retry_after) == ("MODEL_REPLACED", 0.0)
-    assert settle == Settle(3, 2, "failed")
+    assert settle == Settle(3, 2, "failed", 0, "w1")
 
 
 def test_an_answer_with_output_continues_if_a_worker_of_its_version_is_back():

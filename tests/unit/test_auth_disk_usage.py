@@ -37,7 +37,14 @@ def test_the_watermark_changes_once_above_and_once_clearly_below():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("DISK_WATERMARK", "0"), ("DISK_WATERMARK", "1.1"), ("LEDGER_MAX_ROWS", "19999"), ("LEDGER_RETENTION", "0")],
+    [
+        ("DISK_WATERMARK", "0"),
+        ("DISK_WATERMARK", "1.1"),
+        ("LEDGER_MAX_ROWS", "19999"),
+        ("LEDGER_RETENTION", "0"),
+        ("HOURLY_RETENTION", "0"),
+        ("REGION", "x" * 64),
+    ],
 )
 def test_a_setting_of_the_store_out_of_range_prevents_the_start(name, value):
     with pytest.raises(ConfigError, match=f"PENSTOCK_AUTH_{name}"):

@@ -141,6 +141,8 @@ def check_penstock(arguments):
     while isinstance(command, click.Group):
         if not arguments:
             return  # a group of commands, named as such
+        if command.invoke_without_command and arguments[0].startswith("-"):
+            break  # a group that is a command, too
         name, command, arguments = command.resolve_command(context, arguments)
         context = click.Context(command, info_name=name, parent=context)
     if arguments or all(not each.required for each in command.params):

@@ -11,6 +11,7 @@ from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.roll_up import Retention
+from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
@@ -22,7 +23,7 @@ from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_
 
 async def run_auth(config: AuthConfig) -> None:
     clock = WallMonotonicClock().now
-    retention = Retention(config.ledger_retention, config.ledger_max_rows)
+    retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
     stored = opened_store(
         config.store,
         fsync=config.fsync,
@@ -47,12 +48,15 @@ async def run_auth(config: AuthConfig) -> None:
         service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait)
         authorization = Authorization(authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait)
         security = open_security(config)
+        usage_reader = UsageReader(config.store_location)
+        stack.callback(usage_reader.close)
         admin = AuthAdmin(
             config.instance_id,
             authorizer,
             store,
             clock,
             lambda: service.figures | authorization.figures | (tokens.figures if tokens else {}),
+            usage_reader=usage_reader,
             key_retention=config.ledger_retention,
         )
         async with (

@@ -121,8 +121,14 @@ class Authorizer:
             allowed = self.grant_uses.settle(frame.reservation_id, prompt + output)
             prompt, output = min(prompt, allowed), min(output, allowed - min(prompt, allowed))
         return self.reservations.settle(
-            frame.reservation_id, prompt, output, frame.outcome, now, cached_tokens=0
-        )  # edges do not report cached tokens yet
+            frame.reservation_id,
+            prompt,
+            output,
+            frame.outcome,
+            now,
+            cached_tokens=frame.cached_tokens,
+            worker=frame.worker,
+        )
 
     def _check_owner(self, frame: Settle) -> None:
         if tenant_id := self.reservations.tenant_of(frame.reservation_id):

@@ -9,6 +9,8 @@ from penstock.auth.store.location import StoreLocation, parse_location, without_
 from penstock.auth.store.roll_up import MIN_LEDGER_ROWS
 from penstock.chassis.config import ServiceConfig, setting
 
+MAX_REGION_CHARS = 63
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthConfig(ServiceConfig):
@@ -41,14 +43,24 @@ class AuthConfig(ServiceConfig):
     )
     ledger_retention: float = setting(
         2_592_000.0,
-        "Time for which the ledger has a row per request, and for which revoked and expired keys are listed. Older rows"
-        " become totals per day, tenant, key and model.",
+        "Time for which the ledger has a row per request, and for which revoked and expired keys are listed. PostgreSQL"
+        " drops the rows of a whole day, a day later. Totals keep what the rows have charged.",
         unit="s",
     )
     ledger_max_rows: int = setting(
         2_000_000,
-        "Most rows of the ledger, about 300 bytes each. The oldest become daily totals before their retention ends.",
+        "Most rows of the ledger in SQLite, about 300 bytes each. The oldest are deleted before their retention ends.",
         unit="rows",
+    )
+    hourly_retention: float = setting(
+        7_776_000.0,
+        "Time for which usage is kept by hour, tenant, key, model and region. Older totals become totals of their day.",
+        unit="s",
+    )
+    region: str = setting(
+        "",
+        "Region of this process, at most 63 characters. Each row of the ledger has it, and usage is kept by region.",
+        fleet="PENSTOCK_REGION",
     )
     disk_watermark: float = setting(
         0.9, "Used share of the store's volume from which auth warns: log line, metric and snapshot."
@@ -145,6 +157,8 @@ class AuthConfig(ServiceConfig):
             raise ValueError("disk_watermark must be a share, above 0 and at most 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
+        if len(self.region) > MAX_REGION_CHARS or not self.region.isprintable():
+            raise ValueError(f"region must have at most {MAX_REGION_CHARS} printable characters")
         if not 0 <= self.token_leeway <= 300:
             raise ValueError("token_leeway must be 0 to 300 s")
         if not 0 < self.jwks_refresh_interval <= self.jwks_max_age:
@@ -156,7 +170,7 @@ class AuthConfig(ServiceConfig):
                 raise ValueError(f"{name} must be at least 1")
         if not 0 <= self.trusted_hops <= 16:
             raise ValueError("trusted_hops must be 0 to 16")
-        for name in ("reservation_ttl", "edge_grace", "ledger_retention", "fallback_grant_ttl"):
+        for name in ("reservation_ttl", "edge_grace", "ledger_retention", "hourly_retention", "fallback_grant_ttl"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 s")
         if self.fallback_grant_ttl > 86_400:

@@ -10,6 +10,7 @@ from penstock.cli.commands.audit import audit
 from penstock.cli.commands.certs import CERTIFICATE_COMMANDS
 from penstock.cli.commands.measure import MEASURE_COMMANDS
 from penstock.cli.commands.run import RUN_COMMANDS
+from penstock.cli.commands.usage import USAGE_COMMANDS
 
 
 @click.group(context_settings={"max_content_width": 120})
@@ -18,7 +19,7 @@ def cli() -> None:
     """Serve large language models through a mesh of five gRPC tiers."""
 
 
-for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS, *CERTIFICATE_COMMANDS, audit):
+for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS, *USAGE_COMMANDS, *CERTIFICATE_COMMANDS, audit):
     cli.add_command(each)
 
 

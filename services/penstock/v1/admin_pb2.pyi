@@ -47,6 +47,46 @@ BUDGET_PERIOD_MONTH: BudgetPeriod.ValueType  # 2
 """From 00:00 on the first day of a month to the next one."""
 Global___BudgetPeriod: _TypeAlias = BudgetPeriod  # noqa: Y015
 
+class _UsageGroup:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UsageGroupEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageGroup.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    USAGE_GROUP_UNSPECIFIED: _UsageGroup.ValueType  # 0
+    """Not allowed."""
+    USAGE_GROUP_TENANT: _UsageGroup.ValueType  # 1
+    """By tenant."""
+    USAGE_GROUP_KEY: _UsageGroup.ValueType  # 2
+    """By key."""
+    USAGE_GROUP_MODEL: _UsageGroup.ValueType  # 3
+    """By model."""
+    USAGE_GROUP_REGION: _UsageGroup.ValueType  # 4
+    """By region of auth."""
+    USAGE_GROUP_DAY: _UsageGroup.ValueType  # 5
+    """By day (UTC)."""
+    USAGE_GROUP_HOUR: _UsageGroup.ValueType  # 6
+    """By hour (UTC). Old totals have whole days, as one hour that begins with the day."""
+
+class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
+    """UsageGroup is an attribute by which usage is grouped."""
+
+USAGE_GROUP_UNSPECIFIED: UsageGroup.ValueType  # 0
+"""Not allowed."""
+USAGE_GROUP_TENANT: UsageGroup.ValueType  # 1
+"""By tenant."""
+USAGE_GROUP_KEY: UsageGroup.ValueType  # 2
+"""By key."""
+USAGE_GROUP_MODEL: UsageGroup.ValueType  # 3
+"""By model."""
+USAGE_GROUP_REGION: UsageGroup.ValueType  # 4
+"""By region of auth."""
+USAGE_GROUP_DAY: UsageGroup.ValueType  # 5
+"""By day (UTC)."""
+USAGE_GROUP_HOUR: UsageGroup.ValueType  # 6
+"""By hour (UTC). Old totals have whole days, as one hour that begins with the day."""
+Global___UsageGroup: _TypeAlias = UsageGroup  # noqa: Y015
+
 @_typing.final
 class Key(_message.Message):
     """Key is an API key without its secret."""
@@ -1224,3 +1264,327 @@ class Snapshot(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class UsageFilter(_message.Message):
+    """UsageFilter selects usage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    """Usage of this tenant. Empty: all tenants."""
+    key_id: _builtins.str
+    """Usage of this key. Empty: all keys."""
+    model: _builtins.str
+    """Usage of this model. Empty: all models."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Usage settled at this time or later. Totals have whole hours (UTC), or whole days if they are old; a total is included
+        if it begins in the range. Unset: 30 days before `end_time`.
+        """
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Usage settled before this time. Unset: now."""
+
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "key_id", b"key_id", "model", b"model", "start_time", b"start_time", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageFilter: _TypeAlias = UsageFilter  # noqa: Y015
+
+@_typing.final
+class QueryUsageRequest(_message.Message):
+    """QueryUsageRequest asks for usage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """Most rows, up to 100,000. 0: 10,000."""
+    @_builtins.property
+    def filter(self) -> Global___UsageFilter:
+        """Which usage."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[Global___UsageGroup.ValueType]:
+        """The groups, also the order of the rows; each at most once, and not both day and hour. None: one total."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___UsageFilter | None = ...,
+        groups: _abc.Iterable[Global___UsageGroup.ValueType] | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "groups", b"groups", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryUsageRequest: _TypeAlias = QueryUsageRequest  # noqa: Y015
+
+@_typing.final
+class QueryUsageResponse(_message.Message):
+    """QueryUsageResponse is a part of the rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """In the last message: whether there are more rows than the limit."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageRow]:
+        """At most 500, in the order of the groups."""
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___UsageRow] | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryUsageResponse: _TypeAlias = QueryUsageResponse  # noqa: Y015
+
+@_typing.final
+class UsageRow(_message.Message):
+    """UsageRow is the usage of one group. Attributes that are not grouped are empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    PRICE_NANOS_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    SHED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    """Tenant."""
+    key_id: _builtins.str
+    """Key."""
+    model: _builtins.str
+    """Model."""
+    region: _builtins.str
+    """Region of auth."""
+    requests: _builtins.int
+    """Requests that ended, charged or not."""
+    prompt_tokens: _builtins.int
+    """Tokens charged, the cached ones among them."""
+    cached_tokens: _builtins.int
+    """Charged prompt tokens that a worker had in its prefix cache."""
+    output_tokens: _builtins.int
+    """Tokens charged."""
+    price_nanos: _builtins.int
+    """Money in 1e-9 units of the operator's currency; 0 without prices."""
+    completed: _builtins.int
+    """Requests with a complete answer. Daily totals of releases before outcomes were counted have no outcomes."""
+    cancelled: _builtins.int
+    """Requests that their client cancelled."""
+    shed: _builtins.int
+    """Requests that the mesh rejected or shed."""
+    failed: _builtins.int
+    """Requests that failed."""
+    lost: _builtins.int
+    """Requests whose edge was lost. Their tokens are unknown and not charged."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Begin of the hour or day."""
+
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        region: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        price_nanos: _builtins.int = ...,
+        completed: _builtins.int = ...,
+        cancelled: _builtins.int = ...,
+        shed: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completed", b"completed", "failed", b"failed", "key_id", b"key_id", "lost", b"lost", "model", b"model", "output_tokens", b"output_tokens", "price_nanos", b"price_nanos", "prompt_tokens", b"prompt_tokens", "region", b"region", "requests", b"requests", "shed", b"shed", "start_time", b"start_time", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageRow: _TypeAlias = UsageRow  # noqa: Y015
+
+@_typing.final
+class ExportLedgerRequest(_message.Message):
+    """ExportLedgerRequest asks for rows of the ledger."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def filter(self) -> Global___UsageFilter:
+        """Which rows."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___UsageFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportLedgerRequest: _TypeAlias = ExportLedgerRequest  # noqa: Y015
+
+@_typing.final
+class ExportLedgerResponse(_message.Message):
+    """ExportLedgerResponse is a part of the rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    TOTAL_HINT_FIELD_NUMBER: _builtins.int
+    total_hint: _builtins.int
+    """In the first message: about how many rows follow in all."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]:
+        """At most 500, each once, in an order that the store chooses."""
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___LedgerRow] | None = ...,
+        total_hint: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "total_hint", b"total_hint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportLedgerResponse: _TypeAlias = ExportLedgerResponse  # noqa: Y015
+
+@_typing.final
+class LedgerRow(_message.Message):
+    """LedgerRow is the charge of one request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    ANSWER_ID_FIELD_NUMBER: _builtins.int
+    RESERVE_TIME_FIELD_NUMBER: _builtins.int
+    SETTLE_TIME_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    PRICE_NANOS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    """Unique."""
+    request_id: _builtins.str
+    """As chosen by the edge."""
+    tenant_id: _builtins.str
+    """Billed tenant."""
+    key_id: _builtins.str
+    """Public part of the key."""
+    model: _builtins.str
+    """Name of the model."""
+    region: _builtins.str
+    """Region of auth."""
+    edge: _builtins.str
+    """Instance id of the edge."""
+    worker: _builtins.str
+    """Instance id of the worker. Empty: none had the request, or it is unknown."""
+    answer_id: _builtins.str
+    """Id of the answer that the request began or continued."""
+    prompt_tokens: _builtins.int
+    """Tokens charged, the cached ones among them."""
+    cached_tokens: _builtins.int
+    """Charged prompt tokens that the worker had in its prefix cache."""
+    output_tokens: _builtins.int
+    """Tokens charged."""
+    price_nanos: _builtins.int
+    """Money in 1e-9 units of the operator's currency; 0 without prices."""
+    outcome: _builtins.str
+    """stop, length, cancelled, shed, failed or lost."""
+    @_builtins.property
+    def reserve_time(self) -> _timestamp_pb2.Timestamp:
+        """Time of the reservation."""
+
+    @_builtins.property
+    def settle_time(self) -> _timestamp_pb2.Timestamp:
+        """Time of the settlement."""
+
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        region: _builtins.str = ...,
+        edge: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        answer_id: _builtins.str = ...,
+        reserve_time: _timestamp_pb2.Timestamp | None = ...,
+        settle_time: _timestamp_pb2.Timestamp | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        price_nanos: _builtins.int = ...,
+        outcome: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reserve_time", b"reserve_time", "settle_time", b"settle_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "cached_tokens", b"cached_tokens", "edge", b"edge", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "output_tokens", b"output_tokens", "price_nanos", b"price_nanos", "prompt_tokens", b"prompt_tokens", "region", b"region", "request_id", b"request_id", "reservation_id", b"reservation_id", "reserve_time", b"reserve_time", "settle_time", b"settle_time", "tenant_id", b"tenant_id", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerRow: _TypeAlias = LedgerRow  # noqa: Y015

@@ -90,6 +90,16 @@ class AdminStub:
                 request_serializer=penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.FromString,
                 _registered_method=True)
+        self.QueryUsage = channel.unary_stream(
+                '/penstock.v1.Admin/QueryUsage',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.QueryUsageRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.QueryUsageResponse.FromString,
+                _registered_method=True)
+        self.ExportLedger = channel.unary_stream(
+                '/penstock.v1.Admin/ExportLedger',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/penstock.v1.Admin/Drain',
                 request_serializer=penstock_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -191,6 +201,23 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QueryUsage(self, request, context):
+        """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
+        BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
+        DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportLedger(self, request, context):
+        """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
+        rows has a minute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent.
         """
@@ -264,6 +291,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeletePrice,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.SerializeToString,
+            ),
+            'QueryUsage': grpc.unary_stream_rpc_method_handler(
+                    servicer.QueryUsage,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.QueryUsageRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.QueryUsageResponse.SerializeToString,
+            ),
+            'ExportLedger': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportLedger,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -557,6 +594,60 @@ class Admin:
             '/penstock.v1.Admin/DeletePrice',
             penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Admin/QueryUsage',
+            penstock_dot_v1_dot_admin__pb2.QueryUsageRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.QueryUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportLedger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Admin/ExportLedger',
+            penstock_dot_v1_dot_admin__pb2.ExportLedgerRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.ExportLedgerResponse.FromString,
             options,
             channel_credentials,
             insecure,

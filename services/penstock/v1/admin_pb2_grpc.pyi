@@ -68,6 +68,15 @@ class AdminStub:
     """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
     NOT_FOUND / PRICE_UNKNOWN.
     """
+    QueryUsage: _grpc.UnaryStreamMultiCallable[_admin_pb2.QueryUsageRequest, _admin_pb2.QueryUsageResponse]
+    """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
+    BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
+    DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
+    """
+    ExportLedger: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportLedgerRequest, _admin_pb2.ExportLedgerResponse]
+    """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
+    rows has a minute.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
@@ -114,6 +123,15 @@ class AdminAsyncStub(AdminStub):
     DeletePrice: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeletePriceRequest, _admin_pb2.DeletePriceResponse]  # type: ignore[assignment]
     """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
     NOT_FOUND / PRICE_UNKNOWN.
+    """
+    QueryUsage: _aio.UnaryStreamMultiCallable[_admin_pb2.QueryUsageRequest, _admin_pb2.QueryUsageResponse]  # type: ignore[assignment]
+    """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
+    BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
+    DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
+    """
+    ExportLedger: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportLedgerRequest, _admin_pb2.ExportLedgerResponse]  # type: ignore[assignment]
+    """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
+    rows has a minute.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
@@ -218,6 +236,27 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.DeletePriceResponse, _abc.Awaitable[_admin_pb2.DeletePriceResponse]]:
         """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
         NOT_FOUND / PRICE_UNKNOWN.
+        """
+
+    @_abc_1.abstractmethod
+    def QueryUsage(
+        self,
+        request: _admin_pb2.QueryUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.QueryUsageResponse], _abc.AsyncIterator[_admin_pb2.QueryUsageResponse]]:
+        """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
+        BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
+        DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def ExportLedger(
+        self,
+        request: _admin_pb2.ExportLedgerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportLedgerResponse], _abc.AsyncIterator[_admin_pb2.ExportLedgerResponse]]:
+        """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
+        rows has a minute.
         """
 
     @_abc_1.abstractmethod

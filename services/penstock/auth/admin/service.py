@@ -1,11 +1,12 @@
-"""Admin service of auth: keys, tenants and prices, in addition to the RPCs of every tier."""
+"""Admin service of auth: keys, tenants, prices and usage, in addition to the RPCs of every tier."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from penstock.auth.admin import messages, policies
+from penstock.auth.admin import messages, policies, usage
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key, mint
 from penstock.auth.identity.policy import Policy
@@ -22,6 +23,8 @@ from penstock.auth.store.store import (
     StoreUnusable,
     TenantUse,
 )
+from penstock.auth.usage.query import UsageQuery
+from penstock.auth.usage.reader import MAX_QUERY_S, UsageReader
 from penstock.chassis.errors import FailedPrecondition, NotFound, Unavailable
 from penstock.chassis.server.admin import AdminService, Figures
 from penstock.mesh.partitions import PARTITIONS, partition_of
@@ -39,6 +42,7 @@ class AuthAdmin(AdminService):
         clock: Callable[[], float],
         figures: Figures,
         *,
+        usage_reader: UsageReader,
         key_retention: float,
     ) -> None:
         """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state."""
@@ -47,6 +51,7 @@ class AuthAdmin(AdminService):
         self._store = store
         self._clock = clock
         self._key_retention = key_retention
+        self._usage = usage_reader
         self._changes = asyncio.Lock()  # so that no key is created for a tenant that is being deleted
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
@@ -185,6 +190,26 @@ class AuthAdmin(AdminService):
             self._authorizer.delete_price(request.model)
         return pb.DeletePriceResponse()
 
+    async def QueryUsage(
+        self, request: pb.QueryUsageRequest, context: Any
+    ) -> AsyncGenerator[pb.QueryUsageResponse, None]:
+        query = usage.query_of(request, self._clock())
+        rows, is_truncated = await self._usage.query(query, _time_left(context))
+        for each in usage.usage_responses(query, rows, is_truncated=is_truncated):
+            yield each
+
+    async def ExportLedger(
+        self, request: pb.ExportLedgerRequest, context: Any
+    ) -> AsyncGenerator[pb.ExportLedgerResponse, None]:
+        chosen = usage.filter_of(request.filter, self._clock())
+        [total], _ = await self._usage.query(UsageQuery(filter=chosen), _time_left(context))
+        total_hint = int(total[0] or 0)
+        async with aclosing(self._usage.export(chosen)) as pages:
+            async for rows in pages:
+                for each in usage.ledger_responses(rows, total_hint):
+                    yield each
+                total_hint = 0
+
     async def _persist(self, change: Change) -> None:
         """Write a change and wait for it. Raises Unavailable / STORE_UNAVAILABLE if the store cannot be written."""
         persisted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -215,3 +240,9 @@ class AuthAdmin(AdminService):
             for each in self._authorizer.reservations.quotas
         ]
         return {"tenants": rows}
+
+
+def _time_left(context: Any) -> float:
+    """Return the limit of a query in s: its own, or the caller's deadline."""
+    left: float | None = context.time_remaining()
+    return MAX_QUERY_S if left is None else min(left, MAX_QUERY_S)

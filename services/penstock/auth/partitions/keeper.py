@@ -12,8 +12,8 @@ from penstock.auth.partitions.lease import PartitionLease
 from penstock.auth.partitions.plan import FREE, RESERVED, Plan, plan_partitions
 from penstock.auth.store.store import CatalogChanged, Giving, HandedOver, Lost, OnEvent, StoredState, Taken
 
-FAST_INTERVAL_S = 0.025  # s between looks while partitions are on their way to this replica or from it
-FAST_LOOKS = 400  # in a row; then the owner of the awaited partitions does not give them, and looks are rare again
+FAST_INTERVAL_S = 0.01  # s between looks while partitions are on their way to this replica or from it
+FAST_LOOKS = 1_000  # in a row; then the owner of the awaited partitions does not give them, and looks are rare again
 NOTICE_S = 2 * 0.35  # s from the announcement of a drain until the first partition is given: the others then look fast
 
 

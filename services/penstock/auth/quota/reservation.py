@@ -86,4 +86,7 @@ class Charge:
     outcome: str  # stop, length, cancelled, shed, failed or lost
     settled_at: float  # s
     is_correction: bool = False  # replaces the charge of a lost reservation
-    price_nanos: int = 0  # money, by the price at the reservation
+    cached_tokens: int = 0  # of the charged prompt tokens, those of a prefix cache
+    price_nanos: int = 0  # money in 1e-9 units of the operator's currency, by the price at the reservation
+    worker: str = ""  # instance id of the worker; empty: none, or unknown
+    region: str = ""  # of the auth process that charged

@@ -30,9 +30,10 @@ class ReservationTable:
     one. A request that continues the answer of a lost request is charged for the tokens that its client has received.
     """
 
-    def __init__(self, *, ttl: float, prices: PriceList | None = None) -> None:
+    def __init__(self, *, ttl: float, prices: PriceList | None = None, region: str = "") -> None:
         self.prices = PriceList() if prices is None else prices
         self._ttl = ttl  # s; lifetime of a reservation
+        self._region = region
         self._quotas: dict[str, TenantQuota] = {}
         self._live: dict[str, Reservation] = {}  # in order of expiration, because all have the same lifetime
         self._by_request: dict[tuple[str, str], Reservation] = {}  # by tenant and request
@@ -207,6 +208,7 @@ class ReservationTable:
         now: float,
         *,
         cached_tokens: int = 0,
+        worker: str = "",
     ) -> Charge | None:
         """Settle a reservation. Return its charge; None if it was settled already or its tenant was deleted.
 
@@ -231,6 +233,9 @@ class ReservationTable:
             settled_at=now,
             is_correction=is_correction,
             price_nanos=nanos,
+            cached_tokens=min(cached_tokens, delta.prompt_tokens),
+            worker=worker,
+            region=self._region,
         )
         quota = self.quota_of(reservation)
         if not is_correction:
@@ -265,7 +270,14 @@ class ReservationTable:
     def _settle_as_lost(self, reservation: Reservation, now: float) -> Charge:
         self._remove(reservation)
         self._record_lost(reservation)
-        charge = Charge(reservation=reservation, prompt_tokens=0, output_tokens=0, outcome=OUTCOME_LOST, settled_at=now)
+        charge = Charge(
+            reservation=reservation,
+            prompt_tokens=0,
+            output_tokens=0,
+            outcome=OUTCOME_LOST,
+            settled_at=now,
+            region=self._region,
+        )
         quota = self.quota_of(reservation)
         quota.release(reservation, 0, 0)
         quota.charge(charge)

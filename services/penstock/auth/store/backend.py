@@ -3,14 +3,16 @@
 import threading
 from typing import Protocol
 
-from penstock.auth.store.roll_up import LedgerRollUp
+from penstock.auth.store.roll_up import LedgerUpkeep
 from penstock.auth.store.store import OnEvent, PendingChange, StoredState, TenantUse
 
 
 class Backend(Protocol):
     """One database. An error that is not returned ends the thread, and with it the process."""
 
-    roll_up: LedgerRollUp  # once it is open
+    @property
+    def roll_up(self) -> LedgerUpkeep:
+        """The upkeep of its ledger, once it is open."""
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
 
 
 def _reservations(config: AuthConfig, state: StoredState, now: float) -> ReservationTable:
-    reservations = ReservationTable(ttl=config.reservation_ttl, prices=PriceList(state.prices))
+    reservations = ReservationTable(ttl=config.reservation_ttl, prices=PriceList(state.prices), region=config.region)
     uses = state.uses_by_tenant
     for tenant in state.tenants:
         balance = state.balances.get(tenant.tenant_id)

@@ -1,4 +1,8 @@
-"""Roll-up: rows of the ledger that are too old or too many become daily totals, in slices of a few milliseconds."""
+"""Roll-up: retention of the ledger and of hourly totals, in slices of a few milliseconds.
+
+Every charge is counted in an hourly total when its row is written, so that the ledger only loses rows. Hourly totals
+that are old become totals of their day.
+"""
 
 import math
 import time
@@ -16,6 +20,18 @@ SLICE_INTERVAL_S = 0.05  # s between slices while rows are due
 MIN_LEDGER_ROWS = MAX_ANSWERS  # rows that a restart reads
 
 
+class LedgerUpkeep(Protocol):
+    """Keeps the ledger of a database within its retention. All methods run in the store's thread."""
+
+    rows: int  # of the ledger; may be an estimate
+
+    def count(self, committed: list[PendingChange]) -> None:
+        """Count the new rows of a committed batch. A correction replaces a row."""
+
+    def run_slice(self, now: float) -> bool:
+        """Do a part of what is due, in a transaction of its own. Return whether more may be due."""
+
+
 class Ledger(Protocol):
     """The ledger in one database. A row is due in the order (settled_at, reservation_id)."""
 
@@ -27,16 +43,20 @@ class Ledger(Protocol):
     def newest_lost(self, skip: int) -> float | None:
         """Return `settled_at` of a lost row after the `skip` newest ones; None if there are fewer."""
 
-    def move(self, *, lost: bool, before: float, count: int) -> int:
-        """Move the first `count` lost, or other, rows that are older than `before` to totals. Return their number."""
+    def delete(self, *, lost: bool, before: float, count: int) -> int:
+        """Delete the first `count` lost, or other, rows that are older than `before`. Return their number."""
+
+    def move_hours(self, *, before: float, count: int) -> int:
+        """Move the first `count` hourly totals that are older than `before` to daily ones. Return their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long, and how many, rows of the ledger are kept before they become daily totals."""
+    """How long, and how many, rows of the ledger are kept, and for how long usage is kept by hour."""
 
     max_age: float = math.inf  # s
-    max_rows: int = 2**62
+    max_rows: int = 2**62  # of SQLite alone
+    max_hour_age: float = math.inf  # s; older hourly totals become daily totals
 
 
 KEEP_ALL = Retention()
@@ -44,10 +64,7 @@ KEEP_ALL = Retention()
 
 @dataclass(eq=False)
 class LedgerRollUp:
-    """Rolls the ledger up by slices. Lost rows that an edge may still settle are kept, regardless of their number.
-
-    Every charge is counted once: in its row, or in the total of its tenant, key, model and day (UTC).
-    """
+    """Applies the retention by slices. Lost rows that an edge may still settle are kept, regardless of their number."""
 
     ledger: Ledger
     retention: Retention
@@ -67,26 +84,30 @@ class LedgerRollUp:
     def run_slice(self, now: float) -> bool:
         """Move one slice in a transaction of its own. Return whether more rows may be due."""
         began = self.timer()
-        moved = self.ledger.transact(lambda: self._move_slice(now))
-        if moved is None:  # the next commit of changes reports the error
+        deleted = self.ledger.transact(lambda: self._delete_slice(now))
+        if deleted is None:  # the next commit of changes reports the error
             return False
-        self.rows -= moved
+        self.rows -= deleted
+        moved = deleted or self.ledger.transact(lambda: self._move_hours(now)) or 0
         is_full = moved >= self.slice_rows
         self._adapt(self.timer() - began, is_full=is_full)
         return is_full
 
-    def _move_slice(self, now: float) -> int:
-        excess, expired = self.rows - self.retention.max_rows, now - self.retention.max_age
-        moved = 0
-        if excess >= SLICE_ROWS[0]:
-            moved = self.ledger.move(lost=False, before=math.inf, count=min(excess, self.slice_rows))
-        moved = moved or self.ledger.move(lost=False, before=expired, count=self.slice_rows)
-        return moved or self._move_lost(expired)
+    def _move_hours(self, now: float) -> int:
+        return self.ledger.move_hours(before=now - self.retention.max_hour_age, count=self.slice_rows)
 
-    def _move_lost(self, expired: float) -> int:
+    def _delete_slice(self, now: float) -> int:
+        excess, expired = self.rows - self.retention.max_rows, now - self.retention.max_age
+        deleted = 0
+        if excess >= SLICE_ROWS[0]:
+            deleted = self.ledger.delete(lost=False, before=math.inf, count=min(excess, self.slice_rows))
+        deleted = deleted or self.ledger.delete(lost=False, before=expired, count=self.slice_rows)
+        return deleted or self._delete_lost(expired)
+
+    def _delete_lost(self, expired: float) -> int:
         oldest_kept = self.ledger.newest_lost(MAX_LOST_RESERVATIONS)
         before = expired if oldest_kept is None else max(expired, oldest_kept)
-        return self.ledger.move(lost=True, before=before, count=self.slice_rows)
+        return self.ledger.delete(lost=True, before=before, count=self.slice_rows)
 
     def _adapt(self, took: float, *, is_full: bool) -> None:
         low, high = SLICE_ROWS[0], self.most_slice_rows

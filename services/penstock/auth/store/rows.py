@@ -27,6 +27,11 @@ CHARGED_RESERVATION_COLUMNS = """
 LATEST_CHARGE_COLUMNS = f"{CHARGED_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens"
 SCOPE_USE_COLUMNS = ", ".join(ScopeUse._fields)
 PRICE_COLUMNS = ", ".join(Price._fields)
+LEDGER_COLUMNS = """
+    reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
+    reserved_at, expires_at, settled_at, prompt_tokens, output_tokens, outcome, answer_id, emitted_tokens, fingerprint,
+    made_tokens, cached_tokens, price_nanos, worker, region
+"""
 GRANT_USE_COLUMNS = "grant_id, request_id, reservation_id, tokens, token_limit, forget_at"
 
 
@@ -92,7 +97,8 @@ def charge_row(charge: Charge) -> Row:
     """Return a row of the ledger, in the order of its columns."""
     reserved = _reservation_columns(charge.reservation, charge.reservation.request.max_chargeable_output_tokens)
     spent = (charge.settled_at, charge.prompt_tokens, charge.output_tokens, charge.outcome)
-    return (*reserved[:10], *spent, *reserved[10:], charge.made_tokens)
+    served = (charge.cached_tokens, charge.price_nanos, charge.worker, charge.region)
+    return (*reserved[:10], *spent, *reserved[10:], charge.made_tokens, *served)
 
 
 def charge_of(row: Row) -> Charge:

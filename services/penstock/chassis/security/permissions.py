@@ -23,7 +23,10 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
         yield f"penstock.v1.Inference/{rpc}", DOOR_TIERS
     for rpc in ("GetSnapshot", "WatchSnapshot", "Drain", "CreateKey", "ListKeys", "RevokeKey"):
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
-    for rpc in ("PutTenant", "DeleteTenant", "ListTenants", "PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice"):
+    for rpc in (
+        *("PutTenant", "DeleteTenant", "ListTenants", "PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice"),
+        *("QueryUsage", "ExportLedger"),
+    ):
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
     for rpc in ("StreamAggregatedResources", "DeltaAggregatedResources"):
         yield f"envoy.service.discovery.v3.AggregatedDiscoveryService/{rpc}", DOOR_TIERS

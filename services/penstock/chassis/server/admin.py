@@ -132,9 +132,19 @@ class AdminService(AdminServicer):
     async def DeletePrice(self, request: pb.DeletePriceRequest, context: Any) -> pb.DeletePriceResponse:
         self._reject_not_auth()
 
+    async def QueryUsage(self, request: pb.QueryUsageRequest, context: Any) -> AsyncIterator[pb.QueryUsageResponse]:
+        self._reject_not_auth()
+        yield  # it is a stream
+
+    async def ExportLedger(
+        self, request: pb.ExportLedgerRequest, context: Any
+    ) -> AsyncIterator[pb.ExportLedgerResponse]:
+        self._reject_not_auth()
+        yield  # as above
+
     def _reject_not_auth(self) -> NoReturn:
         text = (
-            f"keys, tenants and prices are served by auth, this process is {self.tier}; call the Admin service of auth"
+            f"auth serves keys, tenants, prices and usage, and this process is {self.tier}; call auth's Admin service"
         )
         raise Unimplemented(text, reason="NOT_AUTH")
 

@@ -43,6 +43,8 @@ class Settle(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     outcome: str  # stop, length, cancelled, shed or failed
+    cached_tokens: int = 0  # of the prompt, in the worker's prefix cache
+    worker_id: str = ""  # of the latest lease; empty: none
 
 
 class Accept(NamedTuple):

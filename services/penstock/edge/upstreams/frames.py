@@ -68,6 +68,8 @@ def settle(reservation_id: str, settlement: SettleEffect, partition: int) -> Adm
             output_tokens=settlement.output_tokens,
             outcome=settlement.outcome,
             partition=partition,
+            cached_tokens=settlement.cached_tokens,
+            worker=settlement.worker_id,
         )
     )
 

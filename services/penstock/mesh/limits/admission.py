@@ -40,6 +40,8 @@ ADMISSION: Table = {
         "output_tokens": TOKENS,
         "outcome": Text(64),
         "partition": PARTITION,
+        "cached_tokens": TOKENS,
+        "worker": ID,
     },
     "penstock.mesh.v1.Identity": {
         "tenant_id": ID,

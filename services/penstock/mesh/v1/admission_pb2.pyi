@@ -264,6 +264,8 @@ class Settle(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     """As granted."""
     prompt_tokens: _builtins.int
@@ -274,6 +276,14 @@ class Settle(_message.Message):
     """Outcome for the ledger: stop, length, cancelled, shed or failed."""
     partition: _builtins.int
     """Partition of the tenant. Unset: the edge is of a release without partitions."""
+    cached_tokens: _builtins.int
+    """Tokens of the prompt that the worker had in its prefix cache, at most `prompt_tokens`; 0 if the edge is of a release
+    without this field.
+    """
+    worker: _builtins.str
+    """Instance id of the latest worker that had the request. Empty: none had it, or the edge is of a release without this
+    field.
+    """
     def __init__(
         self,
         *,
@@ -282,10 +292,12 @@ class Settle(_message.Message):
         output_tokens: _builtins.int = ...,
         outcome: _builtins.str = ...,
         partition: _builtins.int | None = ...,
+        cached_tokens: _builtins.int = ...,
+        worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "outcome", b"outcome", "output_tokens", b"output_tokens", "partition", b"partition", "prompt_tokens", b"prompt_tokens", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "cached_tokens", b"cached_tokens", "outcome", b"outcome", "output_tokens", b"output_tokens", "partition", b"partition", "prompt_tokens", b"prompt_tokens", "reservation_id", b"reservation_id", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
     _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015

@@ -22,7 +22,7 @@ from penstock.auth.store.postgres.connection import (
     limit_transactions,
     roll_back,
 )
-from penstock.auth.store.postgres.ledger import PostgresLedger
+from penstock.auth.store.postgres.ledger import PostgresLedgerUpkeep
 from penstock.auth.store.postgres.outcomes import BatchOutcomes
 from penstock.auth.store.postgres.ownership import (
     PostgresPartitions,
@@ -35,7 +35,7 @@ from penstock.auth.store.postgres.ownership import (
 )
 from penstock.auth.store.postgres.schema import migrate
 from penstock.auth.store.postgres.statements import read_uses, statements
-from penstock.auth.store.roll_up import LedgerRollUp, Retention
+from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.store import (
     OnEvent,
     PartitionsLost,
@@ -49,9 +49,6 @@ from penstock.auth.store.store import (
 from penstock.auth.store.writer import partition_of_change
 
 log = structlog.get_logger()
-
-MAX_SLICE_ROWS = 1_000  # rows of the ledger that become totals at once; most of a slice's time is its round trips
-SLICE_TARGET_S = 0.03  # s; 1,000 rows take 4 ms if this process is idle
 
 
 @dataclass(eq=False)
@@ -101,8 +98,7 @@ class PostgresBackend:
         self._keeper = PartitionKeeper(self.owner, events.append, self.lease)
         self._keeper.look(table, time.monotonic(), time.monotonic)
         state = next((each.state for each in events if isinstance(each, Taken)), None) or table.read(())
-        ledger = PostgresLedger(lambda: self._connection, self.owner, self._keeper.epochs)
-        self.roll_up = LedgerRollUp(ledger, self.retention, most_slice_rows=MAX_SLICE_ROWS, slice_target=SLICE_TARGET_S)
+        self.roll_up = PostgresLedgerUpkeep(lambda: self._connection, self.owner, self._keeper.epochs, self.retention)
         limit_transactions(connection, ANSWER_TIMEOUT_S)
         return state
 

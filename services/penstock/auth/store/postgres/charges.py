@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from penstock.auth.store import rows
 from penstock.auth.store.postgres.documents import document, record_set, selected
+from penstock.auth.store.postgres.ledger_rows import CORRECT_CHARGES, PUT_CHARGES
 from penstock.auth.store.rows import Row
 from penstock.auth.store.store import Charged, Reserved
 from penstock.mesh.partitions import partition_of
@@ -13,16 +14,9 @@ Statement = tuple[str, tuple[object, ...]]
 _TEXTS, _INTEGERS, _TIMES = ("text",) * 6, ("bigint",) * 2, ("float8",) * 2
 _OF_ANSWER = ("text", "bigint", "bytea")
 RESERVATION_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, *_OF_ANSWER, "bigint", "smallint")
-LEDGER_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, "float8", *_INTEGERS, "text", *_OF_ANSWER, "bigint", "smallint")
 BALANCE_TYPES = ("text", *("bigint",) * 5, "smallint")
 SCOPE_USE_TYPES = ("text", "text", *("bigint",) * 4, "float8", *("bigint",) * 6, "smallint")
 GRANT_USE_TYPES = ("bytea", "text", "text", "bigint", "bigint", "float8", "smallint")
-LEDGER_COLUMNS = [
-    *("reservation_id", "request_id", "tenant_id", "key_id", "edge_id", "model"),
-    *("reserved_prompt_tokens", "reserved_output_tokens", "reserved_at", "expires_at"),
-    *("settled_at", "prompt_tokens", "output_tokens", "outcome"),
-    *("answer_id", "emitted_tokens", "fingerprint", "made_tokens", "partition"),
-]
 _BALANCE_COLUMNS = f"{rows.BALANCE_COLUMNS}, partition".split(", ")
 _SCOPE_USE_COLUMNS = f"{rows.SCOPE_USE_COLUMNS}, partition".split(", ")
 _GRANT_USE_COLUMNS = f"{rows.GRANT_USE_COLUMNS}, partition".split(", ")
@@ -39,25 +33,6 @@ _INSERT_RESERVATIONS = f"""
     ON CONFLICT DO NOTHING
 """
 _DELETE_RESERVATIONS = "DELETE FROM reservations WHERE reservation_id = ANY(%s)"
-_PUT_CHARGES = f"""
-    INSERT INTO ledger SELECT {selected(LEDGER_TYPES)} FROM {record_set(LEDGER_TYPES)}
-    ON CONFLICT (reservation_id) DO UPDATE SET {_replacements(LEDGER_COLUMNS[1:])}
-"""
-# A correction replaces the lost row, which was counted as a request, or adds to the total that has it.
-_CORRECT_CHARGES = f"""
-    WITH corrected AS MATERIALIZED (SELECT {selected(LEDGER_TYPES)} FROM {record_set(LEDGER_TYPES)}),
-    named ({", ".join(LEDGER_COLUMNS)}) AS (SELECT * FROM corrected),
-    replaced AS (
-        UPDATE ledger SET {", ".join(f"{each} = named.{each}" for each in LEDGER_COLUMNS[1:])}
-        FROM named WHERE ledger.reservation_id = named.reservation_id RETURNING ledger.reservation_id
-    )
-    INSERT INTO daily_usage
-    SELECT day_of(settled_at), tenant_id, key_id, model, 0, sum(prompt_tokens), sum(output_tokens)
-    FROM named WHERE reservation_id NOT IN (SELECT reservation_id FROM replaced) GROUP BY 1, 2, 3, 4
-    ON CONFLICT (day, tenant_id, key_id, model) DO UPDATE
-    SET prompt_tokens = daily_usage.prompt_tokens + excluded.prompt_tokens,
-        output_tokens = daily_usage.output_tokens + excluded.output_tokens
-"""
 _PUT_BALANCES = f"""
     INSERT INTO balances SELECT {selected(BALANCE_TYPES)} FROM {record_set(BALANCE_TYPES)}
     ON CONFLICT (tenant_id) DO UPDATE SET {_replacements(_BALANCE_COLUMNS[1:])}
@@ -112,9 +87,9 @@ class ChargeRun:
         if self._ended:
             yield _DELETE_RESERVATIONS, (self._ended,)
         if self._charged:
-            yield _PUT_CHARGES, (document(self._charged.values()),)
+            yield PUT_CHARGES, (document(self._charged.values()),)
         if self._corrected:
-            yield _CORRECT_CHARGES, (document(self._corrected.values()),)
+            yield CORRECT_CHARGES, (document(self._corrected.values()),)
         if self._balances:
             yield _PUT_BALANCES, (document(self._balances.values()),)
         if self._scope_uses:

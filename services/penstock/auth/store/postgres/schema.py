@@ -7,6 +7,7 @@ import secrets
 
 import psycopg
 
+from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY
 from penstock.auth.store.store import StoreTooNew
 
 MIGRATION_LOCK = 0x70656E73746F636B  # of pg_advisory_xact_lock: "penstock"
@@ -137,6 +138,7 @@ MIGRATIONS = (
         output_nanos bigint NOT NULL
     );
     """,
+    LEDGER_BY_DAY,
 )
 
 

@@ -13,6 +13,7 @@ from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
 from penstock.auth.store.postgres.charges import ChargeRun, Statement
 from penstock.auth.store.postgres.documents import without_nul
+from penstock.auth.store.postgres.latest_rows import latest_charges, latest_lost
 from penstock.auth.store.rows import Row
 from penstock.auth.store.store import (
     Barrier,
@@ -50,14 +51,6 @@ _PUT_PRICE = f"""
     ON CONFLICT (model) DO UPDATE SET input_nanos = excluded.input_nanos,
         cached_input_nanos = excluded.cached_input_nanos, output_nanos = excluded.output_nanos
 """
-_SELECT_LOST = f"""
-    SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost' AND partition = ANY(%s::smallint[])
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT %s
-"""
-_SELECT_LATEST = f"""
-    SELECT {rows.LATEST_CHARGE_COLUMNS} FROM ledger WHERE outcome <> 'lost' AND partition = ANY(%s::smallint[])
-    ORDER BY settled_at DESC, reservation_id DESC LIMIT %s
-"""
 _SELECT_USES = """
     SELECT tenant_id, coalesce(active, 0), coalesce(reserved, 0)::bigint, coalesce(prompt_tokens, 0),
         coalesce(output_tokens, 0), coalesce(requests, 0)
@@ -68,6 +61,9 @@ _SELECT_USES = """
     WHERE deleted_at IS NULL
 """
 _OF_PARTITIONS = "WHERE partition = ANY(%s::smallint[])"
+_SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses {_OF_PARTITIONS}"
+_SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}"
+_SELECT_GRANT_USES = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
 _CHANGE_CATALOG = "UPDATE catalog SET version = version + 1"
 
 
@@ -116,20 +112,18 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
     """Return all tenants, keys and secrets, and the rest of the state of these partitions."""
     chosen = sorted(partitions)
     share = len(chosen) / PARTITIONS
-    lost = [
-        rows.charged_reservation_of(row) for row in _limited(connection, _SELECT_LOST, chosen, MAX_LOST_RESERVATIONS)
-    ]
-    latest = [rows.charge_of(row) for row in _limited(connection, _SELECT_LATEST, chosen, int(MAX_ANSWERS * share))]
-    tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
-    balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", (chosen,))
-    uses_of = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
-    uses = connection.execute(uses_of, (chosen,))
-    reservations = connection.execute(
-        f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}", (chosen,)
-    )
-    scope_uses = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses {_OF_PARTITIONS}", (chosen,))
-    prices = connection.execute(f"SELECT {rows.PRICE_COLUMNS} FROM prices")
-    keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
+    lost = [rows.charged_reservation_of(row) for row in latest_lost(connection, chosen, MAX_LOST_RESERVATIONS)]
+    latest = [rows.charge_of(row) for row in latest_charges(connection, chosen, int(MAX_ANSWERS * share))]
+    of_partitions = (chosen,)
+    with connection.pipeline():  # one round trip
+        tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
+        keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
+        prices = connection.execute(f"SELECT {rows.PRICE_COLUMNS} FROM prices")
+        secrets = connection.execute("SELECT name, secret FROM secrets")
+        balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", of_partitions)
+        scope_uses = connection.execute(_SELECT_SCOPE_USES, of_partitions)
+        reservations = connection.execute(_SELECT_RESERVATIONS, of_partitions)
+        uses = connection.execute(_SELECT_GRANT_USES, of_partitions)
     return StoredState(
         tenants=[rows.tenant_of(row) for row in tenants],
         balances={row[0]: Balance(*row) for row in balances},
@@ -138,7 +132,7 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         lost=lost[::-1],
         grant_uses=[GrantUse(*row) for row in uses],
         charged=latest[::-1],
-        secrets={str(name): bytes(secret) for name, secret in connection.execute("SELECT name, secret FROM secrets")},
+        secrets={str(name): bytes(secret) for name, secret in secrets},
         scope_uses=[ScopeUse(*row) for row in scope_uses],
         prices=[Price(*row) for row in prices],
     )
@@ -148,9 +142,3 @@ def read_uses(connection: "psycopg.Connection[Row]") -> list[TenantUse]:
     of_tenants = connection.execute(f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses WHERE scope = ''")
     scope_uses = {row[0]: ScopeUse(*row) for row in of_tenants}
     return [TenantUse(*row)._replace(scope_use=scope_uses.get(row[0])) for row in connection.execute(_SELECT_USES)]
-
-
-def _limited(
-    connection: "psycopg.Connection[Row]", statement: str, partitions: list[int], limit: int
-) -> "psycopg.Cursor[Row]":
-    return connection.execute(statement, (partitions, limit))

@@ -1,9 +1,10 @@
-"""The connection to the SQLite file: opened by one process at a time, and committed in batches."""
+"""The connection to the SQLite file: one process writes at a time, in batches, and reads usage meanwhile."""
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.auth.store.location import MEMORY
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.store import PendingChange, StoreUnusable
 
@@ -20,10 +21,29 @@ def explained_errors(path: str) -> Iterator[None]:
         raise StoreUnusable(f"cannot open the store {path} ({error}): {_advice(error)}") from error
 
 
-def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
-    """Open the file exclusively, and migrate it. Raises sqlite3.Error and StoreTooNew."""
-    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None, cached_statements=32)
+class StoreConnection(sqlite3.Connection):
+    """The connection that writes, with the lock that keeps other processes out."""
+
+    lock: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self.lock:
+            self.lock.close()
+
+
+def connect(path: str, *, fsync: bool = False) -> StoreConnection:
+    """Open the file for this process alone, and migrate it. Raises sqlite3.Error and StoreTooNew.
+
+    The lock is on a file of its own (`<store>.lock`), which SQLite releases with the process, so that other connections
+    of this process can read. A process of a release without that file locks the store itself, and is kept out as well.
+    """
+    connection = sqlite3.connect(
+        path, timeout=LOCK_TIMEOUT_S, isolation_level=None, cached_statements=32, factory=StoreConnection
+    )
     try:
+        if path != MEMORY:
+            connection.lock = _locked(f"{path}.lock")
         _prepare(connection, fsync=fsync)
     except Exception:
         connection.close()
@@ -31,8 +51,25 @@ def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
     return connection
 
 
+def _locked(path: str) -> sqlite3.Connection:
+    lock = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")  # two processes over one ledger would grant every limit twice
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def connect_reader(path: str) -> sqlite3.Connection:
+    """Open another connection of the process that has the store open. It reads in any one thread at a time."""
+    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
 def _prepare(connection: sqlite3.Connection, *, fsync: bool) -> None:
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two processes over one ledger would grant every limit twice
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
     connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")

@@ -1,17 +1,12 @@
-"""The ledger in SQLite: moves rows to daily totals."""
+"""The ledger in SQLite: deletes rows whose retention has ended. Hourly totals have them since they were written."""
 
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.auth.store.sqlite.hourly_usage import move_hours
+
 # Both indexes have the order (settled_at, reservation_id).
-_TOTALS = """
-    INSERT INTO daily_usage
-    SELECT date(settled_at, 'unixepoch'), tenant_id, key_id, model, count(*), sum(prompt_tokens), sum(output_tokens)
-    FROM ledger INDEXED BY {index} WHERE {rows} GROUP BY 1, 2, 3, 4
-    ON CONFLICT DO UPDATE SET requests = requests + excluded.requests,
-        prompt_tokens = prompt_tokens + excluded.prompt_tokens, output_tokens = output_tokens + excluded.output_tokens
-"""
 _LAST_OF_SLICE = """
     SELECT settled_at, reservation_id FROM ledger INDEXED BY {index} WHERE {rows}
     ORDER BY settled_at, reservation_id LIMIT 1 OFFSET ?
@@ -24,7 +19,7 @@ _NEWEST_LOST = """
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of one partial index of the ledger, and the statements that move a slice of them."""
+    """The rows of one partial index of the ledger, and the statements that delete a slice of them."""
 
     index: str
     condition: str
@@ -35,11 +30,10 @@ class _Rows:
         row: tuple[float, str] | None = connection.execute(statement, (before, count - 1)).fetchone()
         return row
 
-    def move(self, connection: sqlite3.Connection, before: float, last: tuple[float, str] | None) -> int:
-        """Move the rows up to `last`, or all that are older than `before`. Return their number."""
+    def delete(self, connection: sqlite3.Connection, before: float, last: tuple[float, str] | None) -> int:
+        """Delete the rows up to `last`, or all that are older than `before`. Return their number."""
         bound = "(settled_at, reservation_id) <= (?, ?)" if last else "settled_at < ?"
         rows, values = f"{self.condition} AND {bound}", last or (before,)
-        connection.execute(_TOTALS.format(index=self.index, rows=rows), values)
         delete = f"DELETE FROM ledger INDEXED BY {self.index} WHERE {rows}"  # noqa: S608  # constants
         return connection.execute(delete, values).rowcount
 
@@ -73,6 +67,9 @@ class SqliteLedger:
         row = self.connection.execute(_NEWEST_LOST, (skip,)).fetchone()
         return row[0] if row else None
 
-    def move(self, *, lost: bool, before: float, count: int) -> int:
+    def delete(self, *, lost: bool, before: float, count: int) -> int:
         rows = _LOST if lost else _SETTLED
-        return rows.move(self.connection, before, rows.last_of_slice(self.connection, before, count))
+        return rows.delete(self.connection, before, rows.last_of_slice(self.connection, before, count))
+
+    def move_hours(self, *, before: float, count: int) -> int:
+        return move_hours(self.connection, before, count)

@@ -8,11 +8,11 @@ import sqlite3
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
 from penstock.auth.quota.prices import Price
-from penstock.auth.quota.reservation import Charge
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
+from penstock.auth.store.sqlite.hourly_usage import HOURLY_USAGE, put_charge
 from penstock.auth.store.store import (
     Barrier,
     Change,
@@ -116,6 +116,7 @@ MIGRATIONS = (
         output_nanos INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
     """,
+    HOURLY_USAGE,
 )
 
 
@@ -145,14 +146,6 @@ _INSERT_RESERVATION = f"""
 _SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses"  # noqa: S608  # as above
 _SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations"  # noqa: S608  # as above
 _DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
-# Replaces the charge of a lost reservation.
-_PUT_CHARGE = "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_DELETE_CHARGE = "DELETE FROM ledger WHERE reservation_id = ?"
-_ADD_TO_DAY = """
-    INSERT INTO daily_usage VALUES (date(?, 'unixepoch'), ?, ?, ?, 0, ?, ?)
-    ON CONFLICT DO UPDATE SET prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-        output_tokens = output_tokens + excluded.output_tokens
-"""
 _SELECT_LOST = f"""
     SELECT {rows.CHARGED_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
     ORDER BY settled_at DESC LIMIT {MAX_LOST_RESERVATIONS}
@@ -187,7 +180,7 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             _put_scope_uses(connection, scope_uses)
         case Charged(charge, balance, grant_use, scope_uses):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
-            _put_charge(connection, charge)
+            put_charge(connection, charge)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
             _put_scope_uses(connection, scope_uses)
@@ -204,17 +197,6 @@ def _put_grant_use(connection: sqlite3.Connection, use: GrantUse | None, now: fl
 def _put_scope_uses(connection: sqlite3.Connection, uses: tuple[ScopeUse, ...]) -> None:
     if uses:
         connection.executemany(_PUT_SCOPE_USE, uses)
-
-
-def _put_charge(connection: sqlite3.Connection, charge: Charge) -> None:
-    """Add a row to the ledger. A correction replaces the lost row, which was counted as a request."""
-    key = (charge.reservation.reservation_id,)
-    if charge.is_correction and not connection.execute(_DELETE_CHARGE, key).rowcount:  # it is in a daily total
-        request = charge.reservation.request
-        names = (request.tenant_id, request.key_id, request.model)
-        connection.execute(_ADD_TO_DAY, (charge.settled_at, *names, charge.prompt_tokens, charge.output_tokens))
-        return
-    connection.execute(_PUT_CHARGE, rows.charge_row(charge))
 
 
 def probe(connection: sqlite3.Connection) -> None:

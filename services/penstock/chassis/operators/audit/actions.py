@@ -96,9 +96,9 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
         is_required=False,
     ),
 }
-UNRECORDED_METHODS = frozenset(
-    {"ListKeys", "ListTenants", "ListPrices", "GetSnapshot", "WatchSnapshot"}
-)  # they change nothing
+UNRECORDED_METHODS = frozenset(  # they change nothing
+    {"ListKeys", "ListTenants", "ListPrices", "QueryUsage", "ExportLedger", "GetSnapshot", "WatchSnapshot"}
+)
 
 
 @dataclass

@@ -23,6 +23,7 @@ WRONG_DRAIN = DrainRequest(grace=Duration(seconds=-1)).SerializeToString()
 LIST_SERVICES = b"\x3a\x01*"  # field 7 of a reflection request: list_services
 OPERATOR_METHODS = {
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("GetSnapshot", "WatchSnapshot", "ListKeys", "ListTenants")), b""),
+    **dict.fromkeys((f"{ADMIN}{name}" for name in ("QueryUsage", "ExportLedger")), b""),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("CreateKey", "RevokeKey", "PutTenant", "DeleteTenant")), b""),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice")), b""),
     f"{ADMIN}Drain": WRONG_DRAIN,

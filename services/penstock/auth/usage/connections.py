@@ -1,0 +1,14 @@
+"""What connects to a store to read usage."""
+
+from penstock.auth.store.location import StoreLocation
+from penstock.auth.store.sqlite.usage import SqliteUsage
+from penstock.auth.store.usage_connection import Connect
+
+
+def usage_connections(location: StoreLocation) -> Connect | None:
+    """Return what connects to a store; None if it is in memory, where a second connection finds nothing."""
+    if location.is_postgres:
+        from penstock.auth.store.postgres.usage import connect_usage  # noqa: PLC0415  # its driver loads only if used
+
+        return lambda timeout: connect_usage(location, timeout)
+    return (lambda timeout: SqliteUsage(location.path, timeout)) if location.is_file else None
