@@ -65,6 +65,9 @@ TENANTS = 16  # on about as many partitions
 CATALOG_SIZE = 24
 CANCELLED_SHARE = 0.2
 MAX_TAKEOVER_S = 2.0
+SETTLING_S = (
+    0.5  # s after the end of a request in which its settlement reaches auth; those of cancelled ones are bundled
+)
 PAUSE_AFTER_REJECTION_S = 2.0  # s; clients of tenants with limits do not send without end
 AUTH_LOST = "AUTH_LOST"
 OVER_LIMIT = "QUOTA_EXCEEDED"  # what clients of tenants with limits may receive
@@ -199,7 +202,7 @@ def _card_of(
     entries = read_ledger_entries(run.folder)
     deferred = {each["reservation_id"] for each in read_events(run.folder, "auth", "deferred_reservation_recorded")}
     card.lines += limit_lines(check_limits(entries, limits, deferred))
-    counted = check_engine_counts(entries, engine_counts(run.folder), requests_by_ticket(run.folder))
+    counted = check_engine_counts(entries, engine_counts(run.folder), settled_tickets(run.folder, run.faults))
     card.lines += engine_lines(counted)
     card.lines += takeover_lines(run.folder, run.faults)
     add_residue(card, residue)
@@ -223,6 +226,16 @@ def engine_counts(folder: Path) -> dict[str, EngineCount]:
         made, is_stopped = counts[each["ticket_id"]]
         counts[each["ticket_id"]] = EngineCount(made + each["output_tokens"], is_stopped or "stop_requested_at" in each)
     return counts
+
+
+def settled_tickets(folder: Path, faults: Sequence[InjectedFault]) -> set[str]:
+    """Return the tickets that an edge has ended, without those whose settlement may have died with it."""
+    deaths = [(fault.name, fault.injected_at) for fault in faults if fault.tier == "edge"]
+    return {
+        each["ticket_id"]
+        for each in read_events(folder, "edge", "ticket_done")
+        if not any(name == each["process"] and abs(at - unix_time(each)) < SETTLING_S for name, at in deaths)
+    }
 
 
 def answer_charge_lines(run: FaultRun, transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
