@@ -296,7 +296,7 @@ async def test_a_change_of_lost_partitions_is_reported_and_the_process_goes_on(d
         error = await written(store, reserved(1))
         assert lost(error) >= {ACME}
         assert store.is_available
-        assert isinstance(events[0], Lost)
+        assert any(isinstance(each, Lost) for each in events)
         await kept(store, PutTenant(Tenant(tenant_id="later")))
     assert administer(database, "SELECT DISTINCT owner FROM partitions") == [("other",)]
     assert ids(database) == []

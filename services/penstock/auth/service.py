@@ -12,6 +12,7 @@ import structlog
 from penstock.auth import frames
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.edge_streams import EdgePeer, EdgeStreams
 from penstock.auth.identity.authenticator import SigningKeyPending
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.identity.keys import Key
@@ -34,7 +35,7 @@ from penstock.auth.store.store import (
 from penstock.auth.telemetry import ReserveSpan, record_budget_warning, record_shadow_refusals
 from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
-from penstock.chassis.streams.link import Peer, accept_stream
+from penstock.chassis.streams.link import accept_stream
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Admitted, Identify, Identity, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer
@@ -42,11 +43,9 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
-IDENTITY_KEYS_INTERVAL_S = 60.0  # s between frames, so that edges follow the clock of auth
 HAND_OVER_TIMEOUT_S = 3.0  # s; after it, the others take over as from a process that died
 SWEEP_INTERVAL_S = 0.5  # s; an expired reservation is detected within this time
 
-EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
 # Calls its argument once keys of an issuer that are being loaded are there. Returns False if too many frames wait.
 WaitForKeys: TypeAlias = Callable[[Callable[[], None]], bool]
 
@@ -72,15 +71,13 @@ class AdmissionService(AdmissionServiceServicer):
         wait_for_keys: WaitForKeys | None = None,  # None: no tokens are accepted
     ) -> None:
         self._authorizer = authorizer
-        self._identity_keys = identity_keys
-        self._identity_keys_due = 0.0  # s
         self._wait_for_keys = wait_for_keys
         self._edge_sessions = edge_sessions
         self._store = store
         self._hello = hello
         self._clock = clock
         self._grant_time_left_nanos = nanos_left(authorizer.grants.ttl, 0.0)
-        self._peers: dict[EdgePeer, None] = {}  # in order of connection, so that fault worlds replay exactly
+        self._streams = EdgeStreams(edge_sessions, authorizer.served, identity_keys, clock)
         self._invalid_grants = 0
         self._budget_warnings = 0
         store.notify_availability(self._on_store_availability)
@@ -111,19 +108,12 @@ class AdmissionService(AdmissionServiceServicer):
     ) -> None:
         async with accept_stream(context, AdmitResponse, self._hello, tiers=("edge",)) as peer:
             edge_id = peer.hello.instance_id
-            self._edge_sessions.on_connected(edge_id)
-            self._peers[peer] = None
-            if self._authorizer.served.is_partitioned:
-                peer.send(frames.owned_partitions(self._authorizer.served.frame()))
-            if not self._store.is_available:
-                peer.send(frames.store_state(is_unavailable=True))
-            self._send_identity_keys(peer)
+            self._streams.add(peer, is_store_available=self._store.is_available)
             try:
                 async for frame in peer:
                     self._on_frame(peer, edge_id, frame)
             finally:
-                del self._peers[peer]
-                self._edge_sessions.on_disconnected(edge_id, self._clock())
+                self._streams.remove(peer)
 
     async def sweep(self) -> None:
         """Settle expired reservations and those of expired edge sessions, until cancelled."""
@@ -138,7 +128,7 @@ class AdmissionService(AdmissionServiceServicer):
             self._authorizer.grant_uses.forget(now)
             for model in self._authorizer.reservations.prices.pop_unpriced():
                 log.warning("model_without_price", model=model, because="its requests cost nothing of budgets in money")
-            self._rotate_identity_keys(now)
+            self._streams.rotate_identity_keys(now)
 
     async def drain(self) -> None:
         """Give all partitions to other replicas; send `end` to every edge after all pending changes are persisted."""
@@ -146,13 +136,11 @@ class AdmissionService(AdmissionServiceServicer):
             async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
                 await self._store.hand_over()
         await self._store.flush()
-        for peer in self._peers:
-            peer.send(frames.end("draining"))
+        self._streams.end("draining")
 
     def _on_store_availability(self, is_available: bool) -> None:
         """Tell edges before the changes of a failed commit are rejected, so that they decide by their fallback."""
-        for peer in self._peers:
-            peer.send(frames.store_state(is_unavailable=not is_available))
+        self._streams.send_store_state(is_available=is_available)
 
     def _on_store_event(self, event: StoreEvent) -> None:
         now = self._clock()
@@ -171,20 +159,9 @@ class AdmissionService(AdmissionServiceServicer):
                 return
             case _:
                 return
-        for peer in self._peers:
-            peer.send(frames.owned_partitions(self._authorizer.served.frame()))
+        self._streams.send_owned_partitions()
         if isinstance(event, Giving | Lost):
             self._store.write(Release(event.partitions), lambda _: None)
-
-    def _rotate_identity_keys(self, now: float) -> None:
-        if self._identity_keys and (self._identity_keys.rotate(now) or now >= self._identity_keys_due):
-            self._identity_keys_due = now + IDENTITY_KEYS_INTERVAL_S
-            for peer in self._peers:
-                self._send_identity_keys(peer)
-
-    def _send_identity_keys(self, peer: EdgePeer) -> None:
-        if self._identity_keys and peer.hello.tier == "edge":
-            peer.send(AdmitResponse(identity_keys=self._identity_keys.frame(self._clock())))
 
     def _on_frame(self, peer: EdgePeer, edge_id: str, frame: AdmitRequest) -> None:
         match frame.WhichOneof("frame"):
