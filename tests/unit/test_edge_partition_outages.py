@@ -133,6 +133,19 @@ def test_an_outage_goes_on_over_owners_that_do_not_respond():
     assert round(found.outage_duration(63, 30.0), 6) == 9.1
 
 
+def test_an_outage_of_the_store_does_not_continue_one_that_a_response_has_ended():
+    found = two_replicas()
+    found.on_disconnected("a", 10.0)
+    found.assign(LOW, "b", 12.0)
+    found.on_request_sent("b", "second", 12.0)
+    found.on_response("b", 12.1, "second")
+    found.on_store_state("b", 80.0, is_unavailable=True)
+    assert found.outage_duration(0, 85.0) == 5.0
+    found.on_request_sent("b", "third", 85.0)
+    found.on_response("b", 85.1, "third")  # a rejection, or an answer that needs no store
+    assert found.outage_duration(0, 90.0) == 10.0
+
+
 def test_a_response_of_the_next_owner_or_a_quiet_second_ends_an_outage():
     found = two_replicas()
     found.on_disconnected("a", 10.0)

@@ -17,7 +17,7 @@ class OutageDetector:
     def __init__(self, *, outage_after: float, has_responded: bool = False) -> None:
         self._outage_after = outage_after  # s
         self.has_responded = has_responded  # a replica of auth has responded to this edge
-        self._responded_at = -math.inf  # latest response to a request
+        self._responded_at = -math.inf  # latest response to a request while the store was available
         self._connected_at = math.inf
         self._silent_since = math.inf  # start of the present silence; infinite if there is none
         # Start of the present outage. A response ends it; a reconnected stream does not.
@@ -52,9 +52,8 @@ class OutageDetector:
         return self.has_responded and (self.is_store_unavailable or now >= self.outage_at)
 
     def is_available_since(self, start: float, now: float) -> bool:
-        """Whether auth has responded since `start`, or has been connected for long without a pending request."""
-        has_responded = self._responded_at >= start and not self.is_store_unavailable
-        return has_responded or (math.isinf(self._outage_since) and now - start >= self._outage_after)
+        """Whether auth has responded as required since `start`, or has been connected for long without a pending request."""
+        return self._responded_at >= start or (math.isinf(self._outage_since) and now - start >= self._outage_after)
 
     def outage_duration(self, now: float) -> float:
         """Return the seconds since auth last responded as required. 0 without an outage."""
@@ -111,8 +110,8 @@ class OutageDetector:
         self._silent_since = now if self._pending else math.inf
         if request_id:
             self.has_responded = True
-            self._responded_at = now
             if not self.is_store_unavailable:
+                self._responded_at = now
                 self._outage_since = self._silent_since
 
     def _start_silence(self, now: float) -> None:

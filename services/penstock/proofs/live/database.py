@@ -104,11 +104,12 @@ async def _take_database_away(run: FaultRun, strangers: Sequence[str], seconds: 
     assert postgres is not None
     refusals = Refusals()
     with run.injecting("postgres", "away") as fault:
+        away_until = time.monotonic() + seconds
         async with _away(postgres):
             await _until_unavailable(run.testbed)
             fault.has_taken_effect = True
             asking = asyncio.create_task(_ask_as_strangers(run.testbed, strangers, refusals))
-            await _wait(run, "the database is away", seconds)
+            await _wait(run, "the database is away", away_until - time.monotonic())
             asking.cancel()
             fault.has_taken_effect = not await run.testbed.sum_figure("auth", "store_available")
         async with asyncio.timeout(REST_TIMEOUT_S):
