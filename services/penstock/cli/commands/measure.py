@@ -8,6 +8,7 @@ import click
 
 from penstock.cli.options import (
     IMAGE_SUFFIXES,
+    TIERS,
     FiniteFloat,
     ModelFile,
     OutputFile,
@@ -101,6 +102,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option("--attacks", multiple=True, metavar="NAME", help="attacks or corpora of hostile; repeat for several")
 @click.option("--resets", type=click.IntRange(1, 1_000_000), help="streams that hostile's rapid-reset resets on a port")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="requests to cancel")
+@click.option("--tier", "tiers", multiple=True, type=click.Choice(TIERS), help="drain this tier alone; repeatable")
+@click.option("--rounds", type=click.IntRange(1, 1_000), help="rolling restarts of drain")
 @click.option("--requests", type=click.IntRange(32, 100_000), help="requests of soak, or of engine's mixed lengths")
 @click.option("--stress-requests", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
 @click.option("--seeds", type=click.IntRange(2, 10_000), help="seeds of each proof under virtual time")

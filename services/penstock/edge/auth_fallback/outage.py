@@ -52,7 +52,7 @@ class OutageDetector:
         return self.has_responded and (self.is_store_unavailable or now >= self.outage_at)
 
     def is_available_since(self, start: float, now: float) -> bool:
-        """Whether auth has responded as required since `start`, or has been connected for long without a pending request."""
+        """Whether auth has responded as required since `start`, or is connected for long without a pending request."""
         return self._responded_at >= start or (math.isinf(self._outage_since) and now - start >= self._outage_after)
 
     def outage_duration(self, now: float) -> float:

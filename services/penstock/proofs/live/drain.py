@@ -1,4 +1,6 @@
-"""Rolling restart: every process of every tier drains and restarts, one after the other, without a failed request."""
+"""Rolling restart: every process of every tier, or of some tiers, drains and restarts, one after the other, without a
+failed request.
+"""
 
 import asyncio
 import signal
@@ -35,6 +37,7 @@ class DrainOptions:
     streams: int = 0  # 0: at 0.8 of capacity
     tokens: int = 40  # of an answer, at most
     rounds: int = 1
+    tiers: tuple[str, ...] = ()  # whose processes drain; empty: those of all
     seed: int = 0
 
 
@@ -45,14 +48,15 @@ async def drain(options: DrainOptions, mesh: MeshOptions, console: Console) -> P
         testbed.report_progress("answering every request without a fault")
         requests, baseline = await run_baseline(testbed.client, CATALOG_SIZE, options.tokens, options.seed)
         load = ClosedLoopLoad(testbed.driver, requests, streams, options.seed, explain=True)
-        victims = list(testbed.mesh.processes.children) * options.rounds
+        every = testbed.mesh.processes.children
+        victims = [each for each in every if not options.tiers or each.spec.tier in options.tiers] * options.rounds
         async with fault_run(testbed, load, baseline, streams, len(victims)) as run:
             marks = [time.time()]
             testbed.report_progress("the same load without a fault")
             await asyncio.sleep(BASELINE_S)
             marks.append(time.time())
             testbed.report_progress("starting processes without peers")
-            await start_isolated([child.spec for child in testbed.mesh.processes.children], run.folder)
+            await start_isolated([child.spec for child in every], run.folder)
             marks.append(time.time())
             for victim in victims:
                 await _drain_one(run, testbed.mesh.processes.named(victim.spec.name), exit_codes)
