@@ -136,9 +136,9 @@ class EarlyReader:
     def __getattr__(self, name):
         return getattr(self._replica, name)
 
-    def renew(self, ttl, *, is_draining):
+    def renew(self, ttl, presence):
         self._states = [self._states[1], self._replica.database.read(range(PARTITIONS))]
-        return self._replica.renew(ttl, is_draining=is_draining)
+        return self._replica.renew(ttl, presence)
 
     def read(self, partitions):
         early = self._states[0] or self._states[1]

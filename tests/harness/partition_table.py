@@ -17,14 +17,14 @@ class PartitionDatabase:
     def __init__(self):
         self.now = 0.0
         self.rows = {partition: PartitionRow("", 0) for partition in range(PARTITIONS)}
-        self.leases = {}  # (until, is_draining) by owner
+        self.leases = {}  # (until, presence) by owner
         self.catalog_version = 0
         self.fails_to_read = False
         self.is_unavailable = False
 
     @property
     def members(self):
-        live = {name: Member(is_draining, until - self.now) for name, (until, is_draining) in self.leases.items()}
+        live = {name: Member(presence, until - self.now) for name, (until, presence) in self.leases.items()}
         return {name: each for name, each in live.items() if each.lease_left > 0}
 
     def owned(self, owner):
@@ -39,10 +39,10 @@ class MemoryTable:
         self.owner = owner
         self.takes = []
 
-    def renew(self, ttl, *, is_draining):
+    def renew(self, ttl, presence):
         if self.database.is_unavailable:
             raise TableUnavailable
-        self.database.leases[self.owner] = (self.database.now + ttl, is_draining)
+        self.database.leases[self.owner] = (self.database.now + ttl, presence)
         return View(dict(self.database.rows), self.database.members, self.database.catalog_version)
 
     def take(self, partitions, former):

@@ -245,6 +245,7 @@ def test_a_second_replica_receives_half_of_the_partitions_after_their_changes_ar
     with backend(database, "first", ttl=60.0) as (first, _), backend(database, "second", ttl=60.0) as (second, _):
         given, taken = told(first), told(second)
         assert first.commit(pending(PutTenant(ACME_TENANT), reserved(1))) is None
+        look(second)  # announces that it takes partitions
         while len(second.epochs) < PARTITIONS // 2:
             look(first)
             released = given.pop()
@@ -265,8 +266,9 @@ def test_a_second_replica_receives_half_of_the_partitions_after_their_changes_ar
 
 
 def test_a_release_that_was_not_answered_is_written_once(database):
-    with backend(database, "first", ttl=60.0) as (first, _), backend(database, "second", ttl=60.0):
+    with backend(database, "first", ttl=60.0) as (first, _), backend(database, "second", ttl=60.0) as (second, _):
         events = told(first)
+        look(second)  # announces that it takes partitions
         look(first)
         (given,) = (each for each in events if isinstance(each, Giving))
         batch = pending(Release(given.partitions))

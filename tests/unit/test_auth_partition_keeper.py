@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partition_table import KeptReplica, PartitionDatabase, TableUnavailable
-from penstock.auth.partitions.keeper import FAST_INTERVAL_S, NOTICE_S, PartitionRow
+from penstock.auth.partitions.keeper import FAST_INTERVAL_S, JOIN_TIMEOUT_S, NOTICE_S, PartitionRow
 from penstock.auth.partitions.lease import LEASE_TTL_S, RENEWAL_INTERVAL_S
 from penstock.auth.store.store import CatalogChanged, Lost, Taken
 from penstock.mesh.partitions import PARTITIONS
@@ -68,6 +68,7 @@ def test_a_partition_is_free_only_after_its_owner_has_stopped_to_serve_it(databa
     first, second = KeptReplica(database, "a"), KeptReplica(database, "b")
     first.look()
     second.look()
+    second.look()  # announces that it takes partitions
     first.look()
     given_away = first.to_release
     assert given_away
@@ -77,6 +78,34 @@ def test_a_partition_is_free_only_after_its_owner_has_stopped_to_serve_it(databa
     first.release()
     second.look()
     assert database.owned("b") == given_away
+
+
+def test_a_replica_takes_from_others_only_once_as_many_edges_are_connected_to_it(database):
+    first, second = KeptReplica(database, "a"), KeptReplica(database, "b")
+    first.keeper.edges = 2
+    run(database, first, seconds=1.0)
+    second.keeper.edges = 1
+    run(database, first, second, seconds=JOIN_TIMEOUT_S - 1.0)
+    assert database.owned("a") == ALL
+    second.keeper.edges = 2
+    run(database, first, second, seconds=1.0)
+    assert len(database.owned("b")) == PARTITIONS // 2
+
+
+def test_a_replica_that_some_edge_cannot_reach_takes_from_others_after_a_while(database):
+    first, second = KeptReplica(database, "a"), KeptReplica(database, "b")
+    first.keeper.edges = 2
+    run(database, first, seconds=1.0)
+    run(database, first, second, seconds=JOIN_TIMEOUT_S + 1.0)
+    assert len(database.owned("b")) == PARTITIONS // 2
+
+
+def test_a_replica_without_edges_takes_over_from_a_dead_one_at_once_if_there_is_no_other(database):
+    first, second = KeptReplica(database, "a"), KeptReplica(database, "b")
+    first.keeper.edges = 2
+    run(database, first, seconds=1.0)
+    run(database, second, seconds=LEASE_TTL_S + 0.1)
+    assert database.owned("b") == ALL
 
 
 def test_partitions_of_a_dead_replica_are_taken_over_when_its_lease_ends_and_not_earlier(database):

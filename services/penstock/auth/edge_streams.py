@@ -24,7 +24,10 @@ class EdgeStreams:
         served: ServedPartitions,
         identity_keys: IdentityKeyRing | None,  # None: no proxy asks this process
         clock: Callable[[], float],
+        on_count: Callable[[int], None],
     ) -> None:
+        """`on_count` receives the number of connected edges at each change."""
+        self._on_count = on_count
         self._sessions = sessions
         self._served = served
         self._identity_keys = identity_keys
@@ -35,6 +38,7 @@ class EdgeStreams:
     def add(self, peer: EdgePeer, *, is_store_available: bool) -> None:
         self._sessions.on_connected(peer.hello.instance_id)
         self._peers[peer] = None
+        self._on_count(len(self._sessions))
         if self._served.is_partitioned:
             peer.send(frames.owned_partitions(self._served.frame()))
         if not is_store_available:
@@ -44,6 +48,7 @@ class EdgeStreams:
     def remove(self, peer: EdgePeer) -> None:
         del self._peers[peer]
         self._sessions.on_disconnected(peer.hello.instance_id, self._clock())
+        self._on_count(len(self._sessions))
 
     def send_owned_partitions(self) -> None:
         self._send_all(frames.owned_partitions(self._served.frame()))

@@ -77,7 +77,7 @@ class AdmissionService(AdmissionServiceServicer):
         self._hello = hello
         self._clock = clock
         self._grant_time_left_nanos = nanos_left(authorizer.grants.ttl, 0.0)
-        self._streams = EdgeStreams(edge_sessions, authorizer.served, identity_keys, clock)
+        self._streams = EdgeStreams(edge_sessions, authorizer.served, identity_keys, clock, store.count_edges)
         self._invalid_grants = 0
         self._budget_warnings = 0
         store.notify_availability(self._on_store_availability)

@@ -13,6 +13,7 @@ from penstock.auth.partitions.plan import FREE, RESERVED, Plan, plan_partitions
 from penstock.auth.store.store import CatalogChanged, Giving, HandedOver, Lost, OnEvent, StoredState, Taken
 
 FAST_INTERVAL_S = 0.01  # s between looks while partitions are on their way to this replica or from it
+JOIN_TIMEOUT_S = 20.0  # s; an edge looks for new replicas every 5 s
 FAST_LOOKS = 1_000  # in a row; then the owner of the awaited partitions does not give them, and looks are rare again
 NOTICE_S = 2 * 0.35  # s from the announcement of a drain until the first partition is given: the others then look fast
 
@@ -25,10 +26,17 @@ class PartitionRow(NamedTuple):
     is_leased: bool = False  # by the process of a release whose leases are of partitions
 
 
+class Presence(NamedTuple):
+    """What a replica says of itself when it renews its lease."""
+
+    takes: bool  # whether it takes partitions: edges are connected to it, and it does not drain
+    edges: int = 0  # connected ones
+
+
 class Member(NamedTuple):
     """A replica whose lease has not ended."""
 
-    is_draining: bool
+    presence: Presence
     lease_left: float  # s
     address: str = ""  # for operators
 
@@ -44,7 +52,7 @@ class View(NamedTuple):
 class PartitionTable(Protocol):
     """Partitions and leases in the store. Each method is one transaction, and raises the error of the store."""
 
-    def renew(self, ttl: float, *, is_draining: bool) -> View:
+    def renew(self, ttl: float, presence: Presence) -> View:
         """Renew the lease of this replica for `ttl` s; return the state afterwards."""
 
     def take(self, partitions: Collection[int], former: Collection[str]) -> dict[int, int]:
@@ -66,12 +74,15 @@ class PartitionKeeper:
     lease: PartitionLease = field(default_factory=PartitionLease)
     epochs: dict[int, int] = field(default_factory=dict)  # of owned partitions, those that are being given included
     is_draining: bool = False
+    edges: int = 0  # that are connected to this process
     addresses: dict[int, str] = field(default_factory=dict)  # of the owner of each partition, at the latest look
     takes_lapsed_at: float = 0.0  # s; until then, a replica without a lease is assumed to renew it soon
     _giving: set[int] = field(default_factory=set)  # given or lost, and `Release` is not committed yet
     _look_due: float = 0.0  # s
     _fast_looks: int = 0
     _notice_until: float | None = None  # s
+    _has_joined: bool = False
+    _join_until: float | None = None  # s
     _catalog_version: int | None = None
     _is_handed_over: bool = False
 
@@ -82,8 +93,9 @@ class PartitionKeeper:
 
     def look(self, table: PartitionTable, now: float, clock: Callable[[], float]) -> None:
         """Renew the lease, and do what the state of the other replicas requires. Raises the errors of the table."""
-        view = table.renew(self.lease.ttl, is_draining=self.is_draining)
+        view = table.renew(self.lease.ttl, self.presence)
         self.lease.on_renewed(now)
+        self._join(view, now)
         self._find_lost(view)
         self.addresses = {partition: _address(row, view) for partition, row in view.rows.items()}
         lapsed = {each.owner for each in view.rows.values() if each.owner and self._has_lapsed(each, view, now)}
@@ -96,11 +108,14 @@ class PartitionKeeper:
         if plan.give and not self._giving and is_noticed:
             self._giving |= set(plan.give)
             self.on_event(Giving(frozenset(plan.give)))
-        others = [each for name, each in view.members.items() if name != self.owner and not each.is_draining]
-        if self.is_draining and not self._is_handed_over and not (self.epochs and others):
+        if self.is_draining and not self._is_handed_over and not (self.epochs and self._takers(view)):
             self._is_handed_over = True
             self.on_event(HandedOver())
         self._schedule(view, plan, clock())
+
+    @property
+    def presence(self) -> Presence:
+        return Presence(self._has_joined and not self.is_draining, self.edges)
 
     def drain(self) -> None:
         """Give all partitions to other replicas, from the next look on, which is due at once."""
@@ -132,6 +147,22 @@ class PartitionKeeper:
         owned = self.epochs.items()
         return {each for each, epoch in owned if view.rows[each][:2] != (self.owner, epoch)}
 
+    def _join(self, view: View, now: float) -> None:
+        """Take partitions from the others only once as many edges are connected here as to each of them.
+
+        Requests of a partition would wait for an owner to which their edge is not connected.
+        """
+        if self._has_joined:
+            return
+        if self._join_until is None:
+            self._join_until = now + JOIN_TIMEOUT_S
+        most = max((each.presence.edges for each in self._takers(view)), default=0)
+        self._has_joined = self.edges >= most or now >= self._join_until
+
+    def _takers(self, view: View) -> list[Member]:
+        """Return the other replicas that take partitions."""
+        return [each for name, each in view.members.items() if name != self.owner and each.presence.takes]
+
     def _find_lost(self, view: View) -> None:
         self.lose(self.stale(view))
 
@@ -139,7 +170,9 @@ class PartitionKeeper:
         return row.owner not in view.members and not row.is_leased and now >= self.takes_lapsed_at
 
     def _plan(self, view: View, lapsed: Collection[str]) -> Plan:
-        members = [name for name, each in view.members.items() if not each.is_draining]
+        members = [name for name, each in view.members.items() if each.presence.takes and name != self.owner]
+        if self.presence.takes:
+            members.append(self.owner)
         owners = {partition: self._owner_for_plan(partition, row, lapsed) for partition, row in view.rows.items()}
         return plan_partitions(self.owner, members, owners)
 

@@ -35,6 +35,9 @@ class Backend(Protocol):
     def read_uses(self) -> list[TenantUse]:
         """Return the use of all tenants, as it is stored. Called in any thread; raises StoreUnusable."""
 
+    def count_edges(self, edges: int) -> None:
+        """This number of edges is connected to this process. Called in any thread."""
+
     def hand_over(self) -> None:
         """Give all partitions to other processes from now on. Called in any thread."""
 

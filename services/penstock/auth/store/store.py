@@ -219,6 +219,9 @@ class Store(Protocol):
     async def read_uses(self) -> list[TenantUse]:
         """Return the use of all tenants, as it is stored. Raises StoreUnusable."""
 
+    def count_edges(self, edges: int) -> None:
+        """This number of edges is connected. A process takes partitions of others once it has as many as they."""
+
     async def hand_over(self) -> None:
         """Give all partitions to other replicas, if there are any, and wait until that is done."""
 

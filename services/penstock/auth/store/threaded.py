@@ -89,6 +89,9 @@ class ThreadedStore:
     async def read_uses(self) -> list[TenantUse]:
         return await asyncio.to_thread(self.backend.read_uses)
 
+    def count_edges(self, edges: int) -> None:
+        self.backend.count_edges(edges)
+
     async def hand_over(self) -> None:
         self.backend.hand_over()
         self.write(Barrier(), lambda _: None)  # the thread looks at once

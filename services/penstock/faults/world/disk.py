@@ -97,6 +97,9 @@ class DiskStore:
     def notify_events(self, on_event: OnEvent) -> None:
         self._on_event.append(on_event)
 
+    def count_edges(self, edges: int) -> None:
+        """No other process takes part."""
+
     async def hand_over(self) -> None:
         """Give nothing: no other process uses the store."""
 

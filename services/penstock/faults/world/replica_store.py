@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.auth.partitions.keeper import PartitionKeeper, View
+from penstock.auth.partitions.keeper import PartitionKeeper, Presence, View
 from penstock.auth.store.store import (
     Barrier,
     HandedOver,
@@ -64,7 +64,7 @@ class Replica:
         try:
             self.database.write(self.owner, epochs, batch)
         except PartitionsTaken:
-            lost = self.keeper.stale(self.renew(self.keeper.lease.ttl, is_draining=self.keeper.is_draining))
+            lost = self.keeper.stale(self.renew(self.keeper.lease.ttl, self.keeper.presence))
             self.keeper.lose(lost)
             return PartitionsLost(frozenset(lost))
         for change, _ in batch:
@@ -74,8 +74,8 @@ class Replica:
 
     # The table of the keeper. Transactions of other processes may run between two of this one.
 
-    def renew(self, ttl: float, *, is_draining: bool) -> View:
-        return self.database.renew(self.owner, ttl, is_draining=is_draining)
+    def renew(self, ttl: float, presence: Presence) -> View:
+        return self.database.renew(self.owner, ttl, presence)
 
     def take(self, partitions: Collection[int], former: Collection[str]) -> dict[int, int]:
         del former  # a process without a lease has no session that could hold locks
@@ -113,6 +113,9 @@ class ReplicaStore(DiskStore):
         if self._timer:
             self._timer.cancel()
         self._commit()
+
+    def count_edges(self, edges: int) -> None:
+        self.replica.keeper.edges = edges
 
     async def hand_over(self) -> None:
         self.replica.keeper.drain()

@@ -8,7 +8,7 @@ import random
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from penstock.auth.partitions.keeper import Member, PartitionRow, View
+from penstock.auth.partitions.keeper import Member, PartitionRow, Presence, View
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.store import (
     Barrier,
@@ -42,7 +42,7 @@ class PartitionsTaken(Exception):
 
 class WriterLease(NamedTuple):
     until: float  # s of the world
-    is_draining: bool = False
+    presence: Presence = Presence(takes=False)
 
 
 class WaitingTransaction(Protocol):
@@ -73,11 +73,11 @@ class SharedDatabase(Disk):
         self._check_writable()
         self.leases[owner] = WriterLease(self.world.now + ttl)
 
-    def renew(self, owner: str, ttl: float, *, is_draining: bool) -> View:
+    def renew(self, owner: str, ttl: float, presence: Presence) -> View:
         self._check_writable()
         now = self.world.now
-        self.leases[owner] = WriterLease(now + ttl, is_draining)
-        live = {name: Member(each.is_draining, each.until - now) for name, each in self.leases.items()}
+        self.leases[owner] = WriterLease(now + ttl, presence)
+        live = {name: Member(each.presence, each.until - now) for name, each in self.leases.items()}
         return View(
             dict(self.rows), {name: each for name, each in live.items() if each.lease_left > 0}, self._catalog_version
         )

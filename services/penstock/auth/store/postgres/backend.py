@@ -113,6 +113,9 @@ class PostgresBackend:
             limit_transactions(connection, ANSWER_TIMEOUT_S)
             return read_uses(connection)
 
+    def count_edges(self, edges: int) -> None:
+        self._keeper.edges = edges
+
     def hand_over(self) -> None:
         """Give all partitions to other processes from now on."""
         self._keeper.drain()
@@ -191,7 +194,7 @@ class PostgresBackend:
         """Find out which partitions another replica has taken. Return the error of the connection if it is lost."""
         table = PostgresPartitions(self._connected(), self.owner)
         try:
-            view = table.renew(self.lease.ttl, is_draining=self._keeper.is_draining)
+            view = table.renew(self.lease.ttl, self._keeper.presence)
         except psycopg.Error as error:
             roll_back(table.connection)
             return error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import psycopg
 import structlog
 
-from penstock.auth.partitions.keeper import Member, PartitionRow, View
+from penstock.auth.partitions.keeper import Member, PartitionRow, Presence, View
 from penstock.auth.store.postgres.charges import Statement
 from penstock.auth.store.postgres.connection import BEGIN, StoreConnection, application_name
 from penstock.auth.store.postgres.schema import BATCH_DECIDED, PARTITIONS_TAKEN
@@ -30,12 +30,12 @@ _REGISTER = """
     VALUES (%s, %s, statement_timestamp() + make_interval(secs => %s))
 """
 _RENEW = """
-    UPDATE writers SET lease_until = statement_timestamp() + make_interval(secs => %s), is_draining = %s
+    UPDATE writers SET lease_until = statement_timestamp() + make_interval(secs => %s), takes = %s, edges = %s
     WHERE owner = %s RETURNING owner
 """
 _ROWS = "SELECT partition, owner, epoch, lease_until > statement_timestamp() FROM partitions"
 _MEMBERS = """
-    SELECT owner, is_draining, extract(epoch FROM lease_until - statement_timestamp())::float8, address
+    SELECT owner, takes, edges, extract(epoch FROM lease_until - statement_timestamp())::float8, address
     FROM writers WHERE lease_until > statement_timestamp()
 """
 _CATALOG_VERSION = "SELECT version FROM catalog"
@@ -106,10 +106,10 @@ class PostgresPartitions:
             self.connection.execute(_FORGET_WRITERS)
             self.connection.execute(_REGISTER, (self.owner, address, ttl))
 
-    def renew(self, ttl: float, *, is_draining: bool) -> View:
+    def renew(self, ttl: float, presence: Presence) -> View:
         with self.connection.pipeline():
             self.connection.execute(BEGIN)
-            renewed = self.connection.execute(_RENEW, (ttl, is_draining, self.owner))
+            renewed = self.connection.execute(_RENEW, (ttl, *presence, self.owner))
             rows = self.connection.execute(_ROWS)
             members = self.connection.execute(_MEMBERS)
             version = self.connection.execute(_CATALOG_VERSION)
@@ -118,7 +118,7 @@ class PostgresPartitions:
             raise StoreDiverged(f"the database does not know {self.owner} any more. Restart this process")
         return View(
             rows={row[0]: PartitionRow(*row[1:]) for row in rows},
-            members={row[0]: Member(*row[1:]) for row in members},
+            members={row[0]: Member(Presence(row[1], row[2]), row[3], row[4]) for row in members},
             catalog_version=(version.fetchone() or (0,))[0],
         )
 

@@ -117,7 +117,7 @@ MIGRATIONS = (
     """
     ALTER TABLE writers ADD COLUMN address text NOT NULL DEFAULT '',
         ADD COLUMN lease_until timestamptz NOT NULL DEFAULT '-infinity',
-        ADD COLUMN is_draining boolean NOT NULL DEFAULT false;
+        ADD COLUMN takes boolean NOT NULL DEFAULT false, ADD COLUMN edges integer NOT NULL DEFAULT 0;
     CREATE TABLE catalog (version bigint NOT NULL);
     INSERT INTO catalog VALUES (0);
     """,

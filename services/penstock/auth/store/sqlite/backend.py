@@ -43,6 +43,9 @@ class SqliteBackend:
     def read_uses(self) -> list[TenantUse]:
         return []  # this process knows all
 
+    def count_edges(self, edges: int) -> None:
+        """No other process takes part."""
+
     def hand_over(self) -> None:
         self._on_event(HandedOver())
 
