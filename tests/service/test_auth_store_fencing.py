@@ -304,6 +304,12 @@ async def test_a_change_of_lost_partitions_is_reported_and_the_process_goes_on(d
     assert ids(database) == []
 
 
+async def test_the_clock_of_the_database_is_that_of_every_process(database):
+    for ahead in (3_600.0, 0.0, -3_600.0):
+        async with opened_store(database, clock=lambda ahead=ahead: time.time() + ahead) as (store, _):
+            assert abs(store.clock_offset + ahead) < 60.0
+
+
 async def test_an_idle_process_finds_out_that_it_lost_its_partitions(database):
     async with opened_store(database) as (store, _):
         events = asyncio.Queue()

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import threaded
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.sqlite import backend as sqlite_backend
@@ -19,12 +21,17 @@ from penstock.auth.store.store import (
     Barrier,
     HandedOver,
     PutTenant,
+    Reserved,
     StoreClosed,
     StoreThreadFailed,
     StoreTooNew,
     StoreUnusable,
 )
-from store_changes import ACME_TENANT, kept, stored_state
+from store_changes import ACME_TENANT, charged, kept, reservation, stored_state
+
+
+def reserved(number):
+    return Reserved(reservation(number), Balance("acme"))
 
 
 @pytest.fixture
@@ -90,6 +97,34 @@ async def test_a_damaged_store_is_an_error_that_says_what_to_do(path, damaged):
     overwrite(path, damaged)
     with pytest.raises(StoreUnusable, match="restore a backup"):
         await stored_state(path)
+
+
+async def test_a_store_that_becomes_read_only_keeps_its_charges_until_it_can_be_written(path, monkeypatch):
+    monkeypatch.setattr(threaded, "RETRY_INTERVAL_S", 0.01)
+    modes = deque[str]()
+    commit = sqlite_backend.commit
+
+    def commit_in_mode(connection, batch):
+        if modes:
+            connection.execute(f"PRAGMA query_only = {modes.popleft()}")
+        return commit(connection, batch)
+
+    monkeypatch.setattr(sqlite_backend, "commit", commit_in_mode)
+    async with opened_store(path) as (store, _):
+        await kept(store, PutTenant(ACME_TENANT))
+        await kept(store, reserved(1))
+        modes.append("ON")
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            await kept(store, reserved(2))
+        charging = asyncio.create_task(kept(store, charged(1)))
+        await asyncio.sleep(0)
+        assert not store.is_available
+        modes.append("OFF")
+        await charging
+        await kept(store, reserved(3))
+    state = await stored_state(path)
+    assert [each.reservation_id for each in state.reservations] == ["r-3"]
+    assert [each.reservation.reservation_id for each in state.charged] == ["r-1"]
 
 
 async def test_a_store_in_a_missing_folder_is_an_error_that_says_what_to_do(tmp_path):

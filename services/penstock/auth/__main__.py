@@ -22,7 +22,8 @@ from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_
 
 
 async def run_auth(config: AuthConfig) -> None:
-    clock = WallMonotonicClock().now
+    time = WallMonotonicClock()
+    clock = time.now
     retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
     stored = opened_store(
         config.store,
@@ -34,6 +35,7 @@ async def run_auth(config: AuthConfig) -> None:
         address=config.advertise or config.listen,
     )
     async with stored as (store, state), AsyncExitStack() as stack:
+        time.shift(store.clock_offset)  # the limits of a tenant follow one clock, whichever replica owns it
         authorizer = recover(config, state, clock(), store.epochs)
         tokens = None
         if config.issuers:

@@ -7,7 +7,8 @@ import time
 class WallMonotonicClock:
     """Unix time in seconds that never steps: the system's time at the start, then monotonic.
 
-    It differs from the clock of any other process by an unknown offset, so that no rule compares the two.
+    It differs from the clock of any other process by an unknown offset, so that no rule compares the two, unless both
+    are shifted to the time of a database.
     """
 
     def __init__(self) -> None:
@@ -15,6 +16,10 @@ class WallMonotonicClock:
 
     def now(self) -> float:
         return time.monotonic() + self._offset
+
+    def shift(self, seconds: float) -> None:
+        """Put the clock forward, or back if negative. Once, before anything depends on it."""
+        self._offset += seconds
 
     def at(self, monotonic: float) -> float:
         """Return the time of a reading of `time.monotonic`, which all processes of a host share."""

@@ -77,7 +77,7 @@ def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
 
 def with_auth_replicas(plan: WorldPlan, rng: random.Random) -> WorldPlan:
     """Let several processes of auth share a database, with tenants of different partitions. Faults may be auth's."""
-    tenants = _random_tenants(rng, has_token_limits=not plan.has_own_clocks)
+    tenants = _random_tenants(rng)
     unlimited = [number for number, each in enumerate(tenants) if not each.is_limited]
 
     def tenant_of(request: PlannedRequest) -> int:
@@ -103,12 +103,8 @@ def with_auth_replicas(plan: WorldPlan, rng: random.Random) -> WorldPlan:
     )
 
 
-def _random_tenants(rng: random.Random, *, has_token_limits: bool) -> tuple[PlannedTenant, ...]:
-    """Return two or three tenants, of which one may have a limit.
-
-    `has_token_limits`: tokens per minute are counted by the clocks of hosts, which must agree. All worlds are within
-    one month.
-    """
+def _random_tenants(rng: random.Random) -> tuple[PlannedTenant, ...]:
+    """Return two or three tenants, of which one may have a limit. All worlds are within one month."""
     names = list(OTHER_TENANTS[: rng.choice((1, 2))])
     others = [PlannedTenant(tenant_id=name) for name in names]
     limit = rng.random()
@@ -116,7 +112,7 @@ def _random_tenants(rng: random.Random, *, has_token_limits: bool) -> tuple[Plan
         others[-1] = replace(others[-1], concurrent_requests=rng.choice((1, 1, 2)))
     elif limit < 0.5:
         others[-1] = replace(others[-1], tokens_per_month=rng.randint(*TOKEN_LIMITS))
-    elif limit < 0.75 and has_token_limits:
+    elif limit < 0.75:
         others[-1] = replace(others[-1], tokens_per_minute=rng.randint(*TOKEN_LIMITS))
     return (*DEFAULT_TENANTS, *others)
 

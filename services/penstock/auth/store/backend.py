@@ -55,6 +55,9 @@ class Backend(Protocol):
         An empty batch finds out whether the database can be written.
         """
 
+    def server_time(self) -> float | None:
+        """Return the Unix time in s of the database's clock, which all processes share; None: it has none."""
+
     def used_share(self) -> float:
         """Return the used share of the volume that holds the database; 0 if it is unknown."""
 

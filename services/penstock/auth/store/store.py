@@ -207,6 +207,13 @@ class Store(Protocol):
         """Whether the latest commit succeeded."""
 
     @property
+    def clock_offset(self) -> float:
+        """Seconds by which the clock that all processes share was ahead of this process's clock at the start.
+
+        With it, a limit per minute is the same at the next owner of its tenant.
+        """
+
+    @property
     def epochs(self) -> Mapping[int, int] | None:
         """The partitions that this process owned at the start, with their epochs. None: it alone uses the store."""
 

@@ -58,6 +58,7 @@ class ThreadedStore:
     ledger_rows: int = 0
     unwritten: int = 0  # charges that were not written when the thread ended
     epochs: Mapping[int, int] | None = None  # at the start
+    clock_offset: float = 0.0  # s by which the clock that all processes share is ahead of `clock`
     _on_availability: list[OnAvailability] = field(default_factory=list)
     _on_event: list[OnEvent] = field(default_factory=list)
     _early_events: list[StoreEvent] = field(default_factory=list)  # before the first `notify_events`
@@ -125,6 +126,7 @@ class ThreadedStore:
         """Run the thread: open the database, report the stored state, and write changes until closed."""
         try:
             state = self.backend.open(self._closing)
+            self._measure_clock()
             self.backend.notify_events(self._send_event)
             self.epochs = self.backend.epochs
         except Exception as error:  # noqa: BLE001  # the start fails with any error
@@ -138,6 +140,11 @@ class ThreadedStore:
             self._loop.call_soon_threadsafe(self._fail, error)
             with suppress(Exception):
                 self.backend.close()
+
+    def _measure_clock(self) -> None:
+        before = self.clock()
+        if (now := self.backend.server_time()) is not None:
+            self.clock_offset = now - (before + self.clock()) / 2
 
     def _write_until_closed(self) -> None:
         backend = self.backend

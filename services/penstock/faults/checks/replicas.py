@@ -7,6 +7,7 @@ from typing import NamedTuple
 from penstock.chassis.security.identity import START_SEPARATOR
 from penstock.faults.checks.checker import LOST_OUTCOME, Violation
 from penstock.faults.plan import PlannedTenant
+from penstock.faults.world.host_clock import MAX_DRIFT
 from penstock.faults.world.shared_database import SharedDatabase
 from penstock.faults.world.tiers import Tiers
 
@@ -55,7 +56,8 @@ def check_token_limits(
             text = f"was charged {charged} tokens, of {tenant.tokens_per_month} in the month"
             yield Violation("limit", f"{tenant.tenant_id} {text}")
         used = sum(each.tokens for each in admitted)
-        allowed = tenant.tokens_per_minute * (1.0 + elapsed_s / S_PER_MINUTE)
+        drift = 1.0 + 2 * MAX_DRIFT  # of the clocks of two owners
+        allowed = tenant.tokens_per_minute * (1.0 + drift * elapsed_s / S_PER_MINUTE)
         if tenant.tokens_per_minute and used > allowed:
             yield Violation("limit", f"{tenant.tenant_id} used {used} tokens in {elapsed_s:.1f} s, of {allowed:.0f}")
 

@@ -75,6 +75,7 @@ class DiskStore:
     rng: random.Random
     commit: Callable[[list[PendingChange]], Exception | None]
     pending: int = 0
+    clock_offset: float = 0.0  # s
     is_available: bool = True
     epochs: Mapping[int, int] | None = None  # at the start; None: the process alone uses the store
     _on_availability: list[OnAvailability] = field(default_factory=list)

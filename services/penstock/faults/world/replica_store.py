@@ -164,7 +164,7 @@ def store_opener(database: SharedDatabase, running_loop: Callable[[], ProcessLoo
 
     @asynccontextmanager
     async def open_store(
-        path: str, *, instance_id: str = "", **settings: object
+        path: str, *, clock: Callable[[], float], instance_id: str = "", **settings: object
     ) -> AsyncIterator[tuple[DiskStore, StoredState]]:
         del path, settings
         replica = Replica(database, instance_id, running_loop())
@@ -174,6 +174,7 @@ def store_opener(database: SharedDatabase, running_loop: Callable[[], ProcessLoo
             await asyncio.sleep(RETRY_INTERVAL_S)
         state = replica.open()
         store = ReplicaStore(database.rng, replica.commit, replica=replica)
+        store.clock_offset = database.unix_time() - clock()
         yield store, state
         await store.flush()
         store.close()

@@ -24,6 +24,7 @@ from penstock.auth.store.store import (
 from penstock.auth.store.writer import partition_of_change
 from penstock.faults.world.disk import Disk, DiskFull
 from penstock.faults.world.event_loop import ProcessLoop
+from penstock.faults.world.host_clock import EPOCH_UNIX_S
 from penstock.faults.world.world import World
 from penstock.mesh.partitions import PARTITIONS, partition_of
 
@@ -66,6 +67,9 @@ class SharedDatabase(Disk):
         self.waiting: dict[WaitingTransaction, None] = {}
         self._catalog_version = 0
         self._interleaving = random.Random(f"{seed} interleaving")
+
+    def unix_time(self) -> float:
+        return EPOCH_UNIX_S + self.world.now
 
     # Leases and partitions.
 

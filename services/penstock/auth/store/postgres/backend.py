@@ -224,6 +224,10 @@ class PostgresBackend:
         self._keeper.takes_lapsed_at = time.monotonic() + self.lease.ttl
         return connection
 
+    def server_time(self) -> float | None:
+        row = self._connected().execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+        return row[0] if row else None
+
     def used_share(self) -> float:
         return 0.0  # the server's volume is not visible here
 

@@ -55,6 +55,9 @@ class SqliteBackend:
             self.roll_up.count(batch)
         return error
 
+    def server_time(self) -> None:
+        return None
+
     def used_share(self) -> float:
         return used_share(self.path)
 
