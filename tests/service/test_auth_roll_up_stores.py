@@ -1,7 +1,6 @@
 """Totals and retention in both stores: the same charges become the same totals, which equal the sum of the rows."""
 
 import re
-import threading
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
@@ -41,7 +40,7 @@ PARTITIONS = "SELECT relname FROM pg_inherits JOIN pg_class ON oid = inhrelid WH
 
 @contextmanager
 def opened(backend):
-    backend.open(threading.Event())
+    backend.open()
     try:
         commit(backend, *(PutTenant(Tenant(tenant_id=tenant_id)) for tenant_id in TENANTS))
         yield backend

@@ -1,7 +1,6 @@
 """Partitions in PostgreSQL: one owner at a time, and a former owner writes nothing."""
 
 import asyncio
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -51,7 +50,7 @@ def opened_backend(url, owner, ttl=SHORT):
 def backend(url, owner, ttl=SHORT):
     """A backend without a thread: it renews its lease only when the test looks."""
     opened = opened_backend(url, owner, ttl)
-    state = opened.open(threading.Event())
+    state = opened.open()
     try:
         yield opened, state
     finally:
@@ -208,14 +207,14 @@ async def test_a_commit_on_its_way_when_another_owner_takes_over_is_not_applied(
     name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
     async with postgres_relay(postgres) as relay:
         former = opened_backend(relay.url(name), "former")
-        await asyncio.to_thread(former.open, threading.Event())
+        await asyncio.to_thread(former.open)
         assert await asyncio.to_thread(former.commit, pending(PutTenant(ACME_TENANT))) is None
         relay.holds_requests = True
         committing = asyncio.create_task(asyncio.to_thread(former.commit, pending(reserved(1))))
         while not relay.held:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.005)
         successor = opened_backend(database, "next")
-        await asyncio.to_thread(successor.open, threading.Event())
+        await asyncio.to_thread(successor.open)
         await asyncio.to_thread(until, successor, lambda: len(successor.epochs) == PARTITIONS)
         relay.holds_requests = False
         await relay.release()

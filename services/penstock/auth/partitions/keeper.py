@@ -8,14 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from penstock.auth.partitions.lease import PartitionLease
+from penstock.auth.partitions.lease import RENEWAL_INTERVAL_S, PartitionLease
 from penstock.auth.partitions.plan import FREE, RESERVED, Plan, plan_partitions
 from penstock.auth.store.store import CatalogChanged, Giving, HandedOver, Lost, OnEvent, StoredState, Taken
 
 FAST_INTERVAL_S = 0.01  # s between looks while partitions are on their way to this replica or from it
 JOIN_TIMEOUT_S = 20.0  # s; an edge looks for new replicas every 5 s
 FAST_LOOKS = 1_000  # in a row; then the owner of the awaited partitions does not give them, and looks are rare again
-NOTICE_S = 2 * 0.35  # s from the announcement of a drain until the first partition is given: the others then look fast
+# s from the announcement of a drain until the first partition is given: the others then look fast
+NOTICE_S = 2 * RENEWAL_INTERVAL_S
 
 
 class PartitionRow(NamedTuple):

@@ -1,6 +1,5 @@
 """The interface of a database behind the store's thread. All methods run in that thread."""
 
-import threading
 from typing import Protocol
 
 from penstock.auth.store.roll_up import LedgerUpkeep
@@ -41,11 +40,8 @@ class Backend(Protocol):
     def hand_over(self) -> None:
         """Give all partitions to other processes from now on. Called in any thread."""
 
-    def open(self, closing: threading.Event) -> StoredState:
-        """Open the database, migrate it and read the state. Raises StoreUnusable, StoreTooNew.
-
-        `closing` ends a wait for another process.
-        """
+    def open(self) -> StoredState:
+        """Open the database, migrate it and read the state. Raises StoreUnusable, StoreTooNew."""
 
     def commit(self, batch: list[PendingChange]) -> Exception | None:
         """Write all changes of a batch in one transaction, or none. Return the error; None on success.

@@ -125,7 +125,7 @@ class ThreadedStore:
     def run(self, opened: "asyncio.Future[StoredState]") -> None:
         """Run the thread: open the database, report the stored state, and write changes until closed."""
         try:
-            state = self.backend.open(self._closing)
+            state = self.backend.open()
             self._measure_clock()
             self.backend.notify_events(self._send_event)
             self.epochs = self.backend.epochs

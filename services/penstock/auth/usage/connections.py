@@ -1,4 +1,4 @@
-"""What connects to a store to read usage."""
+"""Connections to a store that read usage."""
 
 from penstock.auth.store.location import StoreLocation
 from penstock.auth.store.sqlite.usage import SqliteUsage

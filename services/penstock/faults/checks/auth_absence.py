@@ -1,4 +1,4 @@
-"""When a request may end with AUTH_LOST because replicas of auth were absent. Pure.
+"""Times at which a request may end with AUTH_LOST, because replicas of auth were absent. Pure.
 
 While one replica is absent, the others take its partitions over, and requests wait for that. AUTH_LOST is allowed only
 while all replicas are absent at once, or if absences follow each other for longer than an edge waits for a takeover.

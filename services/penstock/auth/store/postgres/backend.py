@@ -1,6 +1,5 @@
 """The PostgreSQL backend: one transaction per batch, in a few round trips, by the owner of its partitions alone."""
 
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -78,8 +77,7 @@ class PostgresBackend:
     def epochs(self) -> dict[int, int]:
         return dict(self._keeper.epochs)
 
-    def open(self, closing: threading.Event) -> StoredState:
-        del closing
+    def open(self) -> StoredState:
         with explained_errors(self.location):
             connection = self._connection = connect(self.location, self.owner)
             try:

@@ -2,7 +2,6 @@
 
 import math
 import sqlite3
-import threading
 from dataclasses import dataclass, field
 
 from penstock.auth.store.disk_usage import used_share
@@ -27,7 +26,7 @@ class SqliteBackend:
     def name(self) -> str:
         return self.path
 
-    def open(self, closing: threading.Event) -> StoredState:
+    def open(self) -> StoredState:
         with explained_errors(self.path):
             self._connection = connect(self.path, fsync=self.fsync)
             state = sql.read(self._connection)
