@@ -69,6 +69,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     security=security,
                     is_door=True,
                     proxy_listen=config.proxy_listen,
+                    uses_c_core=True,
                 ) as server,
                 background(_set_ready_once_connected(runner, server)),
             ):

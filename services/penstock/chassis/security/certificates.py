@@ -48,6 +48,8 @@ class Certificates:
     expires_at: float  # Unix time
     server_context: ssl.SSLContext  # requires a certificate of the client
     client_context: ssl.SSLContext  # does not check the server's name
+    http2_server: ssl.SSLContext  # as `server_context`, and offers HTTP/2
+    http2_client: ssl.SSLContext  # as `client_context`, and asks for HTTP/2
 
 
 class CertificateFiles:
@@ -117,7 +119,8 @@ def load_certificates(paths: CertificatePaths) -> Certificates:
         raise CertificatesInvalid(_advice(paths, error)) from error
     if _read(paths) != texts:
         raise CertificatesInvalid(f"the files beside {paths.certificate} changed while they were read")
-    return Certificates(*texts, identity, expires_at, server, client)
+    http2 = [_context(paths, role, "h2") for role in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)]
+    return Certificates(*texts, identity, expires_at, server, client, *http2)
 
 
 def _advice(paths: CertificatePaths, error: Exception) -> str:
@@ -128,12 +131,13 @@ def _advice(paths: CertificatePaths, error: Exception) -> str:
     return f"{text}; the key must be of the certificate, and a certificate of the third file must have signed it"
 
 
-def _context(paths: CertificatePaths, protocol: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _context(paths: CertificatePaths, role: int, *protocols: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(role)
+    context.set_alpn_protocols(protocols)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if protocol == ssl.PROTOCOL_TLS_SERVER:
+    if role == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # a resumed session would outlive the authority that verified it
     context.load_cert_chain(paths.certificate, paths.key, password=_no_password)
     context.load_verify_locations(paths.authorities)

@@ -1,16 +1,15 @@
 """Channels to other processes of the mesh: each requires the server's certificate to be of a tier or an instance.
 
-The credentials of a gRPC channel never change. A `MutualChannel` therefore opens a new channel for its next call once
-the certificates have changed; calls that run stay on the channel on which they began.
+Each call of a tier has a connection of its own, whose handshake uses the current certificates of this process.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
 
 import grpc
 
-from penstock.chassis.channels import CHANNEL_OPTIONS, channel
+from penstock.chassis.channels import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES
+from penstock.chassis.http2.channel import Http2Channel, ServerTls
 from penstock.chassis.security.certificates import CertificateFiles, Certificates
 from penstock.chassis.security.credentials import channel_credentials
 from penstock.chassis.security.identity import check_hello, server_name
@@ -33,11 +32,11 @@ class Dialer:
 
     certificates: CertificateFiles | None = None
 
-    def channel(self, address: str, tier: str, instance_id: str = "") -> grpc.aio.Channel:
+    def channel(self, address: str, tier: str, instance_id: str = "") -> Http2Channel:
         """Open a channel to a process of `tier`, and to no other instance than `instance_id` if it is given."""
-        if self.certificates is None:
-            return channel(address)
-        return MutualChannel(address, self.certificates, server_name(tier, instance_id))
+        files = self.certificates
+        tls = ServerTls(lambda: files.current().http2_client, server_name(tier, instance_id)) if files else None
+        return Http2Channel(address, tls, message_bytes=MAX_MESSAGE_BYTES)
 
     def hello_check(self, tier: str, instance_id: str = "") -> HelloCheck | None:
         """Return a check of the hello of the server that a channel with these arguments connects to.
@@ -57,60 +56,9 @@ PLAINTEXT = Dialer()
 
 
 def mutual_channel(address: str, certificates: Certificates, name: str) -> grpc.aio.Channel:
-    """Open a channel with these certificates to a server whose certificate has the DNS name `name`."""
+    """Open a channel of `grpc.aio` with these certificates, for programs that are not part of the mesh.
+
+    The server's certificate must have the DNS name `name`.
+    """
     options = (*MUTUAL_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
     return grpc.aio.secure_channel(address, channel_credentials(certificates), options=options)
-
-
-class MutualChannel(grpc.aio.Channel):
-    """A channel whose calls use the current certificates.
-
-    Calls that run when the certificates change go on over the former channel; it is kept until the next change.
-    """
-
-    def __init__(self, address: str, files: CertificateFiles, name: str) -> None:
-        self._address = address
-        self._files = files
-        self._name = name
-        self._certificates = files.current()
-        self._channel = mutual_channel(address, self._certificates, name)
-        self._former: grpc.aio.Channel | None = None
-
-    def _current(self) -> grpc.aio.Channel:
-        latest = self._files.current()
-        if latest is not self._certificates:
-            self._certificates = latest
-            self._former, self._channel = self._channel, mutual_channel(self._address, latest, self._name)
-        return self._channel
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self, grace: float | None = None) -> None:
-        if self._former:
-            await self._former.close(grace)
-        await self._channel.close(grace)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._channel.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        await self._channel.channel_ready()
-
-    def unary_unary(self, *args: Any, **options: Any) -> Any:
-        return self._current().unary_unary(*args, **options)
-
-    def unary_stream(self, *args: Any, **options: Any) -> Any:
-        return self._current().unary_stream(*args, **options)
-
-    def stream_unary(self, *args: Any, **options: Any) -> Any:
-        return self._current().stream_unary(*args, **options)
-
-    def stream_stream(self, *args: Any, **options: Any) -> Any:
-        return self._current().stream_stream(*args, **options)

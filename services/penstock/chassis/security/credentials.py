@@ -2,6 +2,7 @@
 
 import ssl
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -42,13 +43,24 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 def http_context(files: CertificateFiles) -> ssl.SSLContext:
     """Return a context for an HTTP server that requires a certificate of the client, current in each handshake."""
+    return _server_context(lambda: files.current().server_context)
+
+
+def http2_context(files: CertificateFiles) -> ssl.SSLContext:
+    """Return a context for a server of HTTP/2 that requires a certificate of the client, current in each handshake."""
+    context = _server_context(lambda: files.current().http2_server)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _server_context(current: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     first = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     first.verify_mode = ssl.CERT_REQUIRED
     first.minimum_version = ssl.TLSVersion.TLSv1_3
     first.num_tickets = 0
 
     def use_current(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = files.current().server_context
+        connection.context = current()
 
     first.sni_callback = use_current  # called in each handshake, also if the client names no server
     return first

@@ -8,9 +8,10 @@ import grpc
 import structlog
 
 from penstock.chassis.config import ConfigError, ServiceConfig
+from penstock.chassis.http2.server import Http2Server
 from penstock.chassis.security.certificates import CertificateFiles, CertificatePaths, CertificatesInvalid
 from penstock.chassis.security.channels import Dialer
-from penstock.chassis.security.credentials import server_credentials
+from penstock.chassis.security.credentials import http2_context, server_credentials
 from penstock.chassis.security.identity import START_SEPARATOR, instance_of
 
 log = structlog.get_logger()
@@ -32,17 +33,18 @@ class ProcessSecurity:
         """The trust domain whose peers are served; empty without certificates."""
         return self.certificates.current().identity.trust_domain if self.certificates else ""
 
-    def bind(self, server: grpc.aio.Server, listen: str, *, is_development_door: bool = False) -> int:
+    def bind(self, server: grpc.aio.Server | Http2Server, listen: str, *, is_development_door: bool = False) -> int:
         """Bind `listen` and return the port: Unix sockets in plaintext, other addresses with mutual TLS.
 
         A development door is in plaintext on loopback. Raises ConfigError if plaintext would be served off loopback,
         RuntimeError if the port is taken.
         """
-        if self.is_mutual(listen, is_development_door=is_development_door):
-            assert self.certificates
-            return server.add_secure_port(listen, server_credentials(self.certificates))
-        self.check_plaintext(listen)
-        return server.add_insecure_port(listen)
+        files = self.certificates if self.is_mutual(listen, is_development_door=is_development_door) else None
+        if files is None:
+            self.check_plaintext(listen)
+        if isinstance(server, Http2Server):
+            return server.add_port(listen, http2_context(files) if files else None)
+        return server.add_secure_port(listen, server_credentials(files)) if files else server.add_insecure_port(listen)
 
     def is_mutual(self, listen: str, *, is_development_door: bool = False) -> bool:
         """Whether the port at `listen` requires certificates."""

@@ -16,6 +16,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from penstock.chassis.channels import MAX_MESSAGE_BYTES
 from penstock.chassis.config import ConfigError
+from penstock.chassis.http2.server import Http2Server
 from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.chassis.observability.deferred import deferred_calls
 from penstock.chassis.operators.listeners import OperatorListeners, serving_admin, serving_health
@@ -51,7 +52,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def _bind(grpc_server: grpc.aio.Server, listen: str, security: ProcessSecurity, *, is_door: bool) -> int:
+AnyServer = grpc.aio.Server | Http2Server
+
+
+def _bind(grpc_server: AnyServer, listen: str, security: ProcessSecurity, *, is_door: bool) -> int:
     """Return the bound port. Raises ConfigError if binding fails."""
     try:
         return security.bind(grpc_server, listen, is_development_door=is_door)
@@ -64,7 +68,7 @@ def _bind(grpc_server: grpc.aio.Server, listen: str, security: ProcessSecurity, 
 class Server:
     """A server that listens."""
 
-    grpc_server: grpc.aio.Server
+    grpc_server: AnyServer
     health: Health
     calls: CallCounter
     address: str  # host:port by which other processes reach it
@@ -119,17 +123,22 @@ async def serving(
     security: ProcessSecurity = LOCAL,
     is_door: bool = False,
     proxy_listen: str = "",
+    uses_c_core: bool = False,
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
     The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message,
-    `options` replace those of gRPC of the same name. `operators` serve `admin` and the probes, until the server has
+    `uses_c_core` serves with gRPC's own C core, for clients and proxies, and `options` replace its options of the same
+    name; otherwise, for other tiers, the event loop serves. `operators` serve `admin` and the probes, until the server has
     drained. `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
     Raises ConfigError if an address cannot be bound, or would serve plaintext off loopback.
     """
     calls = CallCounter()
     peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
-    grpc_server = _new_server((CallInterceptor(calls), *peers, *interceptors), message_bytes, options)
+    chain = (CallInterceptor(calls), *peers, *interceptors)
+    grpc_server: AnyServer = (
+        _new_server(chain, message_bytes, options) if uses_c_core else Http2Server(chain, message_bytes=message_bytes)
+    )
     health, services = _register(grpc_server, registrations)
     server = Server(grpc_server, health, calls, "")
     async with _serving_operators(operators.secured(security), admin, server, services):
@@ -187,7 +196,7 @@ _LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 class _ServiceNames:
     """Stands in for the server while services are added, to record their names."""
 
-    def __init__(self, grpc_server: grpc.aio.Server) -> None:
+    def __init__(self, grpc_server: AnyServer) -> None:
         self._grpc_server = grpc_server
         self.names: list[str] = []
 
@@ -199,7 +208,7 @@ class _ServiceNames:
         self._grpc_server.add_registered_method_handlers(service_name, methods)
 
 
-def _register(grpc_server: grpc.aio.Server, registrations: Iterable[Registration]) -> tuple[Health, list[str]]:
+def _register(grpc_server: AnyServer, registrations: Iterable[Registration]) -> tuple[Health, list[str]]:
     """Add all services; return health and the names of the services."""
     registrar = _ServiceNames(grpc_server)
     for add, servicer in registrations:

@@ -1,0 +1,395 @@
+"""One HTTP/2 connection (RFC 9113): bytes of the socket to events of streams, and back. Base of both of its ends.
+
+What a peer can make this end do or keep is bounded: headers by `HEADER_BYTES`, streams by `MAX_STREAMS`, unread bytes by
+the windows, and frames that carry no message by `MAX_CONTROL_FRAMES`. Header compression is that of `hpack`. Frames are
+read and written here: a message through `h2` takes 250 Python calls, which cost four times as much as these when
+messages are rare.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from hpack import Decoder, Encoder
+from hpack.exceptions import HPACKError
+
+from penstock.chassis.http2 import frames
+from penstock.chassis.http2.frames import ConnectionFault, ErrorCode, Setting
+from penstock.chassis.http2.stream import Header, Stream, StreamBroken
+
+STREAM_WINDOW_BYTES = 1 << 20
+CONNECTION_WINDOW_BYTES = 16 << 20
+FRAME_BYTES = 1 << 16  # of a frame that the peer may send
+HEADER_BYTES = 16 << 10  # of all headers of a message, decoded
+MAX_STREAMS = 1_000  # that a client may have open at once
+# Frames in one second that carry no message: pings, settings, resets, empty data. An honest peer sends a few.
+MAX_CONTROL_FRAMES = 1_000
+CONTROL_INTERVAL_S = 1.0
+
+
+class Connection(asyncio.Protocol):
+    """One end of one connection. `lost` holds the reason once it is closed."""
+
+    def __init__(self, *, is_client: bool, message_bytes: int) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.lost = ""
+        self.is_congested = False  # the socket takes no more bytes now
+        self.send_window = frames.INITIAL_WINDOW_BYTES
+        self.send_frame_bytes = frames.INITIAL_FRAME_BYTES  # that the peer accepts in one frame
+        self.transport: Any = None
+        self._is_client: Final = is_client
+        self._message_bytes = message_bytes
+        self._unsent: list[bytes] = []  # frames of this turn
+        self._received = b""  # bytes of a frame that is not complete
+        self._has_preface = is_client  # of a client
+        self._highest_stream = 0  # that the client has opened
+        self._peer_stream_window = frames.INITIAL_WINDOW_BYTES
+        self._receive_window = CONNECTION_WINDOW_BYTES
+        self._block: bytearray | None = None  # headers that are not complete
+        self._block_head = (0, 0)  # their stream and flags
+        self._encoder, self._decoder = Encoder(), Decoder(max_header_list_size=HEADER_BYTES)
+        self._control_frames, self._control_since = 0, 0.0
+        self._has_received = True  # since `is_silent` was asked last
+        self._is_pinged = False
+
+    # Of the socket.
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        own = {Setting.ENABLE_PUSH: 0} if self._is_client else {Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
+        limits = {
+            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+            Setting.MAX_FRAME_SIZE: FRAME_BYTES,
+            Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES,
+        }
+        self._unsent = [
+            frames.PREFACE if self._is_client else b"",
+            frames.settings({**own, **limits}),
+            frames.window_update(0, CONNECTION_WINDOW_BYTES - frames.INITIAL_WINDOW_BYTES),
+        ]
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self.lost:
+            return
+        self._has_received = True
+        try:
+            self._received = self._read_frames(self._received + data if self._received else data)
+        except ConnectionFault as fault:
+            self._unsent.append(frames.go_away(self._highest_stream, fault.code))
+            self.close(f"the peer broke the rules of HTTP/2: {fault}")
+            return
+        if self._unsent:
+            self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(str(exc) if exc else "the connection was closed")
+
+    def pause_writing(self) -> None:
+        self.is_congested = True
+
+    def resume_writing(self) -> None:
+        self.is_congested = False
+        self._send_more()
+        self.flush()
+
+    def flush(self) -> None:
+        """Give the socket the frames that were written."""
+        if self._unsent and not self.lost:
+            self.transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def close(self, reason: str) -> None:
+        """Close the connection. Bytes that the peer does not take are dropped."""
+        if self.transport and not self.lost:
+            self.flush()
+            if self.is_congested:
+                self.transport.abort()
+            else:
+                self.transport.close()
+        self._end(reason)
+
+    # For streams.
+
+    def send_headers(self, stream_id: int, headers: Iterable[Header], *, is_end: bool = False) -> None:
+        block, flags = self._encoder.encode(headers), frames.END_STREAM if is_end else 0
+        parts = [block[at : at + self.send_frame_bytes] for at in range(0, len(block), self.send_frame_bytes)]
+        for index, part in enumerate(parts):
+            last = frames.END_HEADERS if index == len(parts) - 1 else 0
+            kind = frames.CONTINUATION if index else frames.HEADERS
+            self._unsent.append(frames.frame(kind, last | (0 if index else flags), stream_id, part))
+
+    def send_message(self, stream: Stream, message: bytes) -> bool:
+        """Send a whole message in one frame. Return False, and send nothing, if the windows do not allow it."""
+        size = len(message) + frames.PREFIX_BYTES
+        if size > stream.send_window or size > self.send_window or size > self.send_frame_bytes or self.is_congested:
+            return False
+        stream.send_window -= size
+        self.send_window -= size
+        head = frames.MESSAGE_HEAD.pack(size >> 16, size & 0xFFFF, frames.DATA, 0, stream.id, 0, len(message))
+        self._unsent.append(head)
+        self._unsent.append(message)
+        return True
+
+    def send_data(self, stream: Stream, data: memoryview) -> int:
+        """Send as much of `data` as one frame and the windows allow. Return its bytes."""
+        size = max(0, min(len(data), stream.send_window, self.send_window, self.send_frame_bytes))
+        if size:
+            stream.send_window -= size
+            self.send_window -= size
+            self._unsent.append(frames.frame(frames.DATA, 0, stream.id, bytes(data[:size])))
+        return size
+
+    def end_stream(self, stream: Stream) -> None:
+        """End our side of the stream."""
+        self._unsent.append(frames.frame(frames.DATA, frames.END_STREAM, stream.id))
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Forget a stream. It ends for both sides, unless both have ended it."""
+        if self.streams.pop(stream.id, None):
+            self._unsent.append(frames.rst_stream(stream.id, code))
+            self.flush()
+
+    def forget(self, stream: Stream) -> None:
+        """Forget a stream that both sides have ended."""
+        self.streams.pop(stream.id, None)
+
+    def extend_window(self, stream: Stream, size: int) -> None:
+        """Let the peer send `size` more bytes on the stream."""
+        stream.receive_window += size
+        if not (stream.is_ended or self.lost):
+            self._unsent.append(frames.window_update(stream.id, size))
+
+    # Of the peer.
+
+    def is_silent(self) -> bool:
+        """Whether the peer has sent nothing since the last call, and has not answered a ping sent then."""
+        if self._has_received:
+            self._has_received = self._is_pinged = False
+            return False
+        if self._is_pinged:
+            return True
+        self._is_pinged = True
+        self._unsent.append(frames.frame(frames.PING, 0, 0, bytes(frames.PING_BYTES)))
+        self.flush()
+        return False
+
+    def send_go_away(self) -> None:
+        """Tell the peer to open no more streams. Those that are open go on."""
+        if not self.lost and self.transport:
+            self._unsent.append(frames.go_away(self._highest_stream, ErrorCode.NO_ERROR))
+            self.flush()
+
+    def on_request(self, stream: Stream) -> None:
+        """A client has opened a stream."""
+
+    def on_closed(self) -> None:
+        """The connection is closed. Streams know already."""
+
+    # Frames.
+
+    def _read_frames(self, data: bytes) -> bytes:
+        """Handle all complete frames, and return the rest. Raises ConnectionFault."""
+        at, end = 0, len(data)
+        if not self._has_preface:
+            if end < len(frames.PREFACE) and frames.PREFACE.startswith(data):
+                return data
+            if not data.startswith(frames.PREFACE):
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the client does not speak HTTP/2")
+            self._has_preface, at = True, len(frames.PREFACE)
+        while end - at >= frames.HEAD_BYTES:
+            high, low, kind, flags, stream_id = frames.HEAD.unpack_from(data, at)
+            size = high << 16 | low
+            if size > FRAME_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {size} bytes")
+            begin = at + frames.HEAD_BYTES
+            if end - begin < size:
+                break
+            at = begin + size
+            stream_id &= frames.STREAM_BITS
+            if self._block is not None and kind != frames.CONTINUATION:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame stands between the frames of headers")
+            if kind == frames.DATA:
+                self._on_data(stream_id, flags, data[begin:at])
+            elif (handler := _HANDLERS.get(kind)) is not None:
+                handler(self, stream_id, flags, data[begin:at])
+            else:
+                self._count_control_frame()  # of an unknown kind, which is ignored
+        return data[at:] if at < end else b""
+
+    def _on_data(self, stream_id: int, flags: int, payload: bytes) -> None:
+        size = len(payload)
+        self._receive_window -= size
+        stream = self.streams.get(stream_id)
+        if stream is None and (stream_id == 0 or stream_id > self._highest_stream):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {stream_id}, which is not open")
+        if self._receive_window < 0 or (stream and size > stream.receive_window):
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the peer sent more than its window")
+        if self._receive_window <= CONNECTION_WINDOW_BYTES // 2:  # the windows of streams bound what is kept
+            self._unsent.append(frames.window_update(0, CONNECTION_WINDOW_BYTES - self._receive_window))
+            self._receive_window = CONNECTION_WINDOW_BYTES
+        if not size and not flags & frames.END_STREAM:
+            self._count_control_frame()
+        if stream:
+            stream.receive_window -= size
+            if size:
+                stream.on_data(frames.unpadded(payload, flags), size)
+            if flags & frames.END_STREAM:
+                stream.on_end()
+
+    def _on_headers(self, stream_id: int, flags: int, payload: bytes) -> None:
+        block = frames.unpadded(payload, flags)
+        if flags & frames.WITH_PRIORITY:
+            block = block[5:]  # of the dependency and weight, which are ignored
+        self._block, self._block_head = bytearray(), (stream_id, flags)
+        self._on_continuation(stream_id, flags, block)
+
+    def _on_continuation(self, stream_id: int, flags: int, payload: bytes) -> None:
+        if self._block is None or stream_id != self._block_head[0]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without headers before it")
+        self._block += payload
+        if not payload:
+            self._count_control_frame()
+        if len(self._block) > HEADER_BYTES:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {HEADER_BYTES} bytes")
+        if flags & frames.END_HEADERS:
+            block, self._block = bytes(self._block), None
+            self._on_block(stream_id, block, is_end=bool(self._block_head[1] & frames.END_STREAM))
+
+    def _on_block(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
+        try:
+            headers = tuple(self._decoder.decode(block, raw=True))
+        except HPACKError as error:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from error
+        stream = self.streams.get(stream_id)
+        if stream is None and not self._is_client and stream_id > self._highest_stream:
+            stream = self._open(stream_id, headers)
+        elif stream:
+            stream.on_headers(headers)
+        if stream and is_end:
+            stream.on_end()
+
+    def _open(self, stream_id: int, headers: tuple[Header, ...]) -> Stream | None:
+        """Open a stream of a client; None if it has too many."""
+        if stream_id % 2 == 0:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client may not open stream {stream_id}")
+        self._highest_stream = stream_id
+        if len(self.streams) >= MAX_STREAMS:
+            self._count_control_frame()
+            self._unsent.append(frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM))
+            return None
+        stream = self.new_stream(stream_id)
+        stream.on_headers(headers)
+        self.on_request(stream)
+        return stream
+
+    def new_stream(self, stream_id: int) -> Stream:
+        self._highest_stream = stream_id
+        stream = Stream(
+            self,
+            stream_id,
+            self._message_bytes,
+            send_window=self._peer_stream_window,
+            receive_window=STREAM_WINDOW_BYTES,
+        )
+        self.streams[stream_id] = stream
+        return stream
+
+    def _on_reset(self, stream_id: int, _flags: int, payload: bytes) -> None:
+        code = frames.number_in(payload, "RST_STREAM")
+        if stream_id == 0 or stream_id > self._highest_stream:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {stream_id}, which is not open")
+        self._count_control_frame()
+        if stream := self.streams.pop(stream_id, None):
+            stream.on_break(StreamBroken(f"RST_STREAM with error code {code}", code))
+
+    def _on_window_update(self, stream_id: int, _flags: int, payload: bytes) -> None:
+        increment = frames.number_in(payload, "WINDOW_UPDATE") & frames.STREAM_BITS
+        stream = self.streams.get(stream_id)
+        window = stream.send_window if stream else self.send_window
+        if not increment or window + increment > frames.LARGEST_WINDOW_BYTES:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"WINDOW_UPDATE by {increment}")
+        if stream:
+            stream.send_window += increment
+            stream.send_more()
+        elif stream_id == 0:
+            self.send_window += increment
+            self._send_more()
+
+    def _on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
+        self._count_control_frame()
+        if stream_id or (flags & frames.ACK and payload):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream, or an acknowledgement with values")
+        if flags & frames.ACK:
+            return
+        for setting, value in frames.settings_in(payload):
+            if setting == Setting.INITIAL_WINDOW_SIZE:
+                self._set_stream_window(value)
+            elif setting == Setting.MAX_FRAME_SIZE:
+                if not frames.INITIAL_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
+                    raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE of {value}")
+                self.send_frame_bytes = min(value, FRAME_BYTES)
+            elif setting == Setting.HEADER_TABLE_SIZE:
+                self._encoder.header_table_size = min(value, self._encoder.header_table_size)
+        self._unsent.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self._send_more()
+
+    def _set_stream_window(self, size: int) -> None:
+        if size > frames.LARGEST_WINDOW_BYTES:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {size}")
+        change, self._peer_stream_window = size - self._peer_stream_window, size
+        for stream in self.streams.values():
+            stream.send_window += change
+
+    def _on_ping(self, _stream_id: int, flags: int, payload: bytes) -> None:
+        self._count_control_frame()
+        if len(payload) != frames.PING_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"PING with {len(payload)} bytes")
+        if not flags & frames.ACK:
+            self._unsent.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+
+    def _on_go_away(self, _stream_id: int, _flags: int, payload: bytes) -> None:
+        code = int.from_bytes(payload[4:8], "big")
+        if code != ErrorCode.NO_ERROR:  # else the streams that are open go on
+            self.close(f"the peer closed the connection: GOAWAY with error code {code}")
+
+    def _on_priority(self, _stream_id: int, _flags: int, _payload: bytes) -> None:
+        self._count_control_frame()
+
+    def _on_push(self, _stream_id: int, _flags: int, _payload: bytes) -> None:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE, which is turned off")
+
+    def _send_more(self) -> None:
+        for stream in list(self.streams.values()):
+            stream.send_more()
+
+    def _count_control_frame(self) -> None:
+        now = time.monotonic()
+        if now > self._control_since + CONTROL_INTERVAL_S:
+            self._control_since, self._control_frames = now, 0
+        self._control_frames += 1
+        if self._control_frames > MAX_CONTROL_FRAMES:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without messages")
+
+    def _end(self, reason: str) -> None:
+        if self.lost:
+            return
+        self.lost = reason
+        for stream in list(self.streams.values()):
+            stream.on_break(StreamBroken(reason))
+        self.streams.clear()
+        self.on_closed()
+
+
+_HANDLERS: dict[int, Callable[[Connection, int, int, bytes], None]] = {
+    frames.HEADERS: Connection._on_headers,  # noqa: SLF001  # of this class
+    frames.PRIORITY: Connection._on_priority,  # noqa: SLF001
+    frames.RST_STREAM: Connection._on_reset,  # noqa: SLF001
+    frames.SETTINGS: Connection._on_settings,  # noqa: SLF001
+    frames.PUSH_PROMISE: Connection._on_push,  # noqa: SLF001
+    frames.PING: Connection._on_ping,  # noqa: SLF001
+    frames.GOAWAY: Connection._on_go_away,  # noqa: SLF001
+    frames.WINDOW_UPDATE: Connection._on_window_update,  # noqa: SLF001
+    frames.CONTINUATION: Connection._on_continuation,  # noqa: SLF001
+}

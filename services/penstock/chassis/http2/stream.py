@@ -1,0 +1,202 @@
+"""One stream of a connection: messages that were received, and messages that wait to be sent."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.chassis.errors import PenstockError
+from penstock.chassis.http2.messages import MessageReader, prefixed
+
+if TYPE_CHECKING:
+    from penstock.chassis.http2.connection import Connection
+
+Header = tuple[bytes, bytes]
+
+MAX_UNREAD_BYTES = 1 << 20  # of complete messages; beyond it, the peer's window is not extended
+MIN_EXTENSION_BYTES = 1 << 18  # of the peer's window, so that most messages cause no frame
+
+
+class StreamBroken(Exception):
+    """The peer has reset the stream, or its connection is lost."""
+
+    def __init__(self, reason: str, error_code: int | None = None) -> None:
+        super().__init__(reason)
+        self.error_code = error_code  # of RST_STREAM; None if the connection is lost
+
+
+class Stream:
+    """The state of one stream. Its methods never wait, except `read` and `write`."""
+
+    __slots__ = (
+        "_connection",
+        "_final",
+        "_messages",
+        "_reader",
+        "_taken_bytes",
+        "_unread_bytes",
+        "_unsent",
+        "_waiter",
+        "_write_waiter",
+        "broken",
+        "fault",
+        "headers",
+        "id",
+        "is_ended",
+        "on_broken",
+        "receive_window",
+        "send_window",
+        "trailers",
+    )
+
+    def __init__(
+        self, connection: "Connection", stream_id: int, message_bytes: int, *, send_window: int, receive_window: int
+    ) -> None:
+        self.id = stream_id
+        self.send_window = send_window  # bytes that the peer accepts
+        self.receive_window = receive_window  # bytes that the peer may send
+        self.headers: tuple[Header, ...] = ()  # of the peer; empty before they have arrived
+        self.trailers: tuple[Header, ...] = ()
+        self.is_ended = False  # the peer sends no more
+        self.broken: StreamBroken | None = None
+        self.fault: PenstockError | None = None  # of the peer's messages; none is read after it
+        self.on_broken: Callable[[], None] = _do_nothing
+        self._connection = connection
+        self._reader = MessageReader(message_bytes)
+        self._messages: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._taken_bytes = 0  # by which the peer's window was not extended yet
+        self._unsent: deque[memoryview] = deque()
+        self._final: Callable[[], None] | None = None  # called once all is sent
+        self._waiter: asyncio.Future[None] | None = None
+        self._write_waiter: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.id}, {self._unread_bytes} bytes unread>"
+
+    # Reading.
+
+    async def read(self) -> bytes | None:
+        """Return the next message; None at the end of the peer's messages.
+
+        Raises StreamBroken, and the error of a message that is too large, compressed or incomplete.
+        """
+        while not self._messages:
+            if self.fault:
+                raise self.fault
+            if self.is_ended:
+                return None
+            if self.broken:
+                raise self.broken
+            await self.wait()
+        message = self._messages.popleft()
+        self._unread_bytes -= len(message)
+        if self._taken_bytes >= MIN_EXTENSION_BYTES and self._unread_bytes <= MAX_UNREAD_BYTES:
+            self._extend_window()
+            self._connection.flush()
+        return message
+
+    async def wait(self) -> None:
+        """Wait until something arrives or the stream ends."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def on_headers(self, headers: tuple[Header, ...]) -> None:
+        if self.headers:
+            self.trailers = headers
+        else:
+            self.headers = headers
+        self._wake()
+
+    def on_data(self, data: bytes, size: int) -> None:
+        """Take the data of a frame that used `size` bytes of the window."""
+        self._taken_bytes += size
+        if self.fault is None:
+            try:
+                for message in self._reader.feed(data):
+                    self._messages.append(message)
+                    self._unread_bytes += len(message)
+            except PenstockError as fault:
+                self.fault = fault
+            if self._messages or self.fault:
+                self._wake()
+        if self._taken_bytes >= MIN_EXTENSION_BYTES and self._unread_bytes <= MAX_UNREAD_BYTES:
+            self._extend_window()
+
+    def on_end(self) -> None:
+        self.is_ended = True
+        if self.fault is None:
+            try:
+                self._reader.end()
+            except PenstockError as fault:
+                self.fault = fault
+        self._wake()
+
+    def on_break(self, broken: StreamBroken) -> None:
+        if self.broken is None:
+            self.broken = broken
+            self._unsent.clear()
+            self._wake()
+            self._wake_writer()
+            self.on_broken()
+
+    def _extend_window(self) -> None:
+        self._connection.extend_window(self, self._taken_bytes)
+        self._taken_bytes = 0
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # Writing.
+
+    async def write(self, message: bytes) -> None:
+        """Send a message; return once it is within the peer's window and the connection takes more bytes.
+
+        Raises StreamBroken.
+        """
+        if self.broken:
+            raise self.broken
+        if self._unsent or not self._connection.send_message(self, message):
+            self._unsent.append(memoryview(prefixed(message)))
+            self.send_more()
+        self._connection.flush()
+        while (self._unsent or self._connection.is_congested) and not self.broken:
+            self._write_waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._write_waiter
+            finally:
+                self._write_waiter = None
+        if self.broken:
+            raise self.broken
+
+    def end_with(self, final: Callable[[], None]) -> None:
+        """Call `final`, which ends our side of the stream, once all messages are sent."""
+        self._final = final
+        self.send_more()
+
+    def send_more(self) -> None:
+        """Send what the windows and the connection allow now. The connection calls this when they allow more."""
+        while self._unsent and not self._connection.is_congested:
+            rest = self._unsent[0]
+            size = self._connection.send_data(self, rest)
+            if size == 0:
+                return
+            if size == len(rest):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = rest[size:]
+        if not self._unsent and self._final:
+            final, self._final = self._final, None
+            final()
+        self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        if self._write_waiter and not self._write_waiter.done():
+            self._write_waiter.set_result(None)
+
+
+def _do_nothing() -> None: ...
