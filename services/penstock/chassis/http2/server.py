@@ -13,7 +13,7 @@ import grpc
 import structlog
 
 from penstock.chassis.errors import PenstockError
-from penstock.chassis.http2.connection import MAX_STREAMS, Connection
+from penstock.chassis.http2.connection import Connection
 from penstock.chassis.http2.context import CallContext
 from penstock.chassis.http2.metadata import Metadata, decoded, decoded_timeout
 from penstock.chassis.http2.stream import Stream
@@ -74,23 +74,24 @@ class Http2Server:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         for bound, context in self._sockets:
-            times = (
-                {"ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S, "ssl_shutdown_timeout": TLS_CLOSE_TIMEOUT_S}
-                if context
-                else {}
+            create: Any = loop.create_unix_server if bound.family == socket.AF_UNIX else loop.create_server
+            listener = await create(
+                lambda: ServerConnection(self),
+                sock=bound,
+                ssl=context,
+                backlog=LISTEN_BACKLOG,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if context else None,
+                ssl_shutdown_timeout=TLS_CLOSE_TIMEOUT_S if context else None,
             )
-            create = loop.create_unix_server if bound.family == socket.AF_UNIX else loop.create_server
-            self._listeners.append(
-                await create(  # type: ignore[operator]  # both take a socket
-                    lambda: ServerConnection(self), sock=bound, ssl=context, backlog=LISTEN_BACKLOG, **times
-                )
-            )
+            self._listeners.append(listener)
 
     async def stop(self, grace: float | None) -> None:
         """Accept no calls, let those that run end for `grace` seconds, then cancel them and close all connections."""
         self.is_stopping = True
-        for each in (*self._listeners, *(bound for bound, _ in self._sockets)):
-            each.close()
+        for listener in self._listeners:
+            listener.close()
+        for bound, _ in self._sockets:
+            bound.close()
         for connection in list(self.connections):
             connection.send_go_away()
         if grace:
@@ -125,9 +126,10 @@ class Http2Server:
 
     def on_request(self, connection: "ServerConnection", stream: Stream) -> None:
         self._is_idle.clear()
-        task = asyncio.get_running_loop().create_task(self._serve(connection, stream))
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._serve(connection, stream))
         self._running.add(task)
-        stream.on_broken = task.cancel
+        stream.on_broken = lambda: loop.call_soon(task.cancel)  # so that it first reads what has arrived
         task.add_done_callback(self._on_served)
 
     def _on_served(self, task: asyncio.Task[None]) -> None:
@@ -198,8 +200,6 @@ class ServerConnection(Connection):
         super().__init__(is_client=False, message_bytes=server.message_bytes)
         self._server = server
         self._idle_sweeps = 0
-        self.peer = ""
-        self.auth_context: dict[str, list[bytes]] = {}
 
     def connection_made(self, transport: Any) -> None:
         self.peer = _peer_of(transport.get_extra_info("peername"))
@@ -235,7 +235,7 @@ async def _only_message(context: CallContext) -> Any:
     return message
 
 
-def _kind(is_stream: bool) -> str:  # noqa: FBT001  # names of gRPC
+def _kind(is_stream: bool) -> str:
     return "stream" if is_stream else "unary"
 
 

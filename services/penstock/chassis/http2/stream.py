@@ -60,7 +60,7 @@ class Stream:
         self.is_ended = False  # the peer sends no more
         self.broken: StreamBroken | None = None
         self.fault: PenstockError | None = None  # of the peer's messages; none is read after it
-        self.on_broken: Callable[[], None] = _do_nothing
+        self.on_broken: Callable[[], object] = _do_nothing
         self._connection = connection
         self._reader = MessageReader(message_bytes)
         self._messages: deque[bytes] = deque()

@@ -133,7 +133,8 @@ def _advice(paths: CertificatePaths, error: Exception) -> str:
 
 def _context(paths: CertificatePaths, role: int, *protocols: str) -> ssl.SSLContext:
     context = ssl.SSLContext(role)
-    context.set_alpn_protocols(protocols)
+    if protocols:
+        context.set_alpn_protocols(protocols)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -127,10 +127,10 @@ async def serving(
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
-    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message,
-    `uses_c_core` serves with gRPC's own C core, for clients and proxies, and `options` replace its options of the same
-    name; otherwise, for other tiers, the event loop serves. `operators` serve `admin` and the probes, until the server has
-    drained. `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
+    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
+    Other tiers are served by the event loop. `uses_c_core` serves clients and proxies with gRPC's own C core, of which
+    `options` replace those of the same name. `operators` serve `admin` and the probes, until the server has drained.
+    `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
     Raises ConfigError if an address cannot be bound, or would serve plaintext off loopback.
     """
     calls = CallCounter()
