@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
 from penstock.chassis.server.server import serving
-from penstock.chassis.streams import endpoint
+from penstock.chassis.streams import endpoint, ticks
 from penstock.chassis.streams import link as link_module
 from penstock.chassis.streams.endpoint import StreamEndpoint
 from penstock.chassis.streams.link import Link, accept_stream
@@ -252,18 +252,47 @@ async def test_a_flush_does_not_wait_for_frames_that_can_no_longer_be_written(mo
 
 
 async def test_a_silent_stream_is_closed(monkeypatch):
-    monkeypatch.setattr(endpoint, "TICK_S", 0.02)
+    monkeypatch.setattr(ticks, "TICK_S", 0.02)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
-        monkeypatch.setattr(type(peer), "tick", asyncio.sleep)
-        monkeypatch.setattr(peer, "_frame_type", None)  # from now on it cannot make a heartbeat
-        peer._outbox.put = lambda frame: True  # and sends nothing
+        peer.ticks.stop()  # from now on it sends no heartbeat
+        peer._outbox.put = lambda frame: True  # and no other frame
         assert await events.get() == ("down", "peer is silent")
 
 
+class CountedStream:
+    """A stream that counts its ticks."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_tick(self):
+        self.count += 1
+
+
+async def test_streams_share_timers_and_no_callback_ticks_more_than_a_group(monkeypatch):
+    monkeypatch.setattr(ticks, "TICK_S", 0.01)
+    callbacks = []
+    original = ticks._TickGroup._tick
+    monkeypatch.setattr(ticks._TickGroup, "_tick", lambda group: callbacks.append(group) or original(group))
+    streams = [CountedStream() for _ in range(2 * ticks.MAX_GROUP_STREAMS + 1)]
+    started = [ticks.Ticks(each) for each in streams]
+    for each in started:
+        each.start()
+    while min(each.count for each in streams) < 3:
+        await asyncio.sleep(0.005)
+    for each in started:
+        each.stop()
+    assert len(set(callbacks)) == 3
+    assert max(len(each.streams) for each in set(callbacks)) <= ticks.MAX_GROUP_STREAMS
+    counts = [each.count for each in streams]
+    await asyncio.sleep(0.03)
+    assert [each.count for each in streams] == counts
+
+
 async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
-    monkeypatch.setattr(endpoint, "TICK_S", 0.01)
+    monkeypatch.setattr(ticks, "TICK_S", 0.01)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()

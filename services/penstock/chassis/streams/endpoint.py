@@ -12,12 +12,12 @@ from google.protobuf.message import Message
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument
 from penstock.chassis.streams.outbox import Outbox
 from penstock.chassis.streams.protocol import agreed_version
+from penstock.chassis.streams.ticks import Ticks
 from penstock.mesh.limits.bounds import FRAMES
 from penstock.mesh.limits.compiler import Check, check_of, frame_checks
 from penstock.mesh.limits.violations import violation_of
 from penstock.v1.stream_pb2 import End, Heartbeat, Hello
 
-TICK_S = 0.38  # a heartbeat is due in a tick in which no other frame was sent
 MAX_SILENT_TICKS = 4  # a peer is dead after 1.52 to 1.9 s without a frame: within 2 s even if five timers are late
 FLUSH_TIMEOUT_S = 1.0  # to write the rest of the outbox when a stream is closed on purpose
 
@@ -60,8 +60,11 @@ class StreamEndpoint(Generic[Out, In]):
         self._outbox = Outbox[Out](capacity)
         self._outbox.put(_hello_frame(frame_type, hello))
         self.timeout = asyncio.timeout(None)
+        self._heartbeat = frame_type(heartbeat=Heartbeat())
+        self.ticks = Ticks(self)
         self._has_received = True
-        self._sent_frames = 0
+        self._silent_ticks = 0
+        self._has_sent = True  # since the last tick
         self._checks: Mapping[str, Check] = {}  # of the peer's frames, by kind
         self.hello = Hello()  # of the peer; empty before it has arrived
         self.protocol = 0  # version that both peers use; 0 before the hello
@@ -90,7 +93,7 @@ class StreamEndpoint(Generic[Out, In]):
         """
         if self.close_reason or self.has_sent_end:
             return False
-        self._sent_frames += 1
+        self._has_sent = True
         if not self._outbox.put(frame):
             self.close("peer does not read")
             return False
@@ -140,16 +143,15 @@ class StreamEndpoint(Generic[Out, In]):
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             self.close(f"write failed: {type(error).__name__}")
 
-    async def tick(self) -> None:
-        silent, sent = 0, 0
-        while silent < MAX_SILENT_TICKS:
-            await asyncio.sleep(TICK_S)
-            silent = 0 if self._has_received else silent + 1
-            self._has_received = False
-            if sent == self._sent_frames:
-                self.send(self._frame_type(heartbeat=Heartbeat()))
-            sent = self._sent_frames
-        self.close("peer is silent")
+    def on_tick(self) -> None:
+        """Count a tick without frames of the peer, and send a heartbeat if no other frame was sent since the last."""
+        self._silent_ticks = 0 if self._has_received else self._silent_ticks + 1
+        if self._silent_ticks >= MAX_SILENT_TICKS:
+            self.close("peer is silent")
+            return
+        if not self._has_sent:
+            self.send(self._heartbeat)
+        self._has_received = self._has_sent = False
 
     async def flush(self) -> None:
         with suppress(TimeoutError):

@@ -88,7 +88,8 @@ async def accept_stream(
         _check_peer(context, peer.hello, tiers)
     counters.open += 1
     # Not a TaskGroup, which would wrap an exception of the caller's block into an ExceptionGroup.
-    tasks = [asyncio.create_task(peer.write(context.write)), asyncio.create_task(peer.tick())]
+    writing = asyncio.create_task(peer.write(context.write))
+    peer.ticks.start()
     try:
         with suppress(TimeoutError):
             async with peer.timeout:
@@ -97,7 +98,8 @@ async def accept_stream(
     finally:
         counters.open -= 1
         peer.close_reason = peer.close_reason or "handler left"
-        await _cancel_tasks(tasks)
+        peer.ticks.stop()
+        await _cancelled(writing)
         log.debug("stream_closed", peer=peer.hello.instance_id, ended=peer.has_peer_ended, because=peer.close_reason)
 
 
@@ -111,10 +113,9 @@ def _check_peer(context: Any, hello: Hello, tiers: Sequence[str]) -> None:
         raise HelloMismatch(f"this stream is for {' and '.join(tiers)}, the hello is of tier {hello.tier[:64]!r}")
 
 
-async def _cancel_tasks(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 class Link(Generic[Out, In]):
@@ -200,13 +201,13 @@ class Link(Generic[Out, In]):
         """Run one stream to its end. Return True if the peer sent its hello."""
         endpoint = StreamEndpoint[Out, In](self._frame_type, self._hello, self._capacity)
         call = self._call()
-        tasks = [asyncio.create_task(endpoint.write(call.write))]
+        writing = asyncio.create_task(endpoint.write(call.write))
         try:
             async with endpoint.timeout:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
                     endpoint.accept_hello(await call.read(), self._check_hello)
                 if not self._is_closing:
-                    tasks.append(asyncio.create_task(endpoint.tick()))
+                    endpoint.ticks.start()
                     self._mark_up(endpoint)
                     await self._read(call, endpoint)
         except TimeoutError:
@@ -228,8 +229,9 @@ class Link(Generic[Out, In]):
             endpoint.close_reason = "frame failed"
         finally:
             self._mark_down(endpoint)
+            endpoint.ticks.stop()
             call.cancel()
-            await _cancel_tasks(tasks)
+            await _cancelled(writing)
         return bool(endpoint.hello.instance_id)
 
     async def _read(self, call: Any, endpoint: StreamEndpoint[Out, In]) -> None:

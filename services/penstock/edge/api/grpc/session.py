@@ -9,6 +9,7 @@ from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.chassis.lifecycle import current_stop
 from penstock.chassis.streams import endpoint
 from penstock.chassis.streams.link import Peer
+from penstock.chassis.streams.ticks import TICK_S
 from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.api.grpc.messages import estimate_from_message, spec_of
 from penstock.edge.gateway import Gateway
@@ -178,7 +179,7 @@ class SessionHandler:
         while self._contexts:
             self._peer.on_frame(pb.SessionRequest(heartbeat=Heartbeat()))
             try:
-                async with asyncio.timeout(endpoint.TICK_S):
+                async with asyncio.timeout(TICK_S):
                     await self._is_idle.wait()
             except TimeoutError:
                 continue

@@ -1,0 +1,72 @@
+"""Ticks of all streams of an event loop: few timers, because each wakes the process.
+
+The ticks of processes on one host coincide, as they are multiples of the interval on the host's clock: a process then
+receives the heartbeats of its peers together.
+"""
+
+import asyncio
+import math
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+TICK_S = 0.38  # a heartbeat is due in a tick in which no other frame was sent
+MAX_GROUP_STREAMS = 32  # that tick in one callback, in about 1 ms
+GROUP_OFFSET = 0.618  # of the interval, between two groups: any number of them is spread evenly
+
+
+class Ticking(Protocol):
+    def on_tick(self) -> None: ...
+
+
+class _TickGroup:
+    """Streams that tick together, while there is any."""
+
+    def __init__(self, offset: float) -> None:
+        self.streams: dict[Ticking, None] = {}
+        self._offset = offset  # s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: Ticking) -> None:
+        self.streams[stream] = None
+        if self._timer is None:
+            self._schedule()
+
+    def remove(self, stream: Ticking) -> None:
+        del self.streams[stream]
+        if self._timer and not self.streams:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        passed = math.floor((loop.time() - self._offset) / TICK_S)
+        self._timer = loop.call_at((passed + 1) * TICK_S + self._offset, self._tick)
+
+    def _tick(self) -> None:
+        self._schedule()
+        for stream in list(self.streams):
+            stream.on_tick()
+
+
+_groups: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_TickGroup]] = WeakKeyDictionary()
+
+
+class Ticks:
+    """The ticks of one stream, from `start` until `stop`."""
+
+    def __init__(self, stream: Ticking) -> None:
+        self._stream = stream
+        self._group: _TickGroup | None = None
+
+    def start(self) -> None:
+        groups = _groups.setdefault(asyncio.get_running_loop(), [])
+        self._group = next((each for each in groups if len(each.streams) < MAX_GROUP_STREAMS), None)
+        if self._group is None:
+            self._group = _TickGroup(len(groups) * GROUP_OFFSET % 1.0 * TICK_S)
+            groups.append(self._group)
+        self._group.add(self._stream)
+
+    def stop(self) -> None:
+        if self._group:
+            self._group.remove(self._stream)
+            self._group = None
