@@ -154,8 +154,12 @@ class StreamEndpoint(Generic[Out, In]):
             sent = self._sent_frames
         self.close("peer is silent")
 
-    async def flush(self) -> None:
+    def expedite(self) -> None:
+        """Write delayed frames now."""
         self._outbox.expedite()
+
+    async def flush(self) -> None:
+        self.expedite()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self._outbox.written.wait()

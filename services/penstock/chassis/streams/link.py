@@ -177,6 +177,11 @@ class Link(Generic[Out, In]):
         """
         return self._endpoint is not None and self._endpoint.send(frame, max_delay_s=max_delay_s)
 
+    def expedite(self) -> None:
+        """Write delayed frames now."""
+        if self._endpoint:
+            self._endpoint.expedite()
+
     def end(self, reason: str) -> None:
         """Announce that no frame follows; the peer closes the stream when it has finished."""
         self.send(self._frame_type(end=End(reason=reason)))
