@@ -124,6 +124,14 @@ class AuthClient:
         """Return the identity of a recently admitted caller, with the class it would get. None if it is not cached."""
         return self.fallback.find_identity(credential, priority)
 
+    def find_admitted(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
+        """Return the identity of a caller whose last request auth admitted, with the class that the next one gets.
+
+        None while the owner of its partition does not respond.
+        """
+        found = self.fallback.find_admitted(credential, priority)
+        return None if found is None or self._watch.is_unreachable(partition_of(found.tenant_id)) else found
+
     def reserve(self, context: RequestContext) -> None:
         """Reserve tokens for a request, or decide by fallback. A lost `reserve` is repeated to the next owner."""
         partition = _partition(context)
