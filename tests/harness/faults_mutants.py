@@ -132,6 +132,11 @@ def a_lost_run_is_never_retried(worker_lost, self, now, *, died):
     return []
 
 
+@mutant(ActiveRequest, "on_leased", mutate_plan=unchanged)
+def a_lease_that_arrives_before_the_answer_of_auth_is_lost(on_leased, self, lease, now):
+    return [] if self.state is RequestState.RESERVING else on_leased(self, lease, now)
+
+
 @mutant(planner, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
     plan = plan_generation(spec, model, **given)

@@ -17,6 +17,7 @@ from penstock.client.retries import RetryPolicy
 from penstock.edge import runner
 from penstock.edge.text.executor import TokenizerPools
 from penstock.edge.upstreams import auth as auth_link
+from penstock.edge.upstreams import auth_streams
 
 FAST_OUTAGE = {"auth_fallback_after": 0.05}
 UNKNOWN_KEY = "pk_unknown_" + "0123456789abcdef" * 2
@@ -195,6 +196,7 @@ async def test_a_deferred_reservation_is_recorded_once_auth_can_write(tmp_path, 
 
 
 async def test_a_charge_that_a_stopping_auth_cannot_write_is_repeated_by_its_edge(tmp_path, monkeypatch):
+    monkeypatch.setattr(auth_streams, "SETTLEMENT_DELAY_S", 0.0)  # auth has the charge before it stops
     monkeypatch.setattr(threaded, "RETRY_INTERVAL_S", 0.0)
     async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0) as mesh, client_of(mesh) as client:
         reading, handle = await paused_answer(mesh, client)
@@ -383,6 +385,8 @@ async def test_an_answer_admitted_by_a_lost_edge_is_charged_at_the_edge_that_res
         for _ in range(4):
             await answer(client)  # both edges cache the caller
         assert [(await mesh.figures(number))["cached_identities"] for number in (0, 1)] == [1, 1]
+        for number in (0, 1):
+            await mesh.wait_for_figure("reservations_open", 0, number=number)
         mesh.auth.service.is_paused = True
         reading, _ = await paused_answer(mesh, client)
         [alone] = [number for number in (0, 1) if (await mesh.figures(number))["active_requests"]]

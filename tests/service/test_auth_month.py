@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from auth_server import START_UNIX_S, FakeClock, auth_process, edge, rejection_of, tenant_use
+from penstock.auth import service as auth_service
 from penstock.auth.store import threaded
 from penstock.mesh.limits.bounds import TOKENS
 from penstock.mesh.v1.admission_pb2 import Credential
@@ -111,6 +112,7 @@ def stored_counts(stored):
 async def test_a_month_of_rotated_keys_and_models_is_charged_exactly(stored, monkeypatch):
     monkeypatch.setattr(threaded, "IDLE_INTERVAL_S", 0.01)
     monkeypatch.setattr(threaded, "SLICE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(auth_service, "CONFIRMATION_DELAY_S", 0.0)
     month = Month(stored.location)
     await month.live()
     assert stored_usage(stored) == month.usage

@@ -13,6 +13,8 @@ from auth_server import (
     tenant_use,
     tenant_with_key,
 )
+from penstock.auth import service
+from penstock.chassis.streams.endpoint import StreamEndpoint
 from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD
@@ -31,6 +33,19 @@ async def test_a_request_is_identified_reserved_and_settled():
         used = await tenant_use(found)
         assert (used.concurrent_requests, used.reserved_tokens) == (0, 0)
         assert (used.prompt_tokens, used.output_tokens, used.requests) == (10, 7, 1)
+
+
+async def test_only_the_confirmation_of_a_settlement_may_be_delayed(monkeypatch):
+    delays, send = {}, StreamEndpoint.send
+
+    def record(endpoint, frame, *, max_delay_s=0.0):
+        delays[frame.WhichOneof("frame")] = max_delay_s
+        return send(endpoint, frame, max_delay_s=max_delay_s)
+
+    monkeypatch.setattr(StreamEndpoint, "send", record)
+    async with auth_process() as found, edge(found) as stream:
+        await stream.settle((await stream.reserve()).reservation_id)
+    assert (delays["settled"], delays["admitted"]) == (service.CONFIRMATION_DELAY_S, 0.0)
 
 
 async def test_reserving_and_settling_are_idempotent():

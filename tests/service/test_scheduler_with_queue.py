@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -12,16 +13,27 @@ from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.server import serving
+from penstock.chassis.streams.endpoint import StreamEndpoint
 from penstock.chassis.streams.link import Link
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
+from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse, SubmitResponse
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.mesh.v1.scheduler_pb2 import AttachRequest, LoadReport, Profile, Released, RunningLease, Started
+from penstock.mesh.v1.scheduler_pb2 import (
+    AttachRequest,
+    AttachResponse,
+    LoadReport,
+    Profile,
+    Released,
+    RunningLease,
+    ServedLease,
+    Started,
+)
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
-from penstock.queue.service import QueueService
+from penstock.queue.service import QUEUED_DELAY_S, QueueService
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.service import SchedulerService
+from penstock.scheduler.service import REPORT_DELAY_S, SchedulerService
 from penstock.scheduler.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import TIMEOUT_S, StreamClient, edge_at
@@ -366,3 +378,36 @@ async def test_a_stream_without_hello_is_rejected():
     async with scheduler_of() as scheduler:
         error = await rejection_of(scheduler.address, AttachRequest(profile=Profile(**PROFILE)))
         assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_MISSING")
+
+
+@pytest.fixture
+def delays(monkeypatch):
+    """The delays in s with which each frame type and kind was sent."""
+    found, send = defaultdict(set), StreamEndpoint.send
+
+    def record(endpoint, frame, *, max_delay_s=0.0):
+        found[type(frame), frame.WhichOneof("frame")].add(max_delay_s)
+        return send(endpoint, frame, max_delay_s=max_delay_s)
+
+    monkeypatch.setattr(StreamEndpoint, "send", record)
+    return found
+
+
+async def test_only_frames_that_no_receiver_waits_for_are_delayed(delays):
+    async with mesh() as (_, worker, edge):
+        edge.enqueue(ticket("t"))
+        lease = (await edge.receive("leased")).lease
+        served = ServedLease(lease_id=lease.lease_id, prompt_tokens=1, output_tokens=1)
+        worker.send(released=Released(lease_ids=[lease.lease_id], served=[served]))
+        await turns_until(lambda: delays[DispatchRequest, "service_report"])
+    assert delays[SubmitResponse, "queued"] == {QUEUED_DELAY_S}
+    assert delays[DispatchRequest, "pool_stats"] == {REPORT_DELAY_S}
+    assert delays[DispatchRequest, "service_report"] == {REPORT_DELAY_S}
+    at_once = [
+        (SubmitResponse, "leased"),
+        (DispatchResponse, "offer"),
+        (DispatchRequest, "place"),
+        (DispatchRequest, "credit"),
+        (AttachResponse, "expect"),
+    ]
+    assert [delays[each] for each in at_once] == [{0.0}] * len(at_once)

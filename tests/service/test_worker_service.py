@@ -11,11 +11,13 @@ import pytest
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.streams.link import Link
 from penstock.edge.upstreams.hashing import block_hashes
 from penstock.mesh.v1.worker_pb2 import GetModelCardRequest
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Sampling
 from penstock.worker.config import EngineKind
+from penstock.worker.scheduler_session.client import STARTED_DELAY_S
 from tiny_model import write_tiny_model
 from worker_mesh import connected_edge, engine_processes, fake_scheduler, running_worker
 
@@ -49,6 +51,23 @@ async def test_tokens_come_in_order_and_once_and_then_the_end(model):
         assert events == [("started", "lease 1"), ("released", "lease 1")]
         figures = await worker.wait_at_rest()
         assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
+
+
+async def test_the_start_of_a_lease_may_be_delayed_and_its_end_is_sent_at_once(model, monkeypatch):
+    delays, send = {}, Link.send
+
+    def record(link, frame, *, max_delay_s=0.0):
+        delays[frame.WhichOneof("frame")] = max_delay_s
+        return send(link, frame, max_delay_s=max_delay_s)
+
+    monkeypatch.setattr(Link, "send", record)
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, tokens=1)
+        await edge.read_answers(1)
+        events = [await worker.scheduler.next_lease_event() for _ in range(2)]
+    assert events == [("started", "lease 1"), ("released", "lease 1")]
+    assert (delays["started"], delays["released"]) == (STARTED_DELAY_S, 0.0)
 
 
 async def test_the_scheduler_receives_the_progress_of_leases_and_cached_blocks(model):

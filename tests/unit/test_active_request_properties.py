@@ -11,10 +11,10 @@ from penstock.chassis.errors import (
     QuotaExceeded,
     Unavailable,
 )
-from penstock.edge.lifecycle.effects import Emit, Settle, StartRun
+from penstock.edge.lifecycle.effects import Accept, Emit, Enqueue, Settle, StartRun, Withdraw
 from penstock.edge.lifecycle.record import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
-from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, PRIORITY_BATCH
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -28,6 +28,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.endings = []
         self.settles = []
         self.was_admitted = False
+        self.has_ticket = False  # a shard may hold one
 
     def take(self, effects):
         for effect in effects:
@@ -37,38 +38,50 @@ class AnyOrder(RuleBasedStateMachine):
                 self.emitted += effect.token_ids
             self.endings += [effect] if isinstance(effect, END_EFFECTS) else []
             self.settles += [effect] if isinstance(effect, Settle) else []
-            if isinstance(effect, StartRun):
-                assert not self.endings, "a run after the ending"
+            if isinstance(effect, Accept | StartRun):
+                assert self.was_admitted, "a run or an acceptance before the reservation"
+            if isinstance(effect, Enqueue | StartRun):
+                assert not self.endings, "a ticket or a run after the ending"
+            if isinstance(effect, Enqueue | StartRun | Withdraw):
+                self.has_ticket = isinstance(effect, Enqueue)
 
-    @initialize(stop=st.sampled_from(["", "d"]))
-    def tokenize(self, stop):
+    @initialize(stop=st.sampled_from(["", "d"]), early=st.booleans())
+    def tokenize(self, stop, early):
         self.stop = stop
-        self.take(self.request.on_tokenized(generation_plan(detokenizer=LetterDetokenizer(stop)), self.now))
+        plan = generation_plan(detokenizer=LetterDetokenizer(stop))
+        self.take(self.request.on_tokenized(plan, self.now, enqueues_early=early))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 10.0]))
     def time_passes(self, seconds):
         self.now += seconds
         self.take(self.request.tick(self.now))
 
-    @rule()
-    def admitted(self):
+    @rule(priority=st.sampled_from([0, PRIORITY_BATCH]))
+    def admitted(self, priority):
         self.was_admitted |= self.request.state is RequestState.RESERVING
-        self.take(self.request.on_admitted(Identity(), "r1", self.now))
+        self.take(self.request.on_admitted(Identity(priority=priority), "r1", self.now))
 
     @rule()
     def reservation_rejected(self):
         self.take(self.request.on_auth_rejected(QuotaExceeded(""), self.now))
 
-    @rule(call=st.sampled_from(["on_auth_connected", "on_queued", "on_queue_lost", "on_run_started"]))
+    @rule(call=st.sampled_from(["on_auth_connected", "on_queued", "on_run_started"]))
     def event(self, call):
         self.take(getattr(self.request, call)())
 
     @rule()
+    def queue_lost(self):
+        self.has_ticket = False
+        self.take(self.request.on_queue_lost())
+
+    @rule()
     def no_queue_is_left(self):
+        self.has_ticket = False
         self.take(self.request.on_no_queue(self.now))
 
     @rule(reason=st.sampled_from(["OVERLOADED", "NO_WORKER"]))
     def shed(self, reason):
+        self.has_ticket = False
         self.take(self.request.on_queue_rejected(Unavailable("", reason=reason, retry_after=1.0), self.now))
 
     @rule(attempt=st.integers(1, 3), start=st.booleans())
@@ -80,7 +93,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def a_run_begins(self):
         """Starts a run in the regular order, so that later rules often meet a running request."""
-        self.admitted()
+        self.admitted(0)
         self.leased(self.request.attempt, start=True)
 
     @rule(offset=st.integers(-2, 1), count=st.integers(1, 3))
@@ -116,6 +129,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(self.settles) <= 1
         assert self.emitted == [ord("a") + index for index in range(len(self.emitted))]
         assert self.request.state is not RequestState.DONE or self.endings
+        assert not (self.endings and self.has_ticket), "a ticket of a request that has ended"
         assert self.request.next_tick_at >= self.now or not self.request.is_done
 
     def teardown(self):

@@ -54,6 +54,18 @@ def test_an_identity_is_cached_by_credential_and_loopback_until_its_ttl():
     assert cache.find(Credential(bearer="pk_ann", loopback=True), PRIORITY_UNSPECIFIED, 10.0) is None
 
 
+def test_a_rejected_caller_stays_cached_and_is_marked_until_it_is_admitted_again():
+    cache = callers()
+    cache.record_rejected(CREDENTIAL)
+    assert not cache.is_rejected(CREDENTIAL)  # it is not cached
+    cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    cache.record_rejected(CREDENTIAL)
+    assert cache.is_rejected(CREDENTIAL)
+    assert cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 10.0) == identity()
+    cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 11.0)
+    assert not cache.is_rejected(CREDENTIAL)
+
+
 def test_the_identity_cache_contains_no_key():
     cache = callers()
     cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)

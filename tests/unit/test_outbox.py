@@ -95,3 +95,53 @@ async def test_without_bundles_each_frame_is_sent_alone_and_at_once(sleeps):
         await outbox.written.wait()
         assert messages == [[0], [1], [2], [3]]
         assert sleeps.durations_s == []
+
+
+async def test_a_frame_that_may_be_delayed_travels_with_the_next_frame_in_order():
+    async with running_outbox() as (outbox, messages):
+        outbox.put(frame(1), max_delay_s=3_600.0)
+        outbox.put(frame(2), max_delay_s=3_600.0)
+        await run_loop_turns()
+        assert messages == [[0]]
+        outbox.put(frame(3))
+        await outbox.written.wait()
+        assert messages == [[0], [1, 2, 3]]
+
+
+async def test_a_frame_that_is_put_during_a_write_may_still_be_delayed():
+    outbox, messages, write_ends = Outbox(capacity=1_000), [], asyncio.Event()
+    outbox.put(frame(0))
+
+    async def write(message):
+        messages.append(handles(message))
+        await write_ends.wait()
+
+    task = asyncio.create_task(outbox.write_all(write, can_bundle=lambda: True))
+    await run_loop_turns()
+    outbox.put(frame(1), max_delay_s=3_600.0)
+    write_ends.set()
+    await run_loop_turns()
+    assert messages == [[0]]
+    assert not outbox.written.is_set()
+    task.cancel()
+
+
+async def test_the_shortest_delay_holds_for_all_delayed_frames_and_has_the_only_timer(monkeypatch):
+    async with running_outbox() as (outbox, messages):
+        loop, timers = asyncio.get_running_loop(), []
+        call_at = loop.call_at
+        monkeypatch.setattr(loop, "call_at", lambda *args: timers.append(call_at(*args)) or timers[-1])
+        outbox.put(frame(1), max_delay_s=3_600.0)
+        outbox.put(frame(2), max_delay_s=0.001)
+        outbox.put(frame(3), max_delay_s=3_600.0)
+        await outbox.written.wait()
+        assert messages == [[0], [1, 2, 3]]
+        assert [timer.cancelled() for timer in timers] == [True, True]
+
+
+async def test_expedite_makes_delayed_frames_due():
+    async with running_outbox() as (outbox, messages):
+        outbox.put(frame(1), max_delay_s=3_600.0)
+        outbox.expedite()
+        await outbox.written.wait()
+        assert messages == [[0], [1]]

@@ -44,6 +44,7 @@ from penstock.v1.stream_pb2 import Hello
 log = structlog.get_logger()
 
 HAND_OVER_TIMEOUT_S = 3.0  # s; after it, the others take over as from a process that died
+CONFIRMATION_DELAY_S = 0.1  # s; the edge waits for confirmations of settlements only when it drains
 SWEEP_INTERVAL_S = 0.5  # s; an expired reservation is detected within this time
 
 # Calls its argument once keys of an issuer that are being loaded are there. Returns False if too many frames wait.
@@ -305,7 +306,7 @@ class AdmissionService(AdmissionServiceServicer):
 
     def _on_settlement_persisted(self, peer: EdgePeer, reservation_id: str, error: Exception | None) -> None:
         if error is None:
-            peer.send(frames.settled(reservation_id))
+            peer.send(frames.settled(reservation_id), max_delay_s=CONFIRMATION_DELAY_S)
         elif isinstance(error, PartitionsLost):
             peer.send(frames.not_owner_of_reservation(reservation_id))
 

@@ -161,9 +161,8 @@ class Gateway:
         if context.request.is_done:  # its client has cancelled, and its telemetry is closed
             self._charge_abandoned(context, plan)
             return
-        now = self._runner.now()
-        context.telemetry.on_tokenized(now)
-        self._runner.apply(context, context.request.on_tokenized(plan, now))
+        context.telemetry.on_tokenized(self._runner.now())
+        self._runner.on_tokenized(context, plan)
 
     async def _plan(self, context: RequestContext) -> GenerationPlan:
         """Plan a request.

@@ -29,6 +29,7 @@ from penstock.edge.lifecycle.effects import (
     StartRun,
     Withdraw,
 )
+from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
@@ -118,6 +119,16 @@ class RequestRunner:
         """Run `work` beside the requests. It may outlive the request that it is for."""
         assert self._group, "work was started before the upstream clients ran"
         return self._group.create_task(work, name=name)
+
+    def on_tokenized(self, context: RequestContext, plan: GenerationPlan) -> None:
+        """Reserve tokens. The ticket of a new request is enqueued at once if auth admitted its caller recently."""
+        request, spec = context.request, context.spec
+        is_new = not (spec.resume_ids or spec.answer_id)
+        if is_new and (admitted := self.auth.find_admitted(context.credential, spec.priority)):
+            request.identity = admitted
+        else:
+            admitted = None
+        self.apply(context, request.on_tokenized(plan, self.now(), enqueues_early=admitted is not None))
 
     def cancel(self, context: RequestContext) -> None:
         """Cancel a request for its client. No effect on a request that is done."""

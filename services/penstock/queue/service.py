@@ -29,6 +29,7 @@ from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK_INTERVAL_S = 0.05  # s; a passed deadline is detected within this time
+QUEUED_DELAY_S = 0.02  # s; the lease of a ticket that need not wait follows within this time, in the same message
 MAX_BUFFERED_FRAMES = 65_536  # frames buffered for one peer; a peer that reads too slowly loses its stream
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
@@ -210,7 +211,7 @@ class QueueService(QueueServiceServicer):
         if isinstance(effect, out.Shed):
             telemetry.record_shed(effect.error.reason)
         if peer := self._edges.get(effect.edge):
-            peer.send(to_edge(effect))
+            peer.send(to_edge(effect), max_delay_s=QUEUED_DELAY_S if isinstance(effect, out.Queued) else 0.0)
 
     def _send_to_scheduler(self, effect: out.ToScheduler) -> None:
         if peer := self._schedulers.get(effect.scheduler):

@@ -95,6 +95,8 @@ class Revoke:
     lease_id: str
 
 
+# Frames by which a shard predicts and charges. They precede the credit that follows from the same change.
+Report = SendPoolStats | SendServiceReport | SendVirtualTimes | SendPlacedPrompts
 ToQueue = Place | Decline | GrantCredit | SendPoolStats | SendServiceReport | SendVirtualTimes | SendPlacedPrompts
 ToWorker = Expect | Revoke
 Effect = ToQueue | ToWorker | CatalogUpdate

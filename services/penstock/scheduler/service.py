@@ -24,6 +24,7 @@ from penstock.scheduler.snapshot import figures
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK_INTERVAL_S = 0.1  # s; an expired lease is detected within this time
+REPORT_DELAY_S = 0.05  # s; a report without a placement or credit waits this long for one
 NANOS_PER_SECOND = 10**9
 REQUIRED_PROFILE_FIELDS = ("model", "card_digest", "slots", "kv_blocks", "block_size", "context_length")
 MAX_MODEL_NAME_BYTES = 256
@@ -221,7 +222,8 @@ class SchedulerService(SchedulerServiceServicer):
                         peer.send(to_worker(effect))
                 case _:
                     if link := self._queues.get(effect.queue):
-                        link.send(to_queue(effect))
+                        delay = REPORT_DELAY_S if isinstance(effect, out.Report) else 0.0
+                        link.send(to_queue(effect), max_delay_s=delay)
 
 
 def _profile_error(profile: scheduler_pb2.Profile) -> str:

@@ -87,14 +87,17 @@ class StreamEndpoint(Generic[Out, In]):
         self.protocol = agreed_version(self._own_hello, frame.hello)
         self.hello = frame.hello
 
-    def send(self, frame: Out) -> bool:
+    def send(self, frame: Out, *, max_delay_s: float = 0.0) -> bool:
         """Queue `frame`. Return False if the stream is closed or our `end` was sent, or if the outbox is full, which
         closes the stream.
+
+        A frame that its receiver does not wait for has a `max_delay_s`, far below `TICK_S`: it travels in the message
+        of the next frame, and causes a message of its own only after that time.
         """
         if self.close_reason or self.has_sent_end:
             return False
         self._has_sent = True
-        if not self._outbox.put(frame):
+        if not self._outbox.put(frame, max_delay_s):
             self.close("peer does not read")
             return False
         return True
@@ -153,7 +156,12 @@ class StreamEndpoint(Generic[Out, In]):
             self.send(self._heartbeat)
         self._has_received = self._has_sent = False
 
+    def expedite(self) -> None:
+        """Write delayed frames now."""
+        self._outbox.expedite()
+
     async def flush(self) -> None:
+        self.expedite()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self._outbox.written.wait()

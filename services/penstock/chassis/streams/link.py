@@ -171,9 +171,17 @@ class Link(Generic[Out, In]):
     def peer(self) -> Hello | None:
         return self._endpoint.hello if self._endpoint else None
 
-    def send(self, frame: Out) -> bool:
-        """Queue `frame`. Return False if the link is down, in which case `on_down` was or is about to be called."""
-        return self._endpoint is not None and self._endpoint.send(frame)
+    def send(self, frame: Out, *, max_delay_s: float = 0.0) -> bool:
+        """Queue `frame`. Return False if the link is down, in which case `on_down` was or is about to be called.
+
+        `max_delay_s` as in `StreamEndpoint.send`.
+        """
+        return self._endpoint is not None and self._endpoint.send(frame, max_delay_s=max_delay_s)
+
+    def expedite(self) -> None:
+        """Write delayed frames now."""
+        if self._endpoint:
+            self._endpoint.expedite()
 
     def end(self, reason: str) -> None:
         """Announce that no frame follows; the peer closes the stream when it has finished."""

@@ -131,7 +131,13 @@ class AuthFallback:
         """Return the identity of a caller that auth recently admitted or identified."""
         return self._identities.find_known(credential, self._runner.now())
 
+    def find_admitted(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
+        """Return the identity of a caller as `find_identity`. None if auth rejected the last request of the caller."""
+        return None if self._identities.is_rejected(credential) else self.find_identity(credential, priority)
+
     def invalidate_identity(self, error: PenstockError, credential: Credential) -> None:
+        """Apply a rejection by auth. Further tickets of the caller wait for auth, so that they do not flood a shard."""
+        self._identities.record_rejected(credential)
         if isinstance(error, Unauthenticated | PermissionDenied):
             self._identities.invalidate(credential)
         elif isinstance(error, QuotaExceeded):

@@ -13,6 +13,7 @@ from penstock.v1.inference_pb2 import Priority
 class CachedIdentity(NamedTuple):
     identity: Identity  # with the caller's own class, as far as it is known
     admitted_at: float  # when auth last admitted it, or last identified it
+    is_rejected: bool = False  # auth has rejected a request of it since
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +79,16 @@ class IdentityCache:
         digest = self._digest(credential)
         self._identities.pop(digest, None)
         self._identified.pop(digest, None)
+
+    def record_rejected(self, credential: Credential) -> None:
+        """Record that auth rejected a request of a caller, until it admits one again."""
+        digest = self._digest(credential)
+        if cached := self._identities.get(digest):
+            self._identities[digest] = cached._replace(is_rejected=True)
+
+    def is_rejected(self, credential: Credential) -> bool:
+        cached = self._identities.get(self._digest(credential))
+        return cached is not None and cached.is_rejected
 
     def grant(self, tenant_id: str, tokens: int) -> None:
         """Replace the tokens that the edge may admit for a tenant while auth is unreachable."""

@@ -1,5 +1,7 @@
 """One request as a state machine of plain calls: events come in with `now`, effects are returned."""
 
+from functools import partial
+
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
 from penstock.edge.lifecycle.attempts import Attempt
 from penstock.edge.lifecycle.effects import (
@@ -7,6 +9,7 @@ from penstock.edge.lifecycle.effects import (
     AcknowledgeCancel,
     CancelRun,
     Effect,
+    Enqueue,
     Fail,
     Finish,
     Reserve,
@@ -15,7 +18,7 @@ from penstock.edge.lifecycle.effects import (
 )
 from penstock.edge.lifecycle.output import GenerationPlan, OutputStream
 from penstock.edge.lifecycle.record import RETRYABLE_CODES, RETRYABLE_REASONS, STALL_THRESHOLD_S, RequestState
-from penstock.edge.lifecycle.transitions import RequestTransitions, model_replaced
+from penstock.edge.lifecycle.transitions import EarlyTicket, RequestTransitions, model_replaced
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
@@ -34,13 +37,20 @@ class ActiveRequest(RequestTransitions):
 
     # Before a run.
 
-    def on_tokenized(self, plan: GenerationPlan, now: float) -> list[Effect]:
+    def on_tokenized(self, plan: GenerationPlan, now: float, *, enqueues_early: bool = False) -> list[Effect]:
+        """Reserve tokens. With `enqueues_early`, for a cached `identity`, the ticket waits beside the reservation.
+
+        Its lease is kept until auth has admitted the request, and the client is told of the ticket only then.
+        """
         if self.state is not RequestState.TOKENIZING:
             return []
         self.timeline.add_stage("edge", "tokenize", now)
         self._plan, self._output = plan, OutputStream(plan)
         self._enter(RequestState.RESERVING, timeout_at=now + self._limits.upstream_timeout)
-        return [Reserve()]
+        if not enqueues_early:
+            return [Reserve()]
+        self._early_ticket, self.enqueued_at = EarlyTicket(self.identity), now
+        return [Enqueue(), Reserve()]  # in this order, as auth fallback decides within `Reserve`
 
     def on_auth_connected(self) -> list[Effect]:
         """Reserve again over a new stream to auth: the first frame may be lost, and `reserve` is idempotent."""
@@ -53,10 +63,12 @@ class ActiveRequest(RequestTransitions):
         if self._is_answered:
             return self._settle(self.outcome)
         self.timeline.add_stage("auth", "admission", now)
-        self.enqueued_at = now
+        if self._early_ticket is None:
+            self.enqueued_at = now
         if finish := self.output.finish_if_complete():
-            return [*self._accept(), *self.output.flush(), *self._complete(finish)]
-        return self._enqueue()
+            ending = [*self._accept(), *self.output.flush(), *self._complete(finish)]
+            return [*self._withdraw_early(), *ending]
+        return self._enqueue_admitted(identity)
 
     def on_auth_rejected(self, error: PenstockError, now: float) -> list[Effect]:
         if self.state is not RequestState.RESERVING:
@@ -66,6 +78,9 @@ class ActiveRequest(RequestTransitions):
         return answer
 
     def on_queued(self) -> list[Effect]:
+        if self._early_ticket:
+            self._early_ticket.events.append(self.on_queued)
+            return []
         if self.state is not RequestState.QUEUED:
             return []
         self.was_queued = True
@@ -74,6 +89,7 @@ class ActiveRequest(RequestTransitions):
 
     def on_queue_lost(self) -> list[Effect]:
         """Enqueue again: the shard that held the ticket is lost, or a first shard is connected."""
+        self._early_ticket = None  # enqueued once auth has admitted the request
         return self._enqueue() if self.state is RequestState.QUEUED and not self._is_planned_again else []
 
     def on_model_replaced(self) -> list[Effect]:
@@ -95,6 +111,7 @@ class ActiveRequest(RequestTransitions):
 
     def on_no_queue(self, now: float) -> list[Effect]:
         """Start the timeout of a request for which no queue shard is connected."""
+        self._early_ticket = None  # enqueued once auth has admitted the request
         if self.state is RequestState.QUEUED:
             self._enter(RequestState.QUEUED, timeout_at=min(self._timeout_at, now + self._limits.upstream_timeout))
         return []
@@ -106,6 +123,11 @@ class ActiveRequest(RequestTransitions):
 
         `is_replaced`: no worker serves the version of the model, while workers serve another one.
         """
+        if self._early_ticket:
+            self._early_ticket.events.append(
+                partial(self.on_queue_rejected, error, now, is_transient=is_transient, is_replaced=is_replaced)
+            )
+            return []
         if self.state is RequestState.LEASED:
             return [Withdraw(), *self._on_attempt_failed(now, died=False, never_ran=True)]
         if self.state is not RequestState.QUEUED:
@@ -123,6 +145,9 @@ class ActiveRequest(RequestTransitions):
 
     def on_leased(self, lease: Lease, now: float) -> list[Effect]:
         if lease.model not in ("", self.model_key):
+            return []
+        if self._early_ticket:
+            self._early_ticket.events.append(partial(self.on_leased, lease, now))
             return []
         if self.state is RequestState.QUEUED and lease.attempt == self.attempt:
             self.was_queued = True

@@ -1,6 +1,7 @@
 """Transitions of one request between states, each with the effects that it causes."""
 
 import math
+from collections.abc import Callable
 
 from penstock.chassis.errors import Aborted, PenstockError
 from penstock.edge.lifecycle.attempts import Attempt
@@ -17,6 +18,7 @@ from penstock.edge.lifecycle.effects import (
     Withdraw,
 )
 from penstock.edge.lifecycle.record import LifecycleLimits, RequestRecord, RequestState
+from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 
@@ -24,6 +26,22 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 def model_replaced() -> Aborted:
     text = "the model was replaced, and no worker serves the version that began this answer; send the request again"
     return Aborted(f"{text} without the tokens received so far", reason="MODEL_REPLACED", retry_after=0.0)
+
+
+class EarlyTicket:
+    """A ticket that was enqueued before auth admitted its request. Its events take effect once auth has done so."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._rights = _rights_of(identity)
+        self.events: list[Callable[[], list[Effect]]] = []
+
+    def is_valid_for(self, identity: Identity) -> bool:
+        """Whether a ticket of this identity would be the same."""
+        return self._rights == _rights_of(identity)
+
+
+def _rights_of(identity: Identity) -> tuple[object, ...]:
+    return identity.tenant_id, identity.priority, identity.weight, identity.cache_salt
 
 
 class RequestTransitions(RequestRecord):
@@ -39,6 +57,7 @@ class RequestTransitions(RequestRecord):
         self._timeout_at = math.inf  # when the wait for auth, a queue shard or a worker's stream ends
         self._is_planned_again = False  # it waits for a plan of another version, and has no ticket
         self._has_waited_after_stall = False  # frames that arrived during a stall of this process were handled first
+        self._early_ticket: EarlyTicket | None = None  # of a request that auth has not admitted yet
         self._pending_finish: Finish | None = None  # sent once the worker has acknowledged the stop of the run
 
     def _enter(self, state: RequestState, *, timeout_at: float = math.inf, retry_at: float = math.inf) -> None:
@@ -54,6 +73,24 @@ class RequestTransitions(RequestRecord):
     def _enqueue(self) -> list[Effect]:
         self._enter(RequestState.QUEUED, timeout_at=self._timeout_at if self.state is RequestState.QUEUED else math.inf)
         return [Enqueue()]
+
+    def _withdraw_early(self) -> list[Effect]:
+        early, self._early_ticket = self._early_ticket, None
+        return [Withdraw()] if early else []
+
+    def _enqueue_admitted(self, identity: Identity) -> list[Effect]:
+        """Enqueue an admitted request, or apply the events of its early ticket.
+
+        A ticket of other rights is replaced. The new attempt number fences leases of the former one.
+        """
+        early, self._early_ticket = self._early_ticket, None
+        if early and early.is_valid_for(identity):
+            self._enter(RequestState.QUEUED)
+            return [effect for event in early.events for effect in event()]
+        if early is None:
+            return self._enqueue()
+        self.attempt += 1
+        return [Withdraw(), *self._enqueue()]
 
     def _on_attempt_failed(self, now: float, *, died: bool, never_ran: bool = False) -> list[Effect]:
         """Enqueue the request again with the tokens emitted so far; the next run continues the same text."""
@@ -109,7 +146,7 @@ class RequestTransitions(RequestRecord):
         answer = self._mark_answered(ending)
         if self.state is RequestState.RESERVING:  # wait for auth: a reservation that it grants must be settled
             self._enter(RequestState.RESERVING, timeout_at=now + self._limits.upstream_timeout)
-            return answer
+            return [*self._withdraw_early(), *answer]
         if self.state is RequestState.TOKENIZING:
             self._enter(RequestState.DONE)
             return answer

@@ -22,7 +22,7 @@ from penstock.edge.upstreams.identify_calls import IdentifyCalls
 from penstock.edge.upstreams.reservations import Reservations
 from penstock.edge.upstreams.settlements import Settlements
 from penstock.mesh.partitions import partition_of
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Credential, Identity
+from penstock.mesh.v1.admission_pb2 import AdmitResponse, Credential, Identity
 from penstock.v1.inference_pb2 import Priority
 from penstock.v1.stream_pb2 import Hello
 
@@ -63,16 +63,14 @@ class AuthClient:
             on_lost=self._on_lost,
             on_owners_changed=self._on_owners_changed,
         )
-        self._settlements = Settlements(self._streams.send_to_owner, asyncio.get_running_loop())
+        self._settlements = Settlements(self._streams.send_settlement)
         self.fallback = AuthFallback(
-            fallback_limits, runner, frames.reserve_admitted, self._watch, send=self._send_deferred
+            fallback_limits, runner, frames.reserve_admitted, self._watch, send=self._streams.send_to_owner
         )
         self._identifies = IdentifyCalls(
             self._streams, self._watch, self.fallback, max_calls=requests.max_active_requests
         )
-        self._reservations = Reservations(
-            self._streams, self._watch, self._settlements.flush, max_entries=requests.max_active_requests
-        )
+        self._reservations = Reservations(self._streams, self._watch, max_entries=requests.max_active_requests)
         self._answers = AuthAnswers(
             requests,
             runner,
@@ -112,11 +110,10 @@ class AuthClient:
             async with background(self._resend_unconfirmed()):
                 await self._streams.run()
         finally:
-            self._settlements.close()
             self._watch.close()
 
     async def wait_settled(self) -> None:
-        self._settlements.flush()
+        self._streams.expedite_settlements()
         if self.fallback.deferred:
             self._all_settled.clear()
         await self._all_settled.wait()
@@ -126,6 +123,14 @@ class AuthClient:
     def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         """Return the identity of a recently admitted caller, with the class it would get. None if it is not cached."""
         return self.fallback.find_identity(credential, priority)
+
+    def find_admitted(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
+        """Return the identity of a caller whose last request auth admitted, with the class that the next one gets.
+
+        None while the owner of its partition does not respond.
+        """
+        found = self.fallback.find_admitted(credential, priority)
+        return None if found is None or self._watch.is_unreachable(partition_of(found.tenant_id)) else found
 
     def reserve(self, context: RequestContext) -> None:
         """Reserve tokens for a request, or decide by fallback. A lost `reserve` is repeated to the next owner."""
@@ -198,10 +203,6 @@ class AuthClient:
             lambda each: each in deferred or self._requests.get(each) is not None, is_sent
         )
 
-    def _send_deferred(self, partition: int, frame: AdmitRequest) -> None:
-        self._settlements.flush()
-        self._streams.send_to_owner(partition, frame)
-
     def _check_settled(self) -> None:
         if not self.unsettled:
             self._all_settled.set()
@@ -225,7 +226,6 @@ class AuthClient:
 
     def _on_owners_changed(self, partitions: frozenset[int]) -> None:
         """Repeat the open frames of these partitions to their new owners, which may not have received them."""
-        self._settlements.discard_held(partitions)
         owned = {partition for partition in partitions if self._streams.owner(partition)}
         if not owned:
             return

@@ -12,6 +12,9 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.v1.stream_pb2 import Hello
 
+# s; a settlement precedes the next reservation of its stream. It frees tokens for other edges within this time.
+SETTLEMENT_DELAY_S = 0.1
+
 AuthStream = Link[AdmitRequest, AdmitResponse]
 
 
@@ -85,6 +88,16 @@ class AuthStreams:
 
     def send_to_owner(self, partition: int, frame: AdmitRequest) -> bool:
         return self.send(self._routes.owner(partition), frame)
+
+    def send_settlement(self, partition: int, frame: AdmitRequest) -> None:
+        """Send a settlement with the next frame to the owner of its partition, or after `SETTLEMENT_DELAY_S`."""
+        if (address := self._routes.owner(partition)) in self._connected:
+            self._links[address].send(frame, max_delay_s=SETTLEMENT_DELAY_S)
+
+    def expedite_settlements(self) -> None:
+        """Send the settlements that are delayed, because no other frame may follow."""
+        for link in self._links.values():
+            link.expedite()
 
     def deny(self, address: str, partition: int) -> None:
         """A replica has answered `not_owner`. If it is the owner, its next frame about its partitions is awaited."""

@@ -110,7 +110,7 @@ class QueueClient:
 
     def _reenqueue(self, shard: str) -> None:
         """Move the queued requests of `shard`, or those without a shard (empty), to a connected shard."""
-        for context in self._requests.in_state(RequestState.QUEUED):
+        for context in self._requests.in_state(RequestState.QUEUED, RequestState.RESERVING):
             if context.shard == shard:
                 self._runner.apply(context, context.request.on_queue_lost())
 

@@ -11,12 +11,9 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest
 class Reservations:
     """Sends each `reserve` frame to the owner of its partition, and keeps it until it is answered."""
 
-    def __init__(
-        self, streams: AuthStreams, watch: OutageWatch, flush: Callable[[], None], *, max_entries: int
-    ) -> None:
+    def __init__(self, streams: AuthStreams, watch: OutageWatch, *, max_entries: int) -> None:
         self._streams = streams
         self._watch = watch
-        self._flush = flush  # sends the settlements that are held back
         self._pending = PendingReservations(max_entries=max_entries)
 
     def is_open(self, ticket_id: str) -> bool:
@@ -37,7 +34,6 @@ class Reservations:
         if former and former != address:
             self._watch.on_request_moved(former, ticket_id)
         self._watch.on_request_sent(address, ticket_id)
-        self._flush()
         is_sent = self._streams.send(address, frame)
         if is_sent:
             self._pending.add(ticket_id, SentReservation(frame, partition, address))

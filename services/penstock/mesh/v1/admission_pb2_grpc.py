@@ -47,7 +47,7 @@ class AdmissionServiceServicer:
     """
 
     def Admit(self, request_iterator, context):
-        """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+        """Admit is one edge's stream to auth: the edge reserves before it starts a run, and settles at every end of a request.
         Auth settles reservations as lost if their edge stays disconnected for the grace.
         FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
         """

@@ -34,7 +34,7 @@ class AdmissionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdmissionServiceAsyncStub: ...
     Admit: _grpc.StreamStreamMultiCallable[_admission_pb2.AdmitRequest, _admission_pb2.AdmitResponse]
-    """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+    """Admit is one edge's stream to auth: the edge reserves before it starts a run, and settles at every end of a request.
     Auth settles reservations as lost if their edge stays disconnected for the grace.
     FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
     """
@@ -45,7 +45,7 @@ class AdmissionServiceAsyncStub(AdmissionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.StreamStreamMultiCallable[_admission_pb2.AdmitRequest, _admission_pb2.AdmitResponse]  # type: ignore[assignment]
-    """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+    """Admit is one edge's stream to auth: the edge reserves before it starts a run, and settles at every end of a request.
     Auth settles reservations as lost if their edge stays disconnected for the grace.
     FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
     """
@@ -59,7 +59,7 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_admission_pb2.AdmitRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admission_pb2.AdmitResponse], _abc.AsyncIterator[_admission_pb2.AdmitResponse]]:
-        """Admit is one edge's stream to auth: the edge reserves before it enqueues, and settles at every end of a request.
+        """Admit is one edge's stream to auth: the edge reserves before it starts a run, and settles at every end of a request.
         Auth settles reservations as lost if their edge stays disconnected for the grace.
         FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one request are sent as `rejected`.
         """

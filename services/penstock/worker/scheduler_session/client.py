@@ -32,6 +32,7 @@ from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta
 from penstock.worker.scheduler_session.progress import ProgressReport
 
+STARTED_DELAY_S = 0.05  # s; the end of a short run follows within this time, in the same message
 DISCONNECT_TIMEOUT_S = 1.0  # for the scheduler to close the stream after our `end`
 
 
@@ -99,7 +100,9 @@ class SchedulerClient:
         self._detach_requested.set()
 
     def send_started(self, lease_id: str) -> None:
-        self._send(pb.AttachRequest(started=pb.Started(lease_id=lease_id)))
+        frame = pb.AttachRequest(started=pb.Started(lease_id=lease_id))
+        if self._is_accepting:
+            self._link.send(frame, max_delay_s=STARTED_DELAY_S)
 
     def send_released(self, released: LeasesReleased, steps: int) -> None:
         self._send(released_frame(released, steps))
