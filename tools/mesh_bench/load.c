@@ -183,7 +183,10 @@ static long consume(struct connection *c, const char *p, const char *end, int64_
         return 1;
     }
     if (c->state == TRAILER) {
-        if (*p == '\n') *ended = 1;
+        if (*p == '\n') {
+            on_line(c, t); /* the body may end without a newline */
+            *ended = 1;
+        }
         return 1;
     }
     if (c->length < LINE_BYTES - 1) c->line[c->length++] = *p;
