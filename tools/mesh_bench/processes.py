@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.bench.cpu_wait import cpu_use_of
 
 _STOP_TIMEOUT_S = 10.0
+_IDLE_SHARE = 0.1  # of a core; a mesh without load uses less than half of it
 _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
 
 
@@ -87,10 +88,10 @@ def memory_mb(pids: Iterable[int]) -> float:
 
 
 def wait_idle(pids: Sequence[int], timeout: float = 8.0) -> None:
-    """Return once the processes use less than 3 % of a core, or after `timeout` s."""
+    """Return once the processes together use less than `_IDLE_SHARE` of a core, or after `timeout` s."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         before = cpu_us_of(pids)
         time.sleep(0.25)
-        if cpu_us_of(pids) - before < 0.03 * 0.25e6:
+        if cpu_us_of(pids) - before < _IDLE_SHARE * 0.25e6:
             return
