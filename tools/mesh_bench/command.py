@@ -41,7 +41,6 @@ def main() -> None:
         repeat=parsed.repeat,
         cache=parsed.cache,
         base_port=parsed.port,
-        edges=parsed.edges,
     )
     with machine_lock(parsed.cache):
         runs = compare(plan, print_progress)
@@ -74,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", f"of {','.join(POINTS)} (all)", type=comma_list(POINTS), default=list(POINTS))
     add("--repeat", "runs of every system (%(default)s)", type=int, default=3)
     add("--mtls", "also run a mesh with mTLS between its processes", action="store_true")
-    add("--edges", "edges of the mesh (%(default)s)", type=int, default=1)
     add("--port", "base port of the mesh (%(default)s)", type=int, default=36_000)
     add("--cache", "environments and programs (%(default)s)", type=Path, default=Path(cache).expanduser())
     add("--json", "all figures of every run", type=Path, metavar="FILE")

@@ -27,7 +27,6 @@ class ComparisonPlan:
     repeat: int
     cache: Path
     base_port: int
-    edges: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +65,7 @@ def _run_system(name: str, plan: ComparisonPlan, report_progress: Callable[[str]
 
 def _open(name: str, plan: ComparisonPlan, folder: Path, report_progress: Callable[[str], None]) -> System:
     if name in {PENSTOCK, PENSTOCK_MTLS}:
-        return MeshSystem(folder=folder, base_port=plan.base_port, edges=plan.edges, is_mutual=name == PENSTOCK_MTLS)
+        return MeshSystem(folder=folder, base_port=plan.base_port, is_mutual=name == PENSTOCK_MTLS)
     peer = None if name == DIRECT else PEERS[name]
     environment = install_environment(peer, plan.cache, report_progress) if peer else Path(sys.prefix)
     return RouterSystem(peer, environment, compiled("upstream", plan.cache), folder)

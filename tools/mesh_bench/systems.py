@@ -80,7 +80,6 @@ class MeshSystem:
 
     folder: Path
     base_port: int
-    edges: int = 1
     is_mutual: bool = False  # mTLS between the processes
     settings: Sequence[str] = ()  # PENSTOCK_<TIER>_<NAME>=VALUE
     _process: subprocess.Popen[bytes] | None = None
@@ -119,7 +118,7 @@ class MeshSystem:
         settings = [f"PENSTOCK_WORKER_SIM_STEP_TIME_FILE={law}", *self.settings]
         return [
             *(sys.executable, "-m", "penstock.cli", "up", "--engine", "sim", "--no-envoy"),
-            *("--base-port", str(self.base_port), "--edges", str(self.edges)),
+            *("--base-port", str(self.base_port)),
             *([] if self.is_mutual else ["--insecure"]),
             *(word for setting in settings for word in ("--set", setting)),
         ]
