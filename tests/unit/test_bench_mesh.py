@@ -130,3 +130,11 @@ def test_every_peer_has_one_pinned_version_and_a_command_for_its_ports(peer, tmp
     written = " ".join(each.read_text(encoding="utf-8") for each in tmp_path.iterdir())
     assert "1234" in " ".join(command) + written
     assert "1236" in " ".join(command) + written
+
+
+def test_a_ratio_to_a_figure_that_is_not_positive_is_not_judged():
+    runs = {
+        DIRECT: [run_of("router", 0.0, 0.0, first_us=700.0)],
+        **_beside(run_of("router", 1.0, 1.0, first_us=600.0), run_of("edge", 1.0, 1.0)),
+    }
+    assert not [each for each in judge(summarise(runs)) if "TTFT" in each.figure]

@@ -158,7 +158,7 @@ def judge(figures: Mapping[str, SystemFigures], ours: str = PENSTOCK) -> list[Ve
     own, verdicts = figures[ours], []
     for figure, attribute, peer, bound in _RATIOS:
         value, other = getattr(own, attribute), getattr(figures.get(peer), attribute, None)
-        if value is not None and other:
+        if value is not None and other is not None and other > 0:  # noise can exceed a peer's added latency
             ratio = value / other
             verdicts.append(Verdict(f"{figure} / {peer}", ratio, f"<= {bound:g}x", ratio <= bound))
     for figure, attribute, bound in _BOUNDS:
