@@ -48,13 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     def add(flag: str, help_: str, **options: object) -> None:
         parser.add_argument(flag, help=help_, **options)  # type: ignore[arg-type]
 
-    add("--peers", f"of {','.join(PEERS)} (all)", type=_comma_list(PEERS), default=list(PEERS))
-    add("--models", f"of {','.join(_MODELS)} (15M,125M)", type=_comma_list(_MODELS), default=list(RANDOM_MODELS))
-    add("--dtype", "bfloat16, float32 or both, joined by a comma", type=_comma_list(DTYPES), default=["bfloat16"])
+    add("--peers", f"of {','.join(PEERS)} (all)", type=comma_list(PEERS), default=list(PEERS))
+    add("--models", f"of {','.join(_MODELS)} (15M,125M)", type=comma_list(_MODELS), default=list(RANDOM_MODELS))
+    add("--dtype", "bfloat16, float32 or both, joined by a comma", type=comma_list(DTYPES), default=["bfloat16"])
     add(
         "--cells",
         "generate: 128 + 128 tokens; context: steps at 1,024",
-        type=_comma_list(_CELL_SETS),
+        type=comma_list(_CELL_SETS),
         default=list(_CELL_SETS),
     )
     add("--concurrent", "requests at once (1,8,32)", type=_integer_list, default=[1, 8, 32])
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _comma_list(known: Iterable[str]) -> Callable[[str], list[str]]:
+def comma_list(known: Iterable[str]) -> Callable[[str], list[str]]:
     names = tuple(known)
 
     def chosen(text: str) -> list[str]:
@@ -93,7 +93,7 @@ def _compare(parsed: argparse.Namespace) -> None:
         threads=parsed.threads,
         cache=parsed.cache,
     )
-    with _machine_lock(parsed.cache):
+    with machine_lock(parsed.cache):
         series = compare(plan, print_progress)
     rows = summarise(series)
     print_tables(rows, plan.peers, Console(width=max(Console().width, _MIN_WIDTH)))
@@ -104,7 +104,7 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _machine_lock(cache: Path) -> Iterator[None]:
+def machine_lock(cache: Path) -> Iterator[None]:
     """Wait until no other comparison runs on this machine, because two would disturb each other."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w", encoding="utf-8") as lock:
@@ -123,7 +123,7 @@ def _profile_step(parsed: argparse.Namespace) -> None:
         for dtype in parsed.dtype:
             arguments = [str(folder), dtype, str(parsed.profile), str(parsed.threads)]
             command = [sys.executable, "-P", "-m", "engine_bench.profile_step", *arguments]
-            with _machine_lock(parsed.cache):
+            with machine_lock(parsed.cache):
                 subprocess.run(
                     command, check=True, env=driver_environment(os.environ, Path(sys.prefix), {}, parsed.threads)
                 )

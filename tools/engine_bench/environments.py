@@ -3,19 +3,33 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from engine_bench.peers import EnginePeer
+from typing import Protocol
 
 _INSTALL_TIMEOUT_S = 3600.0  # s, including compilation
+
+
+class Installable(Protocol):
+    """The packages of a peer."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def requirements(self) -> Sequence[str]: ...  # empty: it runs in our environment
+    @property
+    def excluded(self) -> Sequence[str]: ...  # uninstalled after the installation
+    @property
+    def build_settings(self) -> Mapping[str, str]: ...  # environment of the installation
+    @property
+    def note(self) -> str: ...  # printed before the installation
 
 
 class PeerUnavailable(Exception):
     """A peer cannot run here, and the comparison omits it. The message gives the reason."""
 
 
-def install_environment(peer: EnginePeer, cache: Path, report_progress: Callable[[str], None]) -> Path:
+def install_environment(peer: Installable, cache: Path, report_progress: Callable[[str], None]) -> Path:
     """Return the folder of the peer's environment, created on first use and after a change of its versions."""
     if not peer.requirements:
         return Path(sys.prefix)
@@ -29,7 +43,7 @@ def install_environment(peer: EnginePeer, cache: Path, report_progress: Callable
     return folder
 
 
-def _install(peer: EnginePeer, folder: Path) -> None:
+def _install(peer: Installable, folder: Path) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     commands = [
         [sys.executable, "-m", "venv", "--clear", str(folder)],
