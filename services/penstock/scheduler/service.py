@@ -24,7 +24,7 @@ from penstock.scheduler.snapshot import figures
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK_INTERVAL_S = 0.1  # s; an expired lease is detected within this time
-REPORT_DELAY_S = 0.05  # s; a report without a placement or credit waits this long for one
+REPORT_DELAY_S = 0.02  # s; a report without a placement or credit waits this long for one
 NANOS_PER_SECOND = 10**9
 REQUIRED_PROFILE_FIELDS = ("model", "card_digest", "slots", "kv_blocks", "block_size", "context_length")
 MAX_MODEL_NAME_BYTES = 256

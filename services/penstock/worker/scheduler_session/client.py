@@ -32,7 +32,7 @@ from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta
 from penstock.worker.scheduler_session.progress import ProgressReport
 
-STARTED_DELAY_S = 0.05  # s; the end of a short run follows within this time, in the same message
+STARTED_DELAY_S = 0.02  # s; the end of a short run may follow within this time, in the same message
 DISCONNECT_TIMEOUT_S = 1.0  # for the scheduler to close the stream after our `end`
 
 
