@@ -1,30 +1,25 @@
 """One HTTP/2 connection (RFC 9113): bytes of the socket to events of streams, and back. Base of both of its ends.
 
-What a peer can make this end do or keep is bounded: headers by `HEADER_BYTES`, streams by `MAX_STREAMS`, unread bytes
-by the windows, and frames that carry no message by `MAX_CONTROL_FRAMES`. Header compression is that of `hpack`. Frames
-are read and written here: a message through `h2` takes about 250 Python calls, and costs twice as much CPU.
+What a peer can make this end do or keep is bounded: headers and frames without messages by `headers.py`, streams by
+`MAX_STREAMS`, unread bytes by the windows. Header compression is that of `hpack`. Frames are read and written here: a
+message through `h2` takes about 250 Python calls, and costs twice as much CPU.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from hpack import Decoder, Encoder
-from hpack.exceptions import HPACKError
+from hpack import Encoder
 
 from penstock.chassis.http2 import frames
 from penstock.chassis.http2.frames import ConnectionFault, ErrorCode, Setting
+from penstock.chassis.http2.headers import HEADER_BYTES, ControlBudget, HeaderBlock
 from penstock.chassis.http2.stream import Header, Stream, StreamBroken
 
 STREAM_WINDOW_BYTES = 1 << 20
 CONNECTION_WINDOW_BYTES = 16 << 20
 FRAME_BYTES = 1 << 16  # of a frame that the peer may send
-HEADER_BYTES = 16 << 10  # of all headers of a message, decoded
 MAX_STREAMS = 1_000  # that a client may have open at once
-# Frames in one second that carry no message: pings, settings, resets, empty data. An honest peer sends a few.
-MAX_CONTROL_FRAMES = 1_000
-CONTROL_INTERVAL_S = 1.0
 
 
 class Connection(asyncio.Protocol):
@@ -36,6 +31,7 @@ class Connection(asyncio.Protocol):
         self.is_congested = False  # the socket takes no more bytes now
         self.send_window = frames.INITIAL_WINDOW_BYTES
         self.send_frame_bytes = frames.INITIAL_FRAME_BYTES  # that the peer accepts in one frame
+        self.has_received = True  # anything, since a server's connection looked last
         self.transport: Any = None
         self.peer = ""  # as gRPC names it; of a server's connection
         self.auth_context: dict[str, list[bytes]] = {}  # of a server's connection with certificates
@@ -44,15 +40,12 @@ class Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []  # frames of this turn
         self._received = b""  # bytes of a frame that is not complete
         self._has_preface = is_client  # of a client
-        self._highest_stream = 0  # that the client has opened
+        self.highest_stream = 0  # that the client has opened
         self._peer_stream_window = frames.INITIAL_WINDOW_BYTES
         self._receive_window = CONNECTION_WINDOW_BYTES
-        self._block: bytearray | None = None  # headers that are not complete
-        self._block_head = (0, 0)  # their stream and flags
-        self._encoder, self._decoder = Encoder(), Decoder(max_header_list_size=HEADER_BYTES)
-        self._control_frames, self._control_since = 0, 0.0
-        self._has_received = True  # since `is_silent` was asked last
-        self._is_pinged = False
+        self._block = HeaderBlock()
+        self._control = ControlBudget()
+        self._encoder = Encoder()
 
     # Of the socket.
 
@@ -74,11 +67,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.lost:
             return
-        self._has_received = True
+        self.has_received = True
         try:
             self._received = self._read_frames(self._received + data if self._received else data)
         except ConnectionFault as fault:
-            self._unsent.append(frames.go_away(self._highest_stream, fault.code))
+            self._unsent.append(frames.go_away(self.highest_stream, fault.code))
             self.close(f"the peer broke the rules of HTTP/2: {fault}")
             return
         if self._unsent:
@@ -94,6 +87,10 @@ class Connection(asyncio.Protocol):
         self.is_congested = False
         self._send_more()
         self.flush()
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame, which `flush` sends."""
+        self._unsent.append(frame)
 
     def flush(self) -> None:
         """Give the socket the frames that were written."""
@@ -162,25 +159,7 @@ class Connection(asyncio.Protocol):
         if not (stream.is_ended or self.lost):
             self._unsent.append(frames.window_update(stream.id, size))
 
-    # Of the peer.
-
-    def is_silent(self) -> bool:
-        """Whether the peer has sent nothing since the last call, and has not answered a ping sent then."""
-        if self._has_received:
-            self._has_received = self._is_pinged = False
-            return False
-        if self._is_pinged:
-            return True
-        self._is_pinged = True
-        self._unsent.append(frames.frame(frames.PING, 0, 0, bytes(frames.PING_BYTES)))
-        self.flush()
-        return False
-
-    def send_go_away(self) -> None:
-        """Tell the peer to open no more streams. Those that are open go on."""
-        if not self.lost and self.transport:
-            self._unsent.append(frames.go_away(self._highest_stream, ErrorCode.NO_ERROR))
-            self.flush()
+    # For the two ends.
 
     def on_request(self, stream: Stream) -> None:
         """A client has opened a stream."""
@@ -209,21 +188,21 @@ class Connection(asyncio.Protocol):
                 break
             at = begin + size
             stream_id &= frames.STREAM_BITS
-            if self._block is not None and kind != frames.CONTINUATION:
+            if self._block.stream_id and kind != frames.CONTINUATION:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame stands between the frames of headers")
             if kind == frames.DATA:
                 self._on_data(stream_id, flags, data[begin:at])
             elif (handler := _HANDLERS.get(kind)) is not None:
                 handler(self, stream_id, flags, data[begin:at])
             else:
-                self._count_control_frame()  # of an unknown kind, which is ignored
+                self._control.use()  # of an unknown kind, which is ignored
         return data[at:] if at < end else b""
 
     def _on_data(self, stream_id: int, flags: int, payload: bytes) -> None:
         size = len(payload)
         self._receive_window -= size
         stream = self.streams.get(stream_id)
-        if stream is None and (stream_id == 0 or stream_id > self._highest_stream):
+        if stream is None and (stream_id == 0 or stream_id > self.highest_stream):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {stream_id}, which is not open")
         if self._receive_window < 0 or (stream and size > stream.receive_window):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the peer sent more than its window")
@@ -231,7 +210,7 @@ class Connection(asyncio.Protocol):
             self._unsent.append(frames.window_update(0, CONNECTION_WINDOW_BYTES - self._receive_window))
             self._receive_window = CONNECTION_WINDOW_BYTES
         if not size and not flags & frames.END_STREAM:
-            self._count_control_frame()
+            self._control.use()
         if stream:
             stream.receive_window -= size
             if size:
@@ -240,45 +219,32 @@ class Connection(asyncio.Protocol):
                 stream.on_end()
 
     def _on_headers(self, stream_id: int, flags: int, payload: bytes) -> None:
-        block = frames.unpadded(payload, flags)
-        if flags & frames.WITH_PRIORITY:
-            block = block[5:]  # of the dependency and weight, which are ignored
-        self._block, self._block_head = bytearray(), (stream_id, flags)
-        self._on_continuation(stream_id, flags, block)
+        if (headers := self._block.begin(stream_id, flags, payload)) is not None:
+            self._on_block(stream_id, headers)
 
     def _on_continuation(self, stream_id: int, flags: int, payload: bytes) -> None:
-        if self._block is None or stream_id != self._block_head[0]:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without headers before it")
-        self._block += payload
         if not payload:
-            self._count_control_frame()
-        if len(self._block) > HEADER_BYTES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {HEADER_BYTES} bytes")
-        if flags & frames.END_HEADERS:
-            block, self._block = bytes(self._block), None
-            self._on_block(stream_id, block, is_end=bool(self._block_head[1] & frames.END_STREAM))
+            self._control.use()
+        if (headers := self._block.add(stream_id, flags, payload)) is not None:
+            self._on_block(stream_id, headers)
 
-    def _on_block(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
-        try:
-            headers = tuple(self._decoder.decode(block, raw=True))
-        except HPACKError as error:
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from error
+    def _on_block(self, stream_id: int, headers: tuple[Header, ...]) -> None:
         stream = self.streams.get(stream_id)
-        if stream is None and not self._is_client and stream_id > self._highest_stream:
+        if stream is None and not self._is_client and stream_id > self.highest_stream:
             stream = self._open(stream_id, headers)
         elif stream:
             stream.on_headers(headers)
-        if stream and is_end:
+        if stream and self._block.ends_stream:
             stream.on_end()
 
     def _open(self, stream_id: int, headers: tuple[Header, ...]) -> Stream | None:
         """Open a stream of a client; None if it has too many."""
         if stream_id % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client may not open stream {stream_id}")
-        self._highest_stream = stream_id
+        self.highest_stream = stream_id
         if len(self.streams) >= MAX_STREAMS:
-            self._count_control_frame()
-            self._unsent.append(frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM))
+            self._control.use()
+            self.write(frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM))
             return None
         stream = self.new_stream(stream_id)
         stream.on_headers(headers)
@@ -286,7 +252,7 @@ class Connection(asyncio.Protocol):
         return stream
 
     def new_stream(self, stream_id: int) -> Stream:
-        self._highest_stream = stream_id
+        self.highest_stream = stream_id
         stream = Stream(
             self,
             stream_id,
@@ -299,9 +265,9 @@ class Connection(asyncio.Protocol):
 
     def _on_reset(self, stream_id: int, _flags: int, payload: bytes) -> None:
         code = frames.number_in(payload, "RST_STREAM")
-        if stream_id == 0 or stream_id > self._highest_stream:
+        if stream_id == 0 or stream_id > self.highest_stream:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {stream_id}, which is not open")
-        self._count_control_frame()
+        self._control.use()
         if stream := self.streams.pop(stream_id, None):
             stream.on_break(StreamBroken(f"RST_STREAM with error code {code}", code))
 
@@ -319,7 +285,7 @@ class Connection(asyncio.Protocol):
             self._send_more()
 
     def _on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
-        self._count_control_frame()
+        self._control.use()
         if stream_id or (flags & frames.ACK and payload):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream, or an acknowledgement with values")
         if flags & frames.ACK:
@@ -344,10 +310,10 @@ class Connection(asyncio.Protocol):
             stream.send_window += change
 
     def _on_ping(self, _stream_id: int, flags: int, payload: bytes) -> None:
-        self._count_control_frame()
+        self._control.use()
         if len(payload) != frames.PING_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"PING with {len(payload)} bytes")
-        if not flags & frames.ACK:
+        if not (flags & frames.ACK or self.is_congested):  # a peer that does not read gets no answers
             self._unsent.append(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _on_go_away(self, _stream_id: int, _flags: int, payload: bytes) -> None:
@@ -356,7 +322,7 @@ class Connection(asyncio.Protocol):
             self.close(f"the peer closed the connection: GOAWAY with error code {code}")
 
     def _on_priority(self, _stream_id: int, _flags: int, _payload: bytes) -> None:
-        self._count_control_frame()
+        self._control.use()
 
     def _on_push(self, _stream_id: int, _flags: int, _payload: bytes) -> None:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE, which is turned off")
@@ -364,14 +330,6 @@ class Connection(asyncio.Protocol):
     def _send_more(self) -> None:
         for stream in list(self.streams.values()):
             stream.send_more()
-
-    def _count_control_frame(self) -> None:
-        now = time.monotonic()
-        if now > self._control_since + CONTROL_INTERVAL_S:
-            self._control_since, self._control_frames = now, 0
-        self._control_frames += 1
-        if self._control_frames > MAX_CONTROL_FRAMES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without messages")
 
     def _end(self, reason: str) -> None:
         if self.lost:

@@ -13,9 +13,9 @@ import grpc
 import structlog
 
 from penstock.chassis.errors import PenstockError
-from penstock.chassis.http2.connection import Connection
 from penstock.chassis.http2.context import CallContext
 from penstock.chassis.http2.metadata import Metadata, decoded, decoded_timeout
+from penstock.chassis.http2.server_connection import ServerConnection
 from penstock.chassis.http2.stream import Stream
 from penstock.chassis.server.sockets import LISTEN_BACKLOG, bind_socket
 
@@ -25,7 +25,6 @@ UNIX_PREFIX = "unix:"
 HANDSHAKE_TIMEOUT_S = 5.0
 TLS_CLOSE_TIMEOUT_S = 1.0
 SWEEP_INTERVAL_S = 4.0  # a client that is silent for an interval is asked once, and closed after another
-MAX_IDLE_SWEEPS = 15  # of a connection without calls; clients connect again for their next call
 MAX_CONNECTIONS = 8_192
 
 
@@ -108,7 +107,7 @@ class Http2Server:
 
     # Of connections.
 
-    def on_connected(self, connection: "ServerConnection") -> bool:
+    def on_connected(self, connection: ServerConnection) -> bool:
         """Return False if there are too many connections."""
         if len(self.connections) >= MAX_CONNECTIONS or self.is_stopping:
             return False
@@ -124,7 +123,7 @@ class Http2Server:
         again = bool(self.connections) and not self.is_stopping
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_silent) if again else None
 
-    def on_request(self, connection: "ServerConnection", stream: Stream) -> None:
+    def on_request(self, connection: ServerConnection, stream: Stream) -> None:
         self._is_idle.clear()
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._serve(connection, stream))
@@ -139,7 +138,7 @@ class Http2Server:
         if not task.cancelled() and (error := task.exception()):
             log.error("call_crashed", exc_info=error)
 
-    async def _serve(self, connection: "ServerConnection", stream: Stream) -> None:
+    async def _serve(self, connection: ServerConnection, stream: Stream) -> None:
         headers = dict(stream.headers)
         timeout = decoded_timeout(headers[b"grpc-timeout"]) if b"grpc-timeout" in headers else None
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
@@ -193,41 +192,6 @@ class Http2Server:
         return next((found for each in self._generic_handlers if (found := each.service(details))), None)
 
 
-class ServerConnection(Connection):
-    """The server's end of one connection."""
-
-    def __init__(self, server: Http2Server) -> None:
-        super().__init__(is_client=False, message_bytes=server.message_bytes)
-        self._server = server
-        self._idle_sweeps = 0
-
-    def connection_made(self, transport: Any) -> None:
-        self.peer = _peer_of(transport.get_extra_info("peername"))
-        if connection := transport.get_extra_info("ssl_object"):
-            names = (connection.getpeercert() or {}).get("subjectAltName", ())
-            uris = [value.encode() for kind, value in names if kind == "URI"]
-            self.auth_context = {
-                "transport_security_type": [b"ssl"],
-                "peer_spiffe_id": uris if len(uris) == 1 else [],
-            }
-        if self._server.on_connected(self):
-            super().connection_made(transport)
-        else:
-            self.lost = "refused"
-            transport.abort()
-
-    def is_overdue(self) -> bool:
-        """Whether to close the connection. Called once in an interval."""
-        self._idle_sweeps = 0 if self.streams else self._idle_sweeps + 1
-        return self._idle_sweeps > MAX_IDLE_SWEEPS or self.is_silent()
-
-    def on_request(self, stream: Stream) -> None:
-        self._server.on_request(self, stream)
-
-    def on_closed(self) -> None:
-        self._server.connections.discard(self)
-
-
 async def _only_message(context: CallContext) -> Any:
     message = await context.read()
     if message is grpc.aio.EOF:
@@ -249,10 +213,3 @@ def _bind_unix(path: str) -> socket.socket:
     bound.bind(path)
     Path(path).chmod(0o600)
     return bound
-
-
-def _peer_of(name: Any) -> str:
-    if not isinstance(name, tuple):
-        return UNIX_PREFIX
-    host, port = name[:2]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,0 +1,87 @@
+"""The server's end of one connection."""
+
+from typing import Any, Protocol
+
+from penstock.chassis.http2 import frames
+from penstock.chassis.http2.connection import Connection
+from penstock.chassis.http2.frames import ErrorCode
+from penstock.chassis.http2.stream import Stream
+
+MAX_IDLE_SWEEPS = 15  # of a connection without calls; clients connect again for their next call
+
+
+class Listener(Protocol):
+    """The server of a connection."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Largest message that a client may send."""
+
+    @property
+    def connections(self) -> "set[ServerConnection]": ...
+
+    def on_connected(self, connection: "ServerConnection") -> bool:
+        """Return False if there are too many connections."""
+
+    def on_request(self, connection: "ServerConnection", stream: Stream) -> None: ...
+
+
+class ServerConnection(Connection):
+    """The server's end of one connection."""
+
+    def __init__(self, server: Listener) -> None:
+        super().__init__(is_client=False, message_bytes=server.message_bytes)
+        self._server = server
+        self._idle_sweeps = 0
+        self._is_pinged = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.peer = _peer_of(transport.get_extra_info("peername"))
+        if connection := transport.get_extra_info("ssl_object"):
+            names = (connection.getpeercert() or {}).get("subjectAltName", ())
+            uris = [value.encode() for kind, value in names if kind == "URI"]
+            self.auth_context = {
+                "transport_security_type": [b"ssl"],
+                "peer_spiffe_id": uris if len(uris) == 1 else [],
+            }
+        if self._server.on_connected(self):
+            super().connection_made(transport)
+        else:
+            self.lost = "refused"
+            transport.abort()
+
+    def is_overdue(self) -> bool:
+        """Whether to close the connection. Called once in an interval."""
+        self._idle_sweeps = 0 if self.streams else self._idle_sweeps + 1
+        return self._idle_sweeps > MAX_IDLE_SWEEPS or self._is_silent()
+
+    def on_request(self, stream: Stream) -> None:
+        self._server.on_request(self, stream)
+
+    def on_closed(self) -> None:
+        self._server.connections.discard(self)
+
+    def _is_silent(self) -> bool:
+        """Whether the peer has sent nothing since the last call, and has not answered a ping sent then."""
+        if self.has_received:
+            self.has_received = self._is_pinged = False
+            return False
+        if self._is_pinged:
+            return True
+        self._is_pinged = True
+        self.write(frames.frame(frames.PING, 0, 0, bytes(frames.PING_BYTES)))
+        self.flush()
+        return False
+
+    def send_go_away(self) -> None:
+        """Tell the peer to open no more streams. Those that are open go on."""
+        if not self.lost and self.transport:
+            self.write(frames.go_away(self.highest_stream, ErrorCode.NO_ERROR))
+            self.flush()
+
+
+def _peer_of(name: Any) -> str:
+    if not isinstance(name, tuple):
+        return "unix:"
+    host, port = name[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
