@@ -25,6 +25,7 @@ UNIX_PREFIX = "unix:"
 HANDSHAKE_TIMEOUT_S = 5.0
 TLS_CLOSE_TIMEOUT_S = 1.0
 SWEEP_INTERVAL_S = 4.0  # a client that is silent for an interval is asked once, and closed after another
+MAX_READ_TURNS = 100  # of the loop, in which a handler may read what arrived before its client was lost
 MAX_CONNECTIONS = 8_192
 
 
@@ -128,7 +129,7 @@ class Http2Server:
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._serve(connection, stream))
         self._running.add(task)
-        stream.on_broken = lambda: loop.call_soon(task.cancel)  # so that it first reads what has arrived
+        stream.on_broken = lambda: loop.call_soon(_cancel_once_read, task, stream, MAX_READ_TURNS)
         task.add_done_callback(self._on_served)
 
     def _on_served(self, task: asyncio.Task[None]) -> None:
@@ -190,6 +191,13 @@ class Http2Server:
 
     def _generic_handler(self, details: HandlerCallDetails) -> Any:
         return next((found for each in self._generic_handlers if (found := each.service(details))), None)
+
+
+def _cancel_once_read(task: asyncio.Task[None], stream: Stream, turns: int) -> None:
+    if stream.has_unread and turns:
+        asyncio.get_running_loop().call_soon(_cancel_once_read, task, stream, turns - 1)
+    else:
+        task.cancel()
 
 
 async def _only_message(context: CallContext) -> Any:

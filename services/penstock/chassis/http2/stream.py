@@ -76,11 +76,17 @@ class Stream:
 
     # Reading.
 
+    @property
+    def has_unread(self) -> bool:
+        return bool(self._messages)
+
     async def read(self) -> bytes | None:
         """Return the next message; None at the end of the peer's messages.
 
         Raises StreamBroken, and the error of a message that is too large, compressed or incomplete.
         """
+        if self._messages:
+            await asyncio.sleep(0)  # messages that wait must not hold the loop
         while not self._messages:
             if self.fault:
                 raise self.fault
