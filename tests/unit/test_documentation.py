@@ -47,7 +47,7 @@ ALLOWED_WORDS = {"maxUnavailable", "terminationGracePeriodSeconds", "ops", "venv
 # Reasons that end within the mesh, and defaults of types that are always raised with a reason of their own.
 BETWEEN_TIERS = {
     *("LEASE_LOST", "START_INVALID", "TICKET_INVALID", "PROFILE_INVALID", "ENGINE_DIED", "LOADING"),
-    *("MODEL_MISMATCH", "GRANT_INVALID"),
+    *("MODEL_MISMATCH", "GRANT_INVALID", "MESSAGE_TOO_LARGE"),
 }
 BETWEEN_TIERS |= {"ABORTED", "CANCELLED", "FAILED_PRECONDITION", "NOT_FOUND", "PERMISSION_DENIED", "SERVICE_UNKNOWN"}
 BETWEEN_TIERS |= {"UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED"}
