@@ -5,6 +5,7 @@ Each call of a tier has a connection of its own, whose handshake uses the curren
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import grpc
 
@@ -32,11 +33,14 @@ class Dialer:
 
     certificates: CertificateFiles | None = None
 
-    def channel(self, address: str, tier: str, instance_id: str = "") -> Http2Channel:
-        """Open a channel to a process of `tier`, and to no other instance than `instance_id` if it is given."""
+    def channel(self, address: str, tier: str, instance_id: str = "") -> grpc.aio.Channel:
+        """Return a channel to a process of `tier`, and to no other instance than `instance_id` if it is given.
+
+        It is for generated stubs, which use no more of `grpc.aio.Channel` than `Http2Channel` has.
+        """
         files = self.certificates
         tls = ServerTls(lambda: files.current().http2_client, server_name(tier, instance_id)) if files else None
-        return Http2Channel(address, tls, message_bytes=MAX_MESSAGE_BYTES)
+        return cast("grpc.aio.Channel", Http2Channel(address, tls, message_bytes=MAX_MESSAGE_BYTES))
 
     def hello_check(self, tier: str, instance_id: str = "") -> HelloCheck | None:
         """Return a check of the hello of the server that a channel with these arguments connects to.
