@@ -107,7 +107,7 @@ class Http2Channel:
         names = dict.fromkeys(transport.get_extra_info("ssl_object").getpeercert().get("subjectAltName", ()))
         if ("DNS", self._tls.name) not in names:
             connection.close("wrong server")
-            raise ssl.SSLCertVerificationError(f"the server's certificate does not have the name {self._tls.name}")
+            raise ssl.SSLCertVerificationError(1, f"the server's certificate does not have the name {self._tls.name}")
         return connection
 
     def remove(self, call: StreamCall) -> None:
