@@ -6,6 +6,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from penstock.chassis.pacing import TickPacer
 from penstock.chassis.streams.link import Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
@@ -55,6 +56,7 @@ class QueueService(QueueServiceServicer):
         self._schedulers: dict[str, SchedulerPeer] = {}
         self._stream_ids = count(1)
         self._is_head_update_scheduled = False
+        self._pacer = TickPacer(TICK_INTERVAL_S)
 
     # Streams.
 
@@ -67,12 +69,14 @@ class QueueService(QueueServiceServicer):
             edge = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._edges[edge] = peer
             try:
+                self._pacer.on_event()
                 self._perform(self._book.on_edge_connected(edge))
                 async for frame in peer:
                     if effects := self._on_edge_frame(edge, frame):
                         self._perform(effects)
             finally:
                 del self._edges[edge]
+                self._pacer.on_event()
                 self._perform(self._book.on_edge_disconnected(edge))
 
     async def Dispatch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
@@ -80,11 +84,13 @@ class QueueService(QueueServiceServicer):
             scheduler = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._schedulers[scheduler] = peer
             try:
+                self._pacer.on_event()
                 self._perform(self._book.on_scheduler_connected(scheduler, self._now()))
                 async for frame in peer:
                     self._perform(self._on_scheduler_frame(scheduler, frame))
             finally:
                 del self._schedulers[scheduler]
+                self._pacer.on_event()
                 self._perform(self._book.on_scheduler_disconnected(scheduler, self._now()))
 
     async def wait_for_scheduler(self, timeout_s: float) -> None:
@@ -96,7 +102,7 @@ class QueueService(QueueServiceServicer):
     async def tick(self) -> None:
         """Advance the time of the book until cancelled."""
         while True:
-            await asyncio.sleep(TICK_INTERVAL_S)
+            await self._pacer.wait(is_idle=self._book.is_idle)
             self._perform(self._book.tick(self._now()))
             telemetry.record_depths(self._book.model_queues)
 
@@ -125,6 +131,7 @@ class QueueService(QueueServiceServicer):
     # Frames.
 
     def _on_edge_frame(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
+        self._pacer.on_event()
         match frame.WhichOneof("frame"):
             case "enqueue":
                 return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket)]
@@ -141,8 +148,10 @@ class QueueService(QueueServiceServicer):
         return self._book.enqueue(from_frame(ticket, edge, now), now)
 
     def _on_scheduler_frame(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
-        now = self._now()
-        match frame.WhichOneof("frame"):
+        now, kind = self._now(), frame.WhichOneof("frame")
+        if kind != "pool_stats":  # these arrive from a scheduler at rest, too
+            self._pacer.on_event()
+        match kind:
             case "credit":
                 given = frame.credit
                 return self._book.on_credit(

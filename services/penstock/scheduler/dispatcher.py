@@ -177,6 +177,11 @@ class Dispatcher:
 
     # Time.
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no lease and nothing to report."""
+        return not (self.leases.leases or self._is_catalog_due or self.has_due_work)
+
     def tick(self, now: float) -> list[Effect]:
         """Revoke leases that were not started in time, and send reports. Due ten times a second."""
         return [*self.tick_fleet(now), *self.tick_reports(now)]

@@ -12,6 +12,7 @@ from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, start_span
+from penstock.chassis.pacing import TickPacer
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link, Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
@@ -55,6 +56,7 @@ class SchedulerService(SchedulerServiceServicer):
         self._workers: dict[str, WorkerPeer] = {}
         self._stream_ids = count(1)
         self._is_slice_scheduled = False
+        self._pacer = TickPacer(TICK_INTERVAL_S)
         self._queue_peers = PeerSet(queues, self._run_queue_link)
 
     async def run(self) -> None:
@@ -64,7 +66,7 @@ class SchedulerService(SchedulerServiceServicer):
     async def tick(self) -> None:
         """Advance the time of the dispatcher until cancelled."""
         while True:
-            await asyncio.sleep(TICK_INTERVAL_S)
+            await self._pacer.wait(is_idle=self._dispatcher.is_idle)
             self._perform(self._dispatcher.tick_fleet(self._now()))
             await asyncio.sleep(0)  # other work of the loop: for 1,000 workers, each part takes some milliseconds
             self._perform(self._dispatcher.tick_reports(self._now()))
@@ -104,8 +106,10 @@ class SchedulerService(SchedulerServiceServicer):
             self._workers[key] = peer
             try:
                 async for frame in peer:
+                    self._pacer.on_event()
                     self._perform(self._on_worker_frame(key, peer.hello, frame))
             finally:
+                self._pacer.on_event()
                 del self._workers[key]
                 self._perform(self._dispatcher.on_worker_lost(key))
 
@@ -164,14 +168,17 @@ class SchedulerService(SchedulerServiceServicer):
         if former := self._queues.get(queue):
             self._on_queue_disconnected(former)
         self._queues[queue], self._queue_ids[link] = link, queue
+        self._pacer.on_event()
         self._perform(self._dispatcher.on_queue_connected(queue))
 
     def _on_queue_disconnected(self, link: QueueLink) -> None:
         if queue := self._queue_ids.pop(link, ""):
             del self._queues[queue]
+            self._pacer.on_event()
             self._perform(self._dispatcher.on_queue_disconnected(queue))
 
     def _on_link_frame(self, link: QueueLink, frame: queue_pb2.DispatchResponse) -> None:
+        self._pacer.on_event()
         if queue := self._queue_ids.get(link):  # a shard with a newer stream has no id on this one
             self._perform(self._on_queue_frame(queue, frame))
 

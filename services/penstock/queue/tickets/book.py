@@ -77,6 +77,11 @@ class TicketBook:
         return f"<TicketBook {waiting} waiting, {self.offered} offered, {len(self.recent_leases)} placed>"
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no ticket waits, is offered or runs."""
+        return not (self.tickets or len(self.accounting) or self._is_catalog_due)
+
+    @property
     def offered(self) -> int:
         return len(self.tickets) - self.model_queues.waiting.tickets
 
