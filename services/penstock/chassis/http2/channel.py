@@ -50,6 +50,7 @@ class Http2Channel:
         """Cancel all calls."""
         for call in list(self._calls):
             call.cancel()
+        await asyncio.sleep(0)  # in which the sockets are closed
 
     def stream_stream(
         self, method: str, request_serializer: Encoder, response_deserializer: Decoder, **_: object

@@ -51,6 +51,8 @@ class Http2Server:
         self._sweep: asyncio.TimerHandle | None = None
         self.message_bytes: Final = message_bytes
         self.connections: set[ServerConnection] = set()
+        self._open: set[ServerConnection] = set()  # also those that are being closed
+        self._has_closed = asyncio.Event()
         self.is_stopping = False
 
     def __repr__(self) -> str:
@@ -105,6 +107,11 @@ class Http2Server:
             connection.close("the server stops")
         if self._sweep:
             self._sweep.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TLS_CLOSE_TIMEOUT_S):
+                while self._open:
+                    self._has_closed.clear()
+                    await self._has_closed.wait()
 
     # Of connections.
 
@@ -113,9 +120,15 @@ class Http2Server:
         if len(self.connections) >= MAX_CONNECTIONS or self.is_stopping:
             return False
         self.connections.add(connection)
+        self._open.add(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_silent)
         return True
+
+    def on_disconnected(self, connection: ServerConnection) -> None:
+        """The socket of a connection is closed."""
+        self._open.discard(connection)
+        self._has_closed.set()
 
     def _sweep_silent(self) -> None:
         """Close connections of clients that answer no more, and those that have no call."""

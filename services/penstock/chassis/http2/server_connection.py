@@ -23,6 +23,8 @@ class Listener(Protocol):
     def on_connected(self, connection: "ServerConnection") -> bool:
         """Return False if there are too many connections."""
 
+    def on_disconnected(self, connection: "ServerConnection") -> None: ...
+
     def on_request(self, connection: "ServerConnection", stream: Stream) -> None: ...
 
 
@@ -49,6 +51,10 @@ class ServerConnection(Connection):
         else:
             self.lost = "refused"
             transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._server.on_disconnected(self)
 
     def is_overdue(self) -> bool:
         """Whether to close the connection. Called once in an interval."""
