@@ -22,7 +22,7 @@ log = structlog.get_logger()
 # Longer than clients and proxies keep idle connections, so that the server does not close a connection in use.
 KEEP_ALIVE_TIMEOUT_S = 3_700
 DATE_INTERVAL_S = 1.0  # between two dates in the header of responses
-ACCEPT_GRACE_S = 0.1  # for connections that the kernel has accepted when a drain begins: they are closed with the others
+ACCEPT_GRACE_S = 0.1  # after a drain begins, for connections that the kernel has accepted: they are closed, too
 
 
 @asynccontextmanager
