@@ -146,16 +146,20 @@ class Exchange:
         loop = asyncio.get_running_loop()
         slowest = began_at + limits.BODY_GRACE_S + size / limits.BODY_BYTES_PER_S
         stalled = loop.time() + limits.BODY_READ_TIMEOUT_S
+        timer = loop.call_at(min(slowest, stalled), self._abort_body, size, began_at, slowest < stalled)
         try:
-            async with asyncio.timeout_at(min(slowest, stalled)):
-                message = await self._receive()
-        except TimeoutError:
-            if slowest < stalled:
-                raise BodyTooSlow(size, loop.time() - began_at) from None
-            raise BodyStalled(f"no further byte of the body arrived in {limits.BODY_READ_TIMEOUT_S:.0f} s") from None
+            message = await self._receive()
+        finally:
+            timer.cancel()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         return message
+
+    def _abort_body(self, size: int, began_at: float, is_slow: bool) -> None:  # of a timer
+        if is_slow:
+            self.abort(BodyTooSlow(size, asyncio.get_running_loop().time() - began_at))
+        else:
+            self.abort(BodyStalled(f"no further byte of the body arrived in {limits.BODY_READ_TIMEOUT_S:.0f} s"))
 
     # The response.
 
