@@ -43,6 +43,28 @@ async def test_a_disconnect_in_the_middle_of_a_body_releases_it():
         assert not edge.gateway.was_called
 
 
+async def test_a_disconnect_before_the_caller_is_known_ends_the_exchange():
+    async with http_edge() as edge:
+        edge.gateway.holds_identification = True
+        _, writer = await edge.connect()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: 100\r\n\r\n")
+        await wait_until(lambda: "1 running" in repr(edge.front))
+        writer.close()
+        await wait_until(lambda: "0 running" in repr(edge.front))
+        assert not edge.gateway.was_called
+
+
+async def test_a_stream_runs_in_one_task():
+    async with http_edge() as edge:
+        before = asyncio.all_tasks()
+        async with edge.unread_stream() as (reader, _, call):
+            call.send("Wa")
+            await reader.readuntil(b"Wa")
+            assert len(asyncio.all_tasks() - before) == 1
+            call.finish()
+            await reader.readuntil(b"[DONE]")
+
+
 async def stall(call):
     """Send output until the exchange takes no more. Returns the bytes taken."""
     delta, taken_bytes = Emit("x" * CHUNK_BYTES, [1], 0, ()), 0

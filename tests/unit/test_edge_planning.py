@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.models.loaded_model import LoadedModel
+from penstock.edge.models.loaded_model import LoadedModel, load_model
+from penstock.edge.models.planner import MAX_INLINE_MESSAGES, MAX_INLINE_PROMPT_CHARS, RequestPlanner
 from penstock.edge.models.planning import plan_generation
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
@@ -43,6 +44,51 @@ def plan(**fields):
         default_output_tokens=20,
         draw_seed=lambda: 42,
     )
+
+
+class OneModelCatalog:
+    """Has `model` for every request."""
+
+    def __init__(self, model):
+        self._model = model
+
+    async def choose(self, name, version):
+        return self._model
+
+
+class CountingPools:
+    """Runs work at once and counts the calls."""
+
+    def __init__(self):
+        self.runs = 0
+
+    async def run(self, size, work):
+        self.runs += 1
+        return work()
+
+
+@pytest.mark.parametrize(
+    ("messages", "renders_inline", "runs"),
+    [
+        ([Message("user", "hi")], True, 0),
+        ([Message("user", "hi")] * 2, False, 1),
+        ([Message("user", "i")] * (MAX_INLINE_MESSAGES + 1), True, 1),
+        ([Message("user", "i" * (MAX_INLINE_PROMPT_CHARS + 1))], True, 1),
+    ],
+)
+async def test_a_short_conversation_of_a_fast_template_needs_no_thread(messages, renders_inline, runs):
+    model, pools = replace(MODEL, context_length=4_096, renders_inline=renders_inline), CountingPools()
+    planner = RequestPlanner(OneModelCatalog(model), pools, default_output_tokens=20)
+    await planner.plan(replace(SPEC, input=ChatInput(tuple(messages))), 100)
+    assert pools.runs == runs
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% for i in range(9999) %}{% endfor %}"])
+def test_a_template_that_rejects_or_takes_long_is_not_rendered_inline(template):
+    card = ModelCard()
+    card.CopyFrom(CARD)
+    card.chat_template = template
+    assert not load_model(card).renders_inline
 
 
 def ids(text):

@@ -55,51 +55,61 @@ class RequestTelemetry:
         self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
         self._request_id = request_id
         self._error: PenstockError | None = None
-        self._root_span = start_span(
-            semconv.SPAN_EDGE_GENERATE,
-            traceparent,
-            start_time=round(arrived * 1e9),
-            attributes=_request_attributes(spec, self._operation, ticket_id, request_id),
-        )
-        self.traceparent = traceparent_of(self._root_span)
+        root = start_span(semconv.SPAN_EDGE_GENERATE, traceparent, start_time=round(arrived * 1e9))
+        self.traceparent = traceparent_of(root)
         self.trace_id = trace_id_of(self.traceparent)
-        self._stage_span: Span | None = start_span(SPAN_TOKENIZE, self.traceparent, start_time=round(arrived * 1e9))
+        self._root_span: Span | None = None  # None if the trace is not sampled, which has no spans
+        self._stage_span: Span | None = None
+        if root.is_recording():
+            root.set_attributes(_request_attributes(spec, self._operation, ticket_id, request_id))
+            self._root_span = root
+            self._start_stage_span(SPAN_TOKENIZE, arrived)
 
     def on_tokenized(self, now: float) -> None:
         self._end_stage_span(now)
-        self._stage_span = start_span(semconv.SPAN_ADMISSION, self.traceparent, start_time=round(now * 1e9))
+        self._start_stage_span(semconv.SPAN_ADMISSION, now)
 
     def on_admitted(self, now: float, *, by_fallback: bool = False) -> None:
         self._end_stage_span(now)
-        if by_fallback:
+        if by_fallback and self._root_span:
             self._root_span.set_attribute(semconv.PENSTOCK_AUTH_FALLBACK, by_fallback)
 
     def on_failed(self, error: PenstockError) -> None:
         self._error = error
 
     def set_rejected_by(self, tier: str) -> None:
-        self._root_span.set_attribute(semconv.PENSTOCK_REJECTED_BY, tier)
+        if self._root_span:
+            self._root_span.set_attribute(semconv.PENSTOCK_REJECTED_BY, tier)
 
     def on_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
-        self._root_span.set_attribute("penstock.kv_blocks_freed", acknowledgement.kv_blocks_freed)
+        if self._root_span:
+            self._root_span.set_attribute("penstock.kv_blocks_freed", acknowledgement.kv_blocks_freed)
         if acknowledgement.is_acknowledged:
             defer(partial(_cancel_acknowledged.record, acknowledgement.waited_s))
 
     def end(self, request: ActiveRequest, now: float) -> None:
         """Write the log line at once, so that a crash cannot lose it, and defer spans and metrics."""
         log.info("ticket_done", **self._log_fields(request, now))
-        defer(partial(self._end_spans, request, now))
+        defer(partial(self._record, request, now))
 
-    def _end_spans(self, request: ActiveRequest, now: float) -> None:
+    def _record(self, request: ActiveRequest, now: float) -> None:
+        if self._root_span:
+            self._end_spans(self._root_span, request, now)
+        self._record_metrics(request, now)
+
+    def _end_spans(self, root: Span, request: ActiveRequest, now: float) -> None:
         self._end_stage_span(now)  # ends with its request, although this code is deferred
-        self._root_span.set_attributes(_result_attributes(request))
+        root.set_attributes(_result_attributes(request))
         if self._error:
             code = self._error.code.name
-            self._root_span.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
+            root.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
             if code in SERVER_FAULT_CODES:
-                self._root_span.set_status(Status(StatusCode.ERROR, self._error.reason))
-        self._root_span.end(round(now * 1e9))
-        self._record_metrics(request, now)
+                root.set_status(Status(StatusCode.ERROR, self._error.reason))
+        root.end(round(now * 1e9))
+
+    def _start_stage_span(self, name: str, now: float) -> None:
+        if self._root_span:
+            self._stage_span = start_span(name, self.traceparent, start_time=round(now * 1e9))
 
     def _end_stage_span(self, now: float) -> None:
         if self._stage_span:

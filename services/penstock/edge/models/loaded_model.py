@@ -1,14 +1,23 @@
 """A loaded model: its card and its tokenizer, and its description for callers."""
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.request.spec import Message
 from penstock.edge.text.codec import TextCodec, codec_from
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.mesh.v1.worker_pb2 import ModelCard
 from penstock.v1.inference_pb2 import Model as ModelMessage
 from penstock.v1.inference_pb2 import ModelVersion
+
+PROBE = (Message("user", "hi"),)
+PROBE_RENDERINGS = 3  # the first is slower than later ones
+MAX_INLINE_RENDER_S = 0.0002  # of CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     block_size: int  # tokens
     codec: TextCodec
+    renders_inline: bool = False  # whether its template renders a short conversation fast enough for the event loop
 
     @property
     def key(self) -> str:
@@ -49,6 +59,8 @@ def model_message(model: LoadedModel, versions: Mapping[str, CatalogEntry]) -> M
 
 
 def load_model(card: ModelCard) -> LoadedModel:
+    """Build a model from its card. Raises ModelTextUnusable. Takes up to 1 s: call it in a thread."""
+    codec = codec_from(card)
     return LoadedModel(
         name=card.name,
         digest=card.digest,
@@ -56,5 +68,19 @@ def load_model(card: ModelCard) -> LoadedModel:
         vocabulary_size=card.vocabulary_size,
         eos_ids=frozenset(card.eos_token_ids),
         block_size=card.block_size,
-        codec=codec_from(card),
+        codec=codec,
+        renders_inline=_render_time(codec) <= MAX_INLINE_RENDER_S,
     )
+
+
+def _render_time(codec: TextCodec) -> float:
+    """Return the CPU time in s of rendering a short conversation. Infinite if the template rejects it."""
+    times, now = [], datetime.now(UTC)
+    for _ in range(PROBE_RENDERINGS):
+        begun = time.thread_time()
+        try:
+            codec.template.render(PROBE, now)
+        except InvalidArgument:
+            return math.inf
+        times.append(time.thread_time() - begun)
+    return min(times)

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
-from penstock.chassis.lifecycle import background, current_stop
+from penstock.chassis.lifecycle import current_stop
 from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
 from penstock.edge.api.http.metrics import record_request
 from penstock.edge.api.http.proxy_door import is_via_proxy
@@ -78,8 +78,7 @@ class OpenAIApp:
         self._exchanges.add(exchange)
         is_disconnected = False
         try:
-            async with exchange.abortable():
-                await self._handler_of(exchange)(exchange)
+            await exchange.serve(self._handler_of(exchange))
         except ClientDisconnected:
             is_disconnected = True
         except PenstockError as error:
@@ -136,7 +135,7 @@ class OpenAIApp:
         serializer = serializer_type(request, created=int(time.time()))
         write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
-        async with background(exchange.watch_disconnect()), generating as events:
+        async with generating as events:
             exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
             await write(exchange, serializer, events)
 

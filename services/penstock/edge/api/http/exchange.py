@@ -1,8 +1,8 @@
 """One HTTP request and its response, and the byte budget of request bodies."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +17,9 @@ from penstock.edge.request.validation import is_request_id
 from penstock.mesh.v1.admission_pb2 import Credential
 
 RETRY_AFTER_S = 1.0  # s
-IDENTIFIED = "penstock.identified"  # key in the state of a request's scope, set once its caller is known
+# Keys in the state of a request's scope.
+IDENTIFIED = "penstock.identified"  # set once the caller is known
+ON_DISCONNECT = "penstock.on_disconnect"  # called once if the client disconnects before the response is complete
 
 
 class PendingBody:
@@ -92,7 +94,8 @@ class Exchange:
         self._format_failure: Callable[[PenstockError], bytes] | None = None
         self._is_writing = False
         self._written_at = 0.0  # time of the event loop's clock, s
-        self._abort_timeout: asyncio.Timeout | None = None
+        self._keepalive: asyncio.TimerHandle | asyncio.Task[None] | None = None  # of a stream that has not ended
+        self._task: asyncio.Task[Any] | None = None  # that `abort` cancels
         self._abort_error: Exception | None = None
         # Called at a disconnect, before the handler unwinds.
         self.on_disconnect: Callable[[], None] = lambda: None
@@ -143,16 +146,20 @@ class Exchange:
         loop = asyncio.get_running_loop()
         slowest = began_at + limits.BODY_GRACE_S + size / limits.BODY_BYTES_PER_S
         stalled = loop.time() + limits.BODY_READ_TIMEOUT_S
+        timer = loop.call_at(min(slowest, stalled), self._abort_body, size, began_at, slowest < stalled)
         try:
-            async with asyncio.timeout_at(min(slowest, stalled)):
-                message = await self._receive()
-        except TimeoutError:
-            if slowest < stalled:
-                raise BodyTooSlow(size, loop.time() - began_at) from None
-            raise BodyStalled(f"no further byte of the body arrived in {limits.BODY_READ_TIMEOUT_S:.0f} s") from None
+            message = await self._receive()
+        finally:
+            timer.cancel()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         return message
+
+    def _abort_body(self, size: int, began_at: float, is_slow: bool) -> None:  # of a timer
+        if is_slow:
+            self.abort(BodyTooSlow(size, asyncio.get_running_loop().time() - began_at))
+        else:
+            self.abort(BodyStalled(f"no further byte of the body arrived in {limits.BODY_READ_TIMEOUT_S:.0f} s"))
 
     # The response.
 
@@ -164,6 +171,7 @@ class Exchange:
         """Begin a stream. `format_failure` formats an error that ends it."""
         self._format_failure = format_failure
         await self._start(200, EVENT_STREAM)
+        self._start_keepalives()
         if frame:
             await self.write(frame)
 
@@ -176,6 +184,7 @@ class Exchange:
 
     async def end(self, frame: bytes) -> None:
         self._is_writing = True  # stays set, because no frame may follow
+        self._stop_keepalives()
         await self._send({"type": "http.response.body", "body": frame, "more_body": False})
 
     async def fail(self, error: PenstockError) -> None:
@@ -199,48 +208,55 @@ class Exchange:
 
     # Aborts and disconnects.
 
-    @asynccontextmanager
-    async def abortable(self) -> AsyncIterator[None]:
-        """Run a block that `abort` can end from another task."""
+    async def serve(self, handle: Callable[["Exchange"], Awaitable[None]]) -> None:
+        """Await `handle(self)`, which `abort` and a disconnect of the client can end."""
+        self._task = task = asyncio.current_task()
+        assert task
+        state = self._scope.setdefault("state", {})
+        state[ON_DISCONNECT] = self._disconnect
         try:
-            async with asyncio.timeout(None) as self._abort_timeout:
-                yield
-        except TimeoutError:
-            if self._abort_error is None:
+            await handle(self)
+        except asyncio.CancelledError:
+            if self._abort_error is None or task.uncancel():
                 raise
             raise self._abort_error from None
         finally:
-            self._abort_timeout = None
+            self._task = None
+            state.pop(ON_DISCONNECT, None)  # a reference cycle otherwise
+            self._stop_keepalives()
 
     def abort(self, error: Exception) -> None:
-        """Raise `error` in the `abortable` block. No effect once it has ended."""
-        if self._abort_timeout and self._abort_error is None:
+        """Raise `error` in the handler. No effect once it has ended."""
+        if self._task and self._abort_error is None:
             self._abort_error = error
-            self._abort_timeout.reschedule(0.0)
+            self._task.cancel()
 
-    async def watch_disconnect(self) -> None:
-        """Abort when the client disconnects, and send keep-alives to a silent stream. A task beside the handler."""
+    def _disconnect(self) -> None:
+        self.on_disconnect()
+        self.abort(ClientDisconnected())
+
+    def _start_keepalives(self) -> None:
+        self._keepalive = asyncio.get_running_loop().call_later(self._keepalive_interval, self._check_keepalive)
+
+    def _stop_keepalives(self) -> None:
+        if self._keepalive:
+            self._keepalive.cancel()
+            self._keepalive = None
+
+    def _check_keepalive(self) -> None:
+        """Send a keep-alive to a stream that has been silent for the interval, and plan the next check."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + self._keepalive_interval
-        while True:
-            try:
-                async with asyncio.timeout_at(due):
-                    message = await self._receive()
-            except TimeoutError:
-                due = await self._send_keepalive(loop.time())
-                continue
-            if message["type"] == "http.disconnect":
-                self.on_disconnect()
-                self.abort(ClientDisconnected())
-                return
+        due = self._written_at + self._keepalive_interval
+        if self._is_writing:
+            self._start_keepalives()
+        elif loop.time() < due:
+            self._keepalive = loop.call_at(due, self._check_keepalive)
+        else:
+            self._keepalive = loop.create_task(self._send_keepalive())
 
-    async def _send_keepalive(self, now: float) -> float:
-        """Send a keep-alive if one is due. Returns the time of the next check."""
-        if not self.status or self._is_writing:
-            return now + self._keepalive_interval
-        if now - self._written_at >= self._keepalive_interval:
-            await self.write(SSE_KEEPALIVE)
-        return self._written_at + self._keepalive_interval
+    async def _send_keepalive(self) -> None:
+        await self.write(SSE_KEEPALIVE)
+        self._start_keepalives()
 
 
 def _check_size(size: int) -> None:

@@ -18,7 +18,7 @@ from penstock.edge.api.http.connections import (
     ConnectionTable,
     Phase,
 )
-from penstock.edge.api.http.exchange import IDENTIFIED
+from penstock.edge.api.http.exchange import IDENTIFIED, ON_DISCONNECT
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import HeadStalled, HeadTooLarge
 from penstock.edge.request import limits as request_limits
@@ -93,7 +93,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._door.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        is_answered = self.cycle is None or self.cycle.response_complete
         super().connection_lost(exc)
+        if not is_answered and (on_disconnect := self.cycle.scope["state"].pop(ON_DISCONNECT, None)):
+            on_disconnect()
         self.release_held()
         self._door.connections.discard(self)
         if self._is_counted:
