@@ -74,6 +74,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         *(patch(f"{module}.random", rng) for module in MODULES_WITH_RANDOM),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the original would keep the loops of all worlds
         patch("penstock.chassis.observability.deferred._by_loop", {}),  # as above
+        patch("penstock.chassis.streams.ticks._groups", {}),  # as above
         patch("penstock.queue.accounting.REPORT_TIMEOUT_S", UNREPORTED_RUN_TIMEOUT_S),
         patch("penstock.chassis.server.write_timeout.CLIENT_READ_TIMEOUT_S", CLIENT_READ_TIMEOUT_S),
         # The service binds its clock as a default argument, at import.
