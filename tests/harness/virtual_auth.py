@@ -39,7 +39,8 @@ class VirtualAuthMesh:
         network = self.network = Network(self.world, 1, late_share=0.0)
         monkeypatch.setattr(grpc.aio, "server", lambda **_: FakeServer(network, asyncio.get_running_loop(), ()))
         monkeypatch.setattr(
-            grpc.aio, "insecure_channel", lambda at, **_: FakeChannel(network, asyncio.get_running_loop(), at)
+            "penstock.chassis.security.channels.Http2Channel",
+            lambda at, *_, **__: FakeChannel(network, asyncio.get_running_loop(), at),
         )
         monkeypatch.setattr(time, "time", self.world.unix_time)
         monkeypatch.setattr(time, "monotonic", self.world.monotonic_time)

@@ -3,13 +3,10 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.http2.messages import MessageReader, prefixed
-
-if TYPE_CHECKING:
-    from penstock.chassis.http2.connection import Connection
 
 Header = tuple[bytes, bytes]
 
@@ -23,6 +20,24 @@ class StreamBroken(Exception):
     def __init__(self, reason: str, error_code: int | None = None) -> None:
         super().__init__(reason)
         self.error_code = error_code  # of RST_STREAM; None if the connection is lost
+
+
+class Sender(Protocol):
+    """The connection of a stream."""
+
+    is_congested: bool  # the socket takes no more bytes now
+
+    def send_message(self, stream: "Stream", message: bytes) -> bool:
+        """Send a whole message in one frame. Return False, and send nothing, if the windows do not allow it."""
+
+    def send_data(self, stream: "Stream", data: memoryview) -> int:
+        """Send as much of `data` as one frame and the windows allow. Return its bytes."""
+
+    def extend_window(self, stream: "Stream", size: int) -> None:
+        """Let the peer send `size` more bytes on the stream."""
+
+    def flush(self) -> None:
+        """Give the socket what was written."""
 
 
 class Stream:
@@ -50,7 +65,7 @@ class Stream:
     )
 
     def __init__(
-        self, connection: "Connection", stream_id: int, message_bytes: int, *, send_window: int, receive_window: int
+        self, connection: Sender, stream_id: int, message_bytes: int, *, send_window: int, receive_window: int
     ) -> None:
         self.id = stream_id
         self.send_window = send_window  # bytes that the peer accepts
