@@ -39,7 +39,7 @@ from penstock.mesh.v1.admission_pb2 import (
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
-from penstock.v1.stream_pb2 import Hello
+from penstock.v1.stream_pb2 import Heartbeat, Hello
 from proxy_checks import check
 
 DEV_KEY = "pk_dev_" + "0123456789abcdef" * 2
@@ -120,6 +120,9 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         sweeping.cancel()
 
 
+HEARTBEAT_S = 0.3
+
+
 @dataclass
 class AuthEdge:
     """One stream of an edge. Answers arrive in the order in which auth sends them."""
@@ -130,8 +133,17 @@ class AuthEdge:
     owned_partitions: OwnedPartitions | None = None  # the latest frame
     credential: Credential = field(default_factory=lambda: Credential(bearer=DEV_KEY, loopback=True))
 
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
     async def send(self, **frame):
-        await self.call.write(AdmitRequest(**frame))
+        async with self.writing:
+            await self.call.write(AdmitRequest(**frame))
+
+    async def beat(self):
+        """Send heartbeats, without which auth ends a stream after 1.5 s."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self.send(heartbeat=Heartbeat())
 
     async def receive(self):
         while True:
@@ -178,9 +190,12 @@ async def edge(found: AuthProcess, instance_id="edge-1"):
     edge = AuthEdge(call, instance_id)
     await edge.send(hello=Hello(protocol=1, instance_id=instance_id, tier="edge"))
     assert (await edge.receive()).tier == "auth"
+    beating = asyncio.create_task(edge.beat())
     try:
         yield edge
     finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
         call.cancel()
 
 

@@ -91,6 +91,7 @@ def test_a_lost_ticket_is_enqueued_once_auth_has_admitted_the_request(request_, 
     assert getattr(request_, event)(*([1.5] if event == "on_no_queue" else [])) == []
     assert request_.on_admitted(IDENTITY, "r1", 2.0) == [Enqueue()]
     assert request_.attempt == 1
+    assert request_.enqueued_at == 1.0  # it keeps its place
 
 
 @pytest.mark.parametrize(

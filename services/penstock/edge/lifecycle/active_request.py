@@ -1,5 +1,6 @@
 """One request as a state machine of plain calls: events come in with `now`, effects are returned."""
 
+import math
 from functools import partial
 
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
@@ -63,7 +64,7 @@ class ActiveRequest(RequestTransitions):
         if self._is_answered:
             return self._settle(self.outcome)
         self.timeline.add_stage("auth", "admission", now)
-        if self._early_ticket is None:
+        if math.isnan(self.enqueued_at):  # else an early ticket, whose shard may be lost since, has set its place
             self.enqueued_at = now
         if finish := self.output.finish_if_complete():
             ending = [*self._accept(), *self.output.flush(), *self._complete(finish)]
