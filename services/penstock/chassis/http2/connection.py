@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import structlog
 from hpack import Encoder
 
 from penstock.chassis.http2 import frames
 from penstock.chassis.http2.frames import ConnectionFault, ErrorCode, Setting
 from penstock.chassis.http2.headers import HEADER_BYTES, ControlBudget, HeaderBlock
 from penstock.chassis.http2.stream import Header, Stream, StreamBroken
+
+log = structlog.get_logger()
 
 STREAM_WINDOW_BYTES = 1 << 20
 CONNECTION_WINDOW_BYTES = 16 << 20
@@ -71,6 +74,7 @@ class Connection(asyncio.Protocol):
         try:
             self._received = self._read_frames(self._received + data if self._received else data)
         except ConnectionFault as fault:
+            log.warning("http2_connection_closed", peer=self.peer, because=str(fault))
             self._unsent.append(frames.go_away(self.highest_stream, fault.code))
             self.close(f"the peer broke the rules of HTTP/2: {fault}")
             return
