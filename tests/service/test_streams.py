@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -289,6 +290,24 @@ async def test_streams_share_timers_and_no_callback_ticks_more_than_a_group(monk
     counts = [each.count for each in streams]
     await asyncio.sleep(0.03)
     assert [each.count for each in streams] == counts
+
+
+@pytest.mark.parametrize("early", [0.0, 0.000_9, 0.002])
+async def test_a_timer_that_fires_early_does_not_tick_twice(monkeypatch, early):
+    due, now = [], 1_000.0
+    loop = asyncio.get_running_loop()
+    group = ticks._TickGroup(0.0)
+    monkeypatch.setattr(ticks.asyncio, "get_running_loop", lambda: fake)
+    fake = SimpleNamespace(time=lambda: now, call_at=lambda at, _callback: due.append(at))
+    stream = CountedStream()
+    group.add(stream)
+    for _ in range(100):
+        now = due[-1] - early
+        group._tick()
+    monkeypatch.undo()
+    assert asyncio.get_running_loop() is loop
+    assert stream.count == 100
+    assert due[-1] - due[0] == pytest.approx(100 * ticks.TICK_S)
 
 
 async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
