@@ -6,6 +6,8 @@ import pytest
 
 from penstock.chassis import pacing
 from penstock.chassis.pacing import TickPacer
+from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
+from penstock.queue.prediction.prefill_backlog import MAX_CAPACITY_AGE_S
 
 
 @pytest.fixture
@@ -33,6 +35,11 @@ async def test_a_service_rests_after_a_second_without_work(waits):
     for _ in range(100):
         await pacer.wait(is_idle=True)
     assert len(waits) == round(pacing.REST_AFTER_S / 0.05)
+
+
+def test_statistics_of_a_scheduler_at_rest_do_not_lapse_between_two_ticks():
+    assert 2 * pacing.REST_INTERVAL_S <= MAX_CAPACITY_AGE_S
+    assert 2 * pacing.REST_INTERVAL_S <= MAX_POOL_STATS_AGE_S
 
 
 async def test_an_event_ends_the_rest_and_ticks_are_frequent_after_it(monkeypatch):
