@@ -140,7 +140,7 @@ class AuthEdge:
             await self.call.write(AdmitRequest(**frame))
 
     async def beat(self):
-        """Send heartbeats, without which auth ends a stream after 1.5 s."""
+        """Send heartbeats. One that auth cannot receive any more fails the call with what is not read yet."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             await self.send(heartbeat=Heartbeat())
@@ -185,17 +185,19 @@ class AuthEdge:
 
 
 @asynccontextmanager
-async def edge(found: AuthProcess, instance_id="edge-1"):
+async def edge(found: AuthProcess, instance_id="edge-1", *, beats=False):
+    """A stream to auth. `beats`: with heartbeats, so that it may stay silent for more than 1.5 s."""
     call = found.stub.Admit()
     edge = AuthEdge(call, instance_id)
     await edge.send(hello=Hello(protocol=1, instance_id=instance_id, tier="edge"))
     assert (await edge.receive()).tier == "auth"
-    beating = asyncio.create_task(edge.beat())
+    beating = [asyncio.create_task(edge.beat())] if beats else []
     try:
         yield edge
     finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        for each in beating:
+            each.cancel()
+        await asyncio.gather(*beating, return_exceptions=True)
         call.cancel()
 
 

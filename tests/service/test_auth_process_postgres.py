@@ -41,12 +41,12 @@ async def connected(process):
 
 async def test_a_killed_process_is_replaced_with_its_keys_reservations_and_secrets(database):
     async with auth_process(database) as first:
-        async with connected(first) as found, edge(found) as stream:
+        async with connected(first) as found, edge(found, beats=True) as stream:
             made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))
             credential = Credential(bearer=made.secret)
             admitted = await stream.reserve(credential=credential)
             first.kill()
-        async with auth_process(database) as second, connected(second) as found, edge(found) as stream:
+        async with auth_process(database) as second, connected(second) as found, edge(found, beats=True) as stream:
             again = await stream.reserve_at_owner(credential=credential)
             assert again.reservation_id == admitted.reservation_id
             assert again.identity.cache_salt == admitted.identity.cache_salt
@@ -71,9 +71,9 @@ async def test_replicas_share_the_partitions_and_each_says_who_is_not_its_own(da
 
 
 async def test_a_replica_that_drains_hands_its_reservations_over_before_it_ends(database):
-    async with auth_process(database) as first, connected(first) as found, edge(found) as stream:
+    async with auth_process(database) as first, connected(first) as found, edge(found, beats=True) as stream:
         admitted = await stream.reserve()
-        async with auth_process(database) as second, connected(second) as other, edge(other) as later:
+        async with auth_process(database) as second, connected(second) as other, edge(other, beats=True) as later:
             await until_owner_of(stream, PARTITIONS // 2)
             first.send_signal(signal.SIGTERM)
             assert (await stream.receive()).reason == "draining"
@@ -86,11 +86,11 @@ async def test_a_replica_that_drains_hands_its_reservations_over_before_it_ends(
 
 
 async def test_a_paused_replica_spends_nothing_after_another_took_over_and_shares_the_work_again(database):
-    async with auth_process(database) as paused, connected(paused) as found, edge(found) as stream:
+    async with auth_process(database) as paused, connected(paused) as found, edge(found, beats=True) as stream:
         admitted = await stream.reserve()
         os.kill(paused.pid, signal.SIGSTOP)
         await stream.send(settle=Settle(reservation_id=admitted.reservation_id, prompt_tokens=10, output_tokens=20))
-        async with auth_process(database) as second, connected(second) as other, edge(other) as later:
+        async with auth_process(database) as second, connected(second) as other, edge(other, beats=True) as later:
             again = await later.reserve_at_owner()
             assert again.reservation_id == admitted.reservation_id
             assert (await later.settle(admitted.reservation_id)).reservation_id == admitted.reservation_id
@@ -135,7 +135,7 @@ async def test_limits_of_keys_prices_and_budgets_hold_at_all_replicas_and_over_a
     async with AsyncExitStack() as stack:
         processes = [await stack.enter_async_context(auth_process(database)) for _ in range(2)]
         founds = [await stack.enter_async_context(connected(each)) for each in processes]
-        streams = [await stack.enter_async_context(edge(each)) for each in founds]
+        streams = [await stack.enter_async_context(edge(each, beats=True)) for each in founds]
         for each in streams:
             await until_owner_of(each, PARTITIONS // 2)
         owner = 0 if partition_of("acme") in await owned_by(streams[0]) else 1
@@ -170,7 +170,7 @@ async def test_limits_of_keys_prices_and_budgets_hold_at_all_replicas_and_over_a
 @asynccontextmanager
 async def replica(store):
     """Yield a process and a stream of an edge to it."""
-    async with auth_process(store) as process, connected(process) as found, edge(found) as stream:
+    async with auth_process(store) as process, connected(process) as found, edge(found, beats=True) as stream:
         yield found, stream
 
 
