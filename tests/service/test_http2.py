@@ -288,6 +288,19 @@ async def test_requests_with_their_resets_end_their_connection_and_leave_no_call
         await echo.until(lambda: not echo.running)
 
 
+async def test_messages_that_never_end_are_held_up_to_a_bound_of_their_connection():
+    """Each stream sends all but the last byte of a message of the largest size."""
+    async with echo_server() as (_, echo, port), raw_client(port) as client:
+        part = b"\0" + MESSAGE_BYTES.to_bytes(4, "big") + bytes(MESSAGE_BYTES - 1)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not client.closed.is_set():
+                await client.send_data(await client.open_stream(HEADERS), part)
+        assert client.goaway_code == frames.ErrorCode.ENHANCE_YOUR_CALM
+        window = connection.CONNECTION_WINDOW_BYTES // MESSAGE_BYTES  # messages
+        assert connection.MAX_HELD_MESSAGES < len(client.answers) <= connection.MAX_HELD_MESSAGES + window + 1
+        await echo.until(lambda: not echo.running)
+
+
 async def test_streams_beyond_the_limit_are_refused_one_by_one(monkeypatch):
     monkeypatch.setattr(connection, "MAX_STREAMS", 3)
     async with echo_server() as (_, echo, port), raw_client(port) as client:

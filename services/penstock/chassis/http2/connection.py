@@ -1,8 +1,9 @@
 """One HTTP/2 connection (RFC 9113): bytes of the socket to events of streams, and back. Base of both of its ends.
 
 What a peer can make this end do or keep is bounded: headers and frames without messages by `headers.py`, streams by
-`MAX_STREAMS`, unread bytes by the windows. Header compression is that of `hpack`. Frames are read and written here: a
-message through `h2` takes about 250 Python calls, and costs twice as much CPU.
+`MAX_STREAMS`, complete messages by the windows, and all that is held for a connection by `MAX_HELD_MESSAGES`. Header
+compression is that of `hpack`. Frames are read and written here: a message through `h2` takes about 250 Python calls,
+and costs twice as much CPU.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ STREAM_WINDOW_BYTES = 1 << 20
 CONNECTION_WINDOW_BYTES = 16 << 20
 FRAME_BYTES = 1 << 16  # of a frame that the peer may send
 MAX_STREAMS = 1_000  # that a client may have open at once
+MAX_HELD_MESSAGES = 2  # of the largest size, whose bytes a connection may hold; an honest one has a stream or a few
 
 
 class Connection(asyncio.Protocol):
@@ -213,6 +215,7 @@ class Connection(asyncio.Protocol):
         if self._receive_window <= CONNECTION_WINDOW_BYTES // 2:  # the windows of streams bound what is kept
             self._unsent.append(frames.window_update(0, CONNECTION_WINDOW_BYTES - self._receive_window))
             self._receive_window = CONNECTION_WINDOW_BYTES
+            self._check_held()
         if not size and not flags & frames.END_STREAM:
             self._control.use()
         if stream:
@@ -221,6 +224,13 @@ class Connection(asyncio.Protocol):
                 stream.on_data(frames.unpadded(payload, flags), size)
             if flags & frames.END_STREAM:
                 stream.on_end()
+
+    def _check_held(self) -> None:
+        """Raise ConnectionFault if too much is held. Called once in half a window of the connection."""
+        held, limit = sum(each.held_bytes for each in self.streams.values()), MAX_HELD_MESSAGES * self._message_bytes
+        if held > limit:
+            text = f"messages of {held} bytes are not complete or not read; allowed: {limit} on a connection"
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text)
 
     def _on_headers(self, stream_id: int, flags: int, payload: bytes) -> None:
         if (headers := self._block.begin(stream_id, flags, payload)) is not None:

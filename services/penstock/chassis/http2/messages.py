@@ -28,6 +28,11 @@ class MessageReader:
         self._limit = limit  # bytes of one message
         self._buffer = bytearray()
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a message that is not complete."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the messages that `data` completes.
 

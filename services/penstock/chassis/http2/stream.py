@@ -92,6 +92,11 @@ class Stream:
     # Reading.
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of messages that are not read or not complete."""
+        return self._unread_bytes + self._reader.pending_bytes
+
+    @property
     def has_unread(self) -> bool:
         return bool(self._messages)
 
