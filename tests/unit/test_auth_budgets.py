@@ -1,73 +1,25 @@
-"""Budgets: tokens or money per day or month are never overspent, and nearly all of a budget can be used."""
-
-import random
-from dataclasses import replace
-from datetime import UTC, datetime
+"""Budgets: their periods, what reservations and charges use of them, restarts."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from penstock.auth.config import AuthConfig
-from penstock.auth.identity.keys import Key, mint
-from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Policy
+from budget_tables import (
+    DAY,
+    MONEY,
+    MONTH,
+    NOON,
+    TOKENS,
+    at,
+    policy_of,
+    rejection_of,
+    reserve,
+    restarted,
+    table_of,
+    use_of,
+)
+from penstock.auth.identity.policy import Budget, Policy
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.budget_period import PeriodUse, period_bounds
-from penstock.auth.quota.prices import Price, PriceList
-from penstock.auth.quota.reservation import ReservationRequest
-from penstock.auth.quota.reservation_table import ReservationTable
-from penstock.auth.store.recovery import recover
-from penstock.auth.store.store import StoredState
-from penstock.chassis.errors import QuotaExceeded
-from penstock.mesh.v1.admission_pb2 import Credential, Reserve, Settle
-
-DAY, MONTH, TOKENS, MONEY = BudgetPeriod.DAY, BudgetPeriod.MONTH, BudgetUnit.TOKENS, BudgetUnit.MONEY
-PRICE = Price("m", 1_000_000, 100_000, 2_000_000)  # 1, 0.1 and 2 nanos per token
-NOON = datetime(2028, 2, 28, 12, tzinfo=UTC).timestamp()
-
-
-def at(*date: int) -> float:
-    return datetime(*date, tzinfo=UTC).timestamp()
-
-
-def policy_of(*budgets: Budget, soft_share=0.0, shadow=False) -> Policy:
-    return Policy(budgets=budgets, soft_share=soft_share, shadow=shadow)
-
-
-def table_of(policy: Policy, key: Policy | None = None, *, uses=(), now=NOON, prices=(PRICE,)) -> ReservationTable:
-    found = ReservationTable(ttl=1e9, prices=PriceList(prices))
-    quota = found.put_tenant(Tenant(tenant_id="acme", policy=policy), now, None, uses)
-    if key:
-        quota.set_key("k", key, now)
-    return found
-
-
-def reserve(table, number=1, prompt=10, output=20, *, now=NOON, edge="edge-1", is_deferred=False, **more):
-    request = ReservationRequest(
-        request_id=f"request-{number}",
-        tenant_id="acme",
-        key_id="k",
-        edge_id=edge,
-        model="m",
-        prompt_tokens=prompt,
-        max_output_tokens=output,
-        **more,
-    )
-    return table.reserve(request, f"reservation-{number}", now, is_deferred=is_deferred)
-
-
-def rejection_of(table, number=1, *given, **more) -> QuotaExceeded:
-    with pytest.raises(QuotaExceeded) as raised:
-        reserve(table, number, *given, **more)
-    return raised.value
-
-
-def use_of(table, budget: Budget, now=NOON) -> tuple[int, int]:
-    spent, reserved, _ = table.quota("acme").scope().budget_use(budget, now)
-    return spent, reserved
-
-
-# Periods.
+from penstock.auth.quota.prices import Price
 
 
 @pytest.mark.parametrize(
@@ -277,17 +229,6 @@ def test_a_fallback_grant_is_at_most_what_the_budgets_of_tenant_and_key_leave():
 # Restarts.
 
 
-def restarted(table: ReservationTable, live, lost=(), *, policy, now=NOON, prices=(PRICE,)) -> ReservationTable:
-    """Return a table with the state that the store has."""
-    after = table_of(policy, uses=[table.quota("acme").scope().use], now=now, prices=prices)
-    after.restore(map(as_stored, live), map(as_stored, lost))
-    return after
-
-
-def as_stored(reservation):
-    return replace(reservation, metering=reservation.metering._replace(price=None, holds=()))
-
-
 def test_a_restart_keeps_what_is_spent_and_reserved():
     budget = Budget(MONTH, MONEY, 100)
     before = table_of(policy_of(budget))
@@ -333,158 +274,3 @@ def test_a_restart_in_the_next_period_begins_the_budget_anew():
 
 
 # Exactness.
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_10_000_requests_of_8_edges_never_overspend_a_month_and_use_nearly_all_of_it(seed):
-    """Interleaved reservations, settlements, cancels and lost edges that correct their charges later, and restarts."""
-    draw = random.Random(seed)
-    budget = Budget(MONTH, MONEY, 4_000_000)  # nanos; a request reserves at most 2,500
-    policy = policy_of(budget)
-    table, now, charges, open_ids, rejected = table_of(policy), NOON, {}, [], 0
-    for number in range(10_000):
-        now += draw.expovariate(10.0)
-        try:
-            made = reserve(
-                table, number, draw.randrange(500), draw.randrange(1_000), now=now, edge=f"edge-{number % 8}"
-            )
-            open_ids.append(made.reservation_id)
-        except QuotaExceeded:
-            rejected += 1
-        while len(open_ids) > 64:
-            settle_one(table, open_ids, charges, draw, now)
-        if draw.random() < 0.002:
-            table.expire_edge(f"edge-{draw.randrange(8)}", now)
-        if draw.random() < 0.001:
-            live, lost = list(table._live.values()), list(table._lost.values())
-            table = restarted(table, live, lost, policy=policy, now=now)
-        spent, reserved = use_of(table, budget, now)
-        assert sum(charges.values()) <= spent
-        assert spent + reserved <= budget.amount
-    while open_ids:
-        settle_one(table, open_ids, charges, draw, now)
-    spent, reserved = use_of(table, budget, now)
-    assert rejected
-    assert reserved == 0
-    assert 0.99 * budget.amount <= spent <= budget.amount
-
-
-def settle_one(table, open_ids, charges, draw, now) -> None:
-    reservation_id = open_ids.pop(draw.randrange(len(open_ids)))
-    charge = table.settle(reservation_id, draw.randrange(500), draw.randrange(1_000), "stop", now)
-    if charge:
-        charges[reservation_id] = charge.price_nanos
-
-
-BUDGET_STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("wait"), st.sampled_from([60.0, 3_600.0, 20_000.0, -3_600.0])),  # s
-        st.tuples(st.just("reserve"), st.integers(0, 30), st.integers(0, 30)),
-        st.tuples(st.just("settle"), st.integers(0, 9), st.integers(0, 30), st.integers(0, 30)),
-        st.tuples(st.just("lose")),
-        st.tuples(st.just("restart")),
-        st.tuples(st.just("price"), st.sampled_from([0, 1_000_000, 5_000_000])),
-    ),
-    min_size=5,
-    max_size=60,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(steps=BUDGET_STEPS)
-def test_charges_of_requests_that_a_period_admitted_never_exceed_its_budget(steps):
-    """In any order of events, with an hour's jumps of the clock. A period is the one in which auth has counted."""
-    tokens, money = Budget(DAY, TOKENS, 100), Budget(DAY, MONEY, 150)
-    policy = policy_of(tokens, money)
-    table, now, number, open_ids, prices = table_of(policy), NOON, 0, [], (PRICE,)
-    period_of: dict[str, int] = {}
-    charged: dict[str, tuple[int, int]] = {}
-    for kind, *values in steps:
-        if kind == "wait":
-            now += values[0]
-        elif kind == "reserve":
-            number += 1
-            try:
-                made = reserve(table, number, *values, now=now)
-            except QuotaExceeded:
-                continue
-            open_ids.append(made.reservation_id)
-            period_of[made.reservation_id] = made.holds[0].day_start
-        elif kind == "settle" and open_ids:
-            reservation_id = open_ids.pop(values[0] % len(open_ids))
-            charge = table.settle(reservation_id, values[1], values[2], "stop", now)
-            charged[reservation_id] = (charge.prompt_tokens + charge.output_tokens, charge.price_nanos)
-        elif kind == "lose":
-            table.expire_edge("edge-1", now)
-        elif kind == "restart":
-            live = list(table._live.values())
-            open_ids = [each.reservation_id for each in live]  # the edges of lost ones do not return
-            table = restarted(table, live, policy=policy, now=now, prices=prices)
-        elif kind == "price":
-            prices = (Price("m", values[0], 0, values[0]),)
-            table.prices.put(prices[0])
-        for start in set(period_of.values()):
-            in_period = [charged[each] for each in charged if period_of[each] == start]
-            assert sum(each[0] for each in in_period) <= tokens.amount
-            assert sum(each[1] for each in in_period) <= money.amount
-        for budget in policy.budgets:
-            spent, reserved = use_of(table, budget, now)
-            assert min(spent, reserved) >= 0
-            assert spent + reserved <= budget.amount
-
-
-# The whole authorizer.
-
-
-def test_8_edges_spend_a_months_money_of_a_tenant_and_two_keys_through_the_authorizer():
-    """10,000 requests that end in any order. Grants for an outage are always within what the budgets leave."""
-    draw, now, open_ids = random.Random(8), NOON, []
-    settings_of_auth = AuthConfig(pepper="p" * 32, mesh_secret="m" * 32, fallback_share=1.0)
-    authorizer = recover(settings_of_auth, StoredState([], {}, [], [], [], [], []), now)
-    budget, of_key = Budget(MONTH, MONEY, 4_000_000), Budget(MONTH, MONEY, 2_500_000)
-    authorizer.put_price(PRICE)
-    quota = authorizer.put_tenant(Tenant(tenant_id="acme", policy=policy_of(budget)), now)
-    credentials = []
-    for _ in range(2):
-        key_id, secret = mint()
-        digest = authorizer.keys.digest(secret)
-        policy = policy_of(of_key)
-        authorizer.put_key(Key(key_id=key_id, tenant_id="acme", digest=digest, created_at=now, policy=policy), now)
-        credentials.append(Credential(bearer=secret))
-    of_keys = [quota.scope(f"key:{each.key_id}") for each in authorizer.keys.of_tenant("acme")]
-    scopes = [(quota.scope(), budget), *((each, of_key) for each in of_keys)]
-    for number in range(10_000):
-        now += draw.expovariate(10.0)
-        frame = Reserve(
-            request_id=f"request-{number}",
-            credential=draw.choice(credentials),
-            model="m",
-            prompt_tokens=draw.randrange(500),
-            max_output_tokens=draw.randrange(1_000),
-        )
-        try:
-            _, made, _ = authorizer.reserve(frame, f"edge-{number % 8}", f"r-{number}", now)
-        except QuotaExceeded:
-            continue
-        open_ids.append(made.reservation_id)
-        granted = authorizer.fallback_grant("acme", 8, now, made.request)
-        assert 8 * granted * 2 <= min(left_of(scope, each, now) for scope, each in scopes[:1])
-        while len(open_ids) > 64:
-            end_one(authorizer, open_ids, draw, now)
-        assert all(left_of(scope, each, now) >= 0 for scope, each in scopes)
-    while open_ids:
-        end_one(authorizer, open_ids, draw, now)
-    assert 0 <= left_of(*scopes[0], now) <= 0.01 * budget.amount
-
-
-def left_of(scope, budget, now) -> int:
-    spent, reserved, _ = scope.budget_use(budget, now)
-    return budget.amount - spent - reserved
-
-
-def end_one(authorizer, open_ids, draw, now) -> None:
-    reservation_id = open_ids.pop(draw.randrange(len(open_ids)))
-    prompt, output = draw.randrange(500), draw.randrange(1_000)
-    authorizer.settle(
-        Settle(reservation_id=reservation_id, prompt_tokens=prompt, output_tokens=output, outcome="stop"), now
-    )
