@@ -46,7 +46,9 @@ async def test_a_burst_of_cancels_costs_few_messages_and_frees_its_tokens_for_th
         client.generate(BURST_REQUESTS, max_output_tokens=3)
         await client.next_frame("finished")
         assert found_open == [0]
-        assert mesh.auth.settles.qsize() == BURST_REQUESTS  # each once
+        outcomes = [(await mesh.auth.settles.get()).outcome for _ in range(BURST_REQUESTS + 1)]
+        assert outcomes == ["cancelled"] * BURST_REQUESTS + ["length"]
+        assert mesh.auth.settles.empty()  # each once
 
 
 async def test_held_settlements_reach_auth_over_a_new_stream():

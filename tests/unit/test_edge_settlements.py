@@ -13,7 +13,10 @@ def sent():
 
 @pytest.fixture
 def settlements(sent):
-    settlements = Settlements(lambda partition, frame: sent.append((partition, frame.settle.reservation_id)))
+    def send(partition, frame):
+        sent.append((partition, frame.settle.reservation_id))
+
+    settlements = Settlements(send, send)
     for name, partition in (("first", 1), ("second", 2), ("third", 1)):
         settlements.settle(name, Settle(0, 0, "cancelled"), partition)
     return settlements
@@ -21,6 +24,16 @@ def settlements(sent):
 
 def test_each_settlement_is_given_to_its_stream_once_and_in_order(settlements, sent):
     assert sent == [(1, "first"), (2, "second"), (1, "third")]
+
+
+def test_only_settlements_of_cancelled_requests_may_be_delayed():
+    at_once, later = [], []
+    settlements = Settlements(
+        lambda _, frame: at_once.append(frame.settle.outcome), lambda _, frame: later.append(frame.settle.outcome)
+    )
+    for outcome in ("stop", "length", "cancelled", "shed", "failed"):
+        settlements.settle(outcome, Settle(1, 1, outcome), 1)
+    assert (at_once, later) == (["stop", "length", "shed", "failed"], ["cancelled"])
 
 
 def test_a_new_owner_receives_the_unconfirmed_settlements_of_its_partitions(settlements, sent):

@@ -63,7 +63,7 @@ class AuthClient:
             on_lost=self._on_lost,
             on_owners_changed=self._on_owners_changed,
         )
-        self._settlements = Settlements(self._streams.send_settlement)
+        self._settlements = Settlements(self._streams.send_to_owner, self._streams.send_later)
         self.fallback = AuthFallback(
             fallback_limits, runner, frames.reserve_admitted, self._watch, send=self._streams.send_to_owner
         )

@@ -89,7 +89,7 @@ class AuthStreams:
     def send_to_owner(self, partition: int, frame: AdmitRequest) -> bool:
         return self.send(self._routes.owner(partition), frame)
 
-    def send_settlement(self, partition: int, frame: AdmitRequest) -> None:
+    def send_later(self, partition: int, frame: AdmitRequest) -> None:
         """Send a settlement with the next frame to the owner of its partition, or after `SETTLEMENT_DELAY_S`."""
         if (address := self._routes.owner(partition)) in self._connected:
             self._links[address].send(frame, max_delay_s=SETTLEMENT_DELAY_S)

@@ -10,12 +10,16 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest
 class Settlements:
     """Keeps each settlement by reservation id until auth confirms it. Each is sent to the owner of its partition.
 
-    `send` may delay a settlement until the next frame of its stream, which it precedes: the settlement may free the
-    tokens that the frame needs.
+    A settlement of an answer is sent at once, because an edge that dies before would leave the answer uncharged.
+    `send_later` may delay one of a cancelled request, of which there are many at once, until the next frame of its
+    stream. It precedes that frame, because it may free the tokens that the frame needs.
     """
 
-    def __init__(self, send: Callable[[int, AdmitRequest], object]) -> None:
+    def __init__(
+        self, send: Callable[[int, AdmitRequest], object], send_later: Callable[[int, AdmitRequest], object]
+    ) -> None:
         self._send_to_owner = send
+        self._send_later = send_later
         self._unconfirmed: dict[str, AdmitRequest] = {}
 
     def __len__(self) -> int:
@@ -35,7 +39,10 @@ class Settlements:
 
     def settle(self, reservation_id: str, settlement: Settle, partition: int) -> None:
         frame = self._unconfirmed[reservation_id] = frames.settle(reservation_id, settlement, partition)
-        self._send(frame)
+        if settlement.outcome == "cancelled":
+            self._send_later(partition, frame)
+        else:
+            self._send(frame)
 
     def on_settled(self, reservation_id: str) -> None:
         self._unconfirmed.pop(reservation_id, None)
