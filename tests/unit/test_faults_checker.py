@@ -206,6 +206,13 @@ def test_a_poison_request_may_fail_before_it_crashes_an_engine():
     assert kinds(check_poison([rejected], {}, allowed={"AUTH_LOST": [Interval(0.0, 1.0)]})) == {"poison"}
 
 
+def test_a_poison_request_may_fail_because_its_client_stopped_reading():
+    slow = {"failure_text": "ABORTED CLIENT_TOO_SLOW", "failure_reason": "CLIENT_TOO_SLOW"}
+    stalled = replace(PLANNED_REQUEST, crash_token_index=4, stall_after_tokens=2)
+    assert list(check_poison([poison(request=stalled, **slow)], {})) == []
+    assert kinds(check_poison([poison(**slow)], {})) == {"poison"}
+
+
 def test_each_stop_of_a_worker_allows_further_crashes():
     assert list(check_poison([poison()], {4: ["w0", "w1", "w1"]}, worker_stops=1)) == []
     assert kinds(check_poison([poison()], {4: ["w0", "w1", "w2"]}, worker_stops=1)) == {"poison"}

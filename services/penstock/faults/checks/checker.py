@@ -137,9 +137,14 @@ def _partial_differences(
     if not expected.text.startswith(transcript.text):
         yield Violation("changed", f"text {transcript.text!r} is not a prefix of {expected.text!r}")
     is_late = transcript.request.timeout_s is not None and transcript.failure_text.startswith("DEADLINE_EXCEEDED")
-    is_slow = transcript.request.stall_after_tokens is not None and transcript.failure_reason == "CLIENT_TOO_SLOW"
     is_crasher = _is_poison(transcript) and transcript.failure_reason == CRASHED_REASON
-    if not (transcript.has_cancelled or is_late or is_slow or is_crasher or _is_allowed(transcript, allowed)):
+    if not (
+        transcript.has_cancelled
+        or is_late
+        or _is_too_slow(transcript)
+        or is_crasher
+        or _is_allowed(transcript, allowed)
+    ):
         yield Violation(
             "failed", f"{transcript.failure_text or 'ended without a status'}, after {transcript.attempts} attempts"
         )
@@ -242,17 +247,23 @@ def check_poison(
 
     crashed_workers: the worker of each crashed engine, by the length of the prompt that crashed it.
     worker_stops:    how often a worker was killed, frozen or stopped: each stop loses its quarantine.
-    allowed:         as for answers; such a request may fail for another reason before it crashes an engine.
+    allowed:         as for answers; such a request may fail for another reason before it crashes an engine, and its
+                     client may stop reading.
     """
     for transcript in filter(_is_poison, transcripts):
         if transcript.has_ended and transcript.finish_reason:
             length = len(transcript.request.prompt)
             yield Violation("poison", f"{length} prompt tokens crash every engine, and were answered")
-        if transcript.failure_reason != CRASHED_REASON and not _is_allowed(transcript, allowed):
+        is_excused = _is_too_slow(transcript) or _is_allowed(transcript, allowed)
+        if transcript.failure_reason != CRASHED_REASON and not is_excused:
             yield Violation("poison", f"its client received {transcript.failure_text or 'no error'}")
     for length, workers in crashed_workers.items():
         if len(workers) > MAX_CRASHES_PER_REQUEST * (1 + worker_stops) or len(set(workers)) > 1 + worker_stops:
             yield Violation("poison", f"{length} prompt tokens crashed engines of {workers}")
+
+
+def _is_too_slow(transcript: ClientTranscript) -> bool:
+    return transcript.request.stall_after_tokens is not None and transcript.failure_reason == "CLIENT_TOO_SLOW"
 
 
 def _is_poison(transcript: ClientTranscript) -> bool:
