@@ -3,7 +3,6 @@
 Planning a long prompt takes long, so it runs in a thread.
 """
 
-from array import array
 from collections.abc import Callable
 from datetime import datetime
 
@@ -19,7 +18,7 @@ def plan_generation(
     spec: RequestSpec, model: LoadedModel, *, now: datetime, default_output_tokens: int, draw_seed: Callable[[], int]
 ) -> GenerationPlan:
     """Return the plan of a request. Raises InvalidArgument if the prompt does not fit or an id is unknown."""
-    prompt_ids = array("I", model.codec.prompt_ids(spec.input, now))
+    prompt_ids = model.codec.prompt_ids(spec.input, now)
     for position, token_id in enumerate(spec.resume_ids):
         if not 0 <= token_id < model.vocabulary_size:
             text = f"token id {token_id} at position {position} of the answer so far is not in the model's vocabulary"

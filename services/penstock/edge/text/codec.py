@@ -1,6 +1,7 @@
 """Text codec of one model: prompts to token ids, and token ids to text."""
 
 import zlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +25,7 @@ class TextCodec:
     bos_token_id: int | None
     vocabulary_size: int
 
-    def prompt_ids(self, prompt: Prompt, now: datetime) -> list[int]:
+    def prompt_ids(self, prompt: Prompt, now: datetime) -> "array[int]":
         """Return the ids to prefill. Raises InvalidArgument. Long text takes long: call it in a thread."""
         ids = self._ids(prompt, now)
         if not ids:
@@ -36,10 +37,10 @@ class TextCodec:
         begins_text = isinstance(prompt, ChatInput) or self.tokenizer.vocabulary.is_blank(prompt_ids)
         return StoppingDetokenizer(self.tokenizer.vocabulary, stops, begins_text=begins_text)
 
-    def _ids(self, prompt: Prompt, now: datetime) -> list[int]:
+    def _ids(self, prompt: Prompt, now: datetime) -> "array[int]":
         match prompt:
             case TextInput(text):
-                bos = [] if self.bos_token_id is None else [self.bos_token_id]
+                bos = array("I", () if self.bos_token_id is None else (self.bos_token_id,))
                 return bos + self.tokenizer.encode(text)
             case ChatInput(messages):
                 escape = self.tokenizer.escape_special_tokens
@@ -49,7 +50,7 @@ class TextCodec:
             case TokenInput(ids):
                 return self._checked_ids(ids)
 
-    def _checked_ids(self, ids: tuple[int, ...]) -> list[int]:
+    def _checked_ids(self, ids: tuple[int, ...]) -> "array[int]":
         for position, token_id in enumerate(ids):
             if not 0 <= token_id < self.vocabulary_size:
                 raise TokenUnknown(
@@ -57,7 +58,7 @@ class TextCodec:
                     f"its ids are 0 to {self.vocabulary_size - 1}",
                     field="token_ids",
                 )
-        return list(ids)
+        return array("I", ids)
 
 
 def codec_from(card: ModelCard) -> TextCodec:

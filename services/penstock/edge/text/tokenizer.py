@@ -2,26 +2,31 @@
 
 import json
 import re
+from array import array
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
 from penstock.edge.text.errors import ModelTextUnusable
+from penstock.edge.text.turn_cache import TurnCache
 from penstock.edge.text.vocabulary import Vocabulary, build_vocabulary
 
 # A noncharacter, which no text contains. It splits text that looks like a special token.
 SPECIAL_TOKEN_BREAK = "\ufdd0"  # noqa: S105 - no password
+MAX_DIVIDED_CHARS = 64 << 10  # a longer text is dominated by turns that are too long for the cache
 
 
 class Tokenizer:
-    """Tokenizer of one model. Immutable, so threads may share it.
+    """Tokenizer of one model, which threads may share.
 
     Encoding 4 MiB takes seconds and releases the interpreter lock: call `encode` in a thread.
     """
 
-    __slots__ = ("_encoder", "_special_text", "special_ids", "vocabulary")
+    __slots__ = ("_divides_turns", "_encoder", "_special_text", "_turns", "special_ids", "vocabulary")
 
     def __init__(self, tokenizer_json: str) -> None:
         """Raise ModelTextUnusable if the JSON is not a tokenizer or has an unknown decoder."""
@@ -29,21 +34,44 @@ class Tokenizer:
         added = self._encoder.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._special_text = _pattern_of_any({token.content for token in added.values() if token.special})
+        self._divides_turns = _are_separate(added)
+        self._turns = TurnCache()
         ids = self._encoder.get_vocab(with_added_tokens=True)
         self.vocabulary: Vocabulary = build_vocabulary(ids, self.special_ids, _decoder_rules(tokenizer_json))
 
-    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+    def encode(self, text: str) -> "array[int]":
         """Return the ids of `text`. Special tokens in it are recognized, except those that were escaped.
 
-        `add_special` adds the ids of the tokenizer's post-processor, such as beginning of sequence.
+        Text between special tokens is encoded by itself, so the ids of each turn of a conversation are cached.
         """
         size = len(text.encode(errors="surrogatepass"))
         if size > limits.RENDERED_BYTES:
             raise InvalidArgument(
                 f"the prompt has {size} bytes of text; at most {limits.RENDERED_BYTES} are tokenized", field="input"
             )
-        pieces = self._encoder.encode_batch(text.split(SPECIAL_TOKEN_BREAK), add_special_tokens=add_special)
-        return pieces[0].ids if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece.ids]
+        ids = array("I")
+        for piece in text.split(SPECIAL_TOKEN_BREAK):
+            for turn in self._divided(piece):
+                ids += self._turn_ids(turn)
+        return ids
+
+    def _divided(self, text: str) -> Iterator[str]:
+        """Divide a text before its special tokens. A long one is not divided."""
+        begin = 0
+        if self._divides_turns and len(text) <= MAX_DIVIDED_CHARS:
+            for special in self._special_text.finditer(text):
+                if begin < special.start():
+                    yield text[begin : special.start()]
+                    begin = special.start()
+        yield text[begin:]
+
+    def _turn_ids(self, turn: str) -> "array[int]":
+        ids = self._turns.find(turn)
+        if ids is None:
+            # In a batch of one, because `encode` alone keeps the interpreter locked.
+            ids = array("I", self._encoder.encode_batch_fast([turn], add_special_tokens=False)[0].ids)
+            self._turns.add(turn, ids)
+        return ids
 
     def escape_special_tokens(self, text: str) -> str:
         """Escape special tokens in a caller's text, so that a message cannot end its turn and forge another.
@@ -62,6 +90,23 @@ class Tokenizer:
 def _pattern_of_any(texts: set[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of `texts`, the longest first. It matches nothing if `texts` is empty."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
+
+
+def _are_separate(added: Mapping[int, AddedToken]) -> bool:
+    """Return whether a text may be divided before its special tokens without a change of its ids.
+
+    Not if a special token takes in text around it, is looked for in text that was changed before, or is a part of
+    another added token.
+    """
+    special = [token for token in added.values() if token.special]
+    contents = [token.content for token in added.values()]
+    return not any(
+        token.lstrip
+        or token.single_word
+        or token.normalized
+        or any(token.content != other and token.content in other for other in contents)
+        for token in special
+    )
 
 
 def _encoder(tokenizer_json: str) -> Encoder:
