@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
-from uuid import uuid4
 
 from structlog.contextvars import bind_contextvars
 
 from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
+from penstock.chassis.ids import new_id
 from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.callers.identification import CallerIdentification
 from penstock.edge.config import EdgeConfig
@@ -130,7 +130,7 @@ class Gateway:
         size = _size_bytes(spec)
         self._runner.requests.check_room(size)
         now = admission.arrived_at
-        ticket_id = uuid4().hex
+        ticket_id = new_id()
         request_id = spec.request_id or ticket_id
         context = RequestContext(
             request=ActiveRequest(

@@ -16,7 +16,8 @@ log = structlog.get_logger()
 
 Call = Callable[[], object]
 
-DEFERRAL_S = 0.1  # longer than a burst of cancels takes, and than a step of an engine
+# Longer than a burst of cancels takes, and than a step of an engine; a light load is recorded a few times a second.
+DEFERRAL_S = 0.25
 TURN_INTERVAL_S = 0.005  # between two turns
 MAX_DEFERRED_CALLS = 4_096
 MIN_CALLS_PER_TURN = 8  # about 1 ms

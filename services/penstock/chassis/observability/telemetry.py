@@ -30,6 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import start_http_server
 
+from penstock.chassis.ids import new_span_id, new_trace_id
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.logs import configure_logs
 
@@ -116,6 +117,17 @@ def start_span(
     """Start a span below `traceparent`, or a new trace if that is empty or malformed. End it with `.end()`."""
     parent = _parent(traceparent) if traceparent else Context()
     return tracer().start_span(name, parent, kind=kind, attributes=attributes, start_time=start_time)
+
+
+def records_spans() -> bool:
+    """Whether any span of this process is recorded. False without an exporter."""
+    return getattr(trace.get_tracer_provider(), "sampler", None) is not ALWAYS_OFF
+
+
+def unrecorded_traceparent(traceparent: str) -> str:
+    """Return the traceparent of a child of `traceparent` that is not recorded, or of a new trace, without any span."""
+    trace_id = trace_id_of(traceparent) if traceparent else ""
+    return f"00-{trace_id or new_trace_id()}-{new_span_id()}-00"
 
 
 def is_recorded(traceparent: str) -> bool:

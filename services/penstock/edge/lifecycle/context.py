@@ -1,6 +1,7 @@
 """Request context: an active request with the objects that belong to it in this process."""
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class RequestContext:
     poison_fingerprint: int = 0  # of its ticket; 0 until it is computed
     run: RunHandle | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
-    timer_due_at: float = 0.0
+    timer_due_at: float = math.inf  # of the runner's clock; inf without a timer
 
     @property
     def ticket_id(self) -> str:

@@ -10,7 +10,14 @@ from opentelemetry.util.types import AttributeValue
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
-from penstock.chassis.observability.telemetry import meter, start_span, trace_id_of, traceparent_of
+from penstock.chassis.observability.telemetry import (
+    meter,
+    records_spans,
+    start_span,
+    trace_id_of,
+    traceparent_of,
+    unrecorded_traceparent,
+)
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import AcknowledgeCancel
 from penstock.edge.request.spec import ChatInput, RequestSpec
@@ -55,15 +62,21 @@ class RequestTelemetry:
         self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
         self._request_id = request_id
         self._error: PenstockError | None = None
-        root = start_span(semconv.SPAN_EDGE_GENERATE, traceparent, start_time=round(arrived * 1e9))
-        self.traceparent = traceparent_of(root)
-        self.trace_id = trace_id_of(self.traceparent)
         self._root_span: Span | None = None  # None if the trace is not sampled, which has no spans
         self._stage_span: Span | None = None
+        if not records_spans():
+            self.traceparent = unrecorded_traceparent(traceparent)
+            return
+        root = start_span(semconv.SPAN_EDGE_GENERATE, traceparent, start_time=round(arrived * 1e9))
+        self.traceparent = traceparent_of(root)
         if root.is_recording():
             root.set_attributes(_request_attributes(spec, self._operation, ticket_id, request_id))
             self._root_span = root
             self._start_stage_span(SPAN_TOKENIZE, arrived)
+
+    @property
+    def trace_id(self) -> str:
+        return trace_id_of(self.traceparent)
 
     def on_tokenized(self, now: float) -> None:
         self._end_stage_span(now)

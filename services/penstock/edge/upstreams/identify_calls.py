@@ -2,9 +2,9 @@
 
 import asyncio
 from dataclasses import dataclass
-from uuid import uuid4
 
 from penstock.chassis.errors import Overloaded, PenstockError, Unavailable
+from penstock.chassis.ids import new_id
 from penstock.edge.auth_fallback.fallback import AuthFallback
 from penstock.edge.auth_fallback.watch import OutageWatch
 from penstock.edge.upstreams.auth_streams import AuthStreams
@@ -38,7 +38,7 @@ class IdentifyCalls:
             return self._fallback.identify(credential)
         if len(self._calls) >= self._max_calls:
             raise Overloaded("this edge identifies too many callers at present", reason="EDGE_FULL", retry_after=1.0)
-        call = IdentifyCall(uuid4().hex, credential, asyncio.get_running_loop().create_future())
+        call = IdentifyCall(new_id(), credential, asyncio.get_running_loop().create_future())
         self._calls[call.request_id] = call
         self._send(call)
         try:

@@ -18,6 +18,7 @@ import structlog
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer
 
+from penstock.chassis.ids import RandomSource
 from penstock.faults.grpc.fake_channel import FakeChannel
 from penstock.faults.grpc.fake_server import FakeServer
 from penstock.faults.grpc.network import Network
@@ -71,6 +72,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch.object(time, "perf_counter", world.monotonic_time),
         patch.object(os, "urandom", random_bytes),
         patch.object(random, "_urandom", random_bytes),
+        patch("penstock.chassis.ids._source", RandomSource()),  # as the original has bytes of other worlds
         *(patch(f"{module}.random", rng) for module in MODULES_WITH_RANDOM),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the original would keep the loops of all worlds
         patch("penstock.chassis.observability.deferred._by_loop", {}),  # as above

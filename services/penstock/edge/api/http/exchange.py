@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
-from uuid import uuid4
 
 from penstock.chassis.errors import Overloaded, PenstockError
+from penstock.chassis.ids import new_id
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSlow
 from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
@@ -83,7 +83,7 @@ class Exchange:
         self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         given = self.header("x-request-id")
         # An invalid id is replaced; the response header returns the id in use.
-        self.request_id = given if given and is_request_id(given) else uuid4().hex
+        self.request_id = given if given and is_request_id(given) else new_id()
         self.route = ""  # of the path; empty if it is not served
         self.status = 0  # of the response; 0 until it begins
         self._scope = scope
