@@ -11,7 +11,7 @@ class RandomSource:
     __slots__ = ("_block", "_position")
 
     def __init__(self) -> None:
-        self.clear()
+        self._block, self._position = b"", 0
 
     def hex(self, size: int) -> str:
         """Return `size` random bytes as lower-case hexadecimal; at most 64."""
