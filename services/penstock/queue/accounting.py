@@ -1,5 +1,6 @@
 """Accounting of running tickets: corrects their predicted charge by the service that they receive."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,6 +150,12 @@ class ServiceAccounting:
         for run in runs:
             run.extrapolate_cost(steps)
         return [run for run in runs if run.cost > run.ticket.charged_cost]
+
+    @property
+    def next_timeout_at(self) -> float:
+        """The s at which the next ticket has been without a report for REPORT_TIMEOUT_S; infinite if none runs."""
+        oldest = next(iter(self._running.values()), None)
+        return oldest.reported_at + REPORT_TIMEOUT_S if oldest else math.inf
 
     def expire(self, now: float) -> list[RunningTicket]:
         """End tickets without a report for REPORT_TIMEOUT_S, whose scheduler has died, and return them.

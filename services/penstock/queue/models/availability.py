@@ -68,6 +68,15 @@ class ModelAvailability:
             del self.awaited_since[model]
         return lost
 
+    def is_timing(self, now: float) -> bool:
+        """Whether a timeout runs, so that the clock must be read often."""
+        ran = self.clock.at(now)
+        return bool(
+            self.awaited_since
+            or ran < self.started_at + self.warm_up
+            or (not self.served_models and ran < self._unserved_since + self.timeout)
+        )
+
     @property
     def _unserved_since(self) -> float:
         return self.started_at if self._last_model_lost_at is None else self._last_model_lost_at
