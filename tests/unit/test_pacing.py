@@ -1,8 +1,10 @@
 """The timer of a service's ticks, and the intervals that the statistics of a scheduler at rest bound."""
 
 import asyncio
+import math
 
 import pytest
+import uvloop
 
 from penstock.chassis import pacing
 from penstock.chassis.pacing import TickTimer
@@ -50,13 +52,26 @@ async def test_an_earlier_due_time_replaces_the_timer(timers):
 
 async def test_a_passed_due_time_ticks_once():
     timer = TickTimer()
-    timer.expedite(-1.0)
+    timer.expedite(-math.inf)
+    timer.expedite(0.0)
     await asyncio.wait_for(timer.wait(), 10)
     waiting = asyncio.create_task(timer.wait())
     await asyncio.sleep(0.01)
     assert not waiting.done()
     timer.expedite(0.0)
     await asyncio.wait_for(waiting, 10)
+
+
+def test_a_passed_due_time_can_be_repeated_on_the_loop_of_services():
+    """This loop gives a plain handle, which has no time, for a timer that is due at once."""
+
+    async def tick():
+        timer = TickTimer()
+        for delay_s in (0.0, -1.0, 1.0):
+            timer.expedite(delay_s)
+        await asyncio.wait_for(timer.wait(), 10)
+
+    uvloop.run(tick())
 
 
 def test_statistics_of_a_scheduler_at_rest_do_not_lapse_between_two_ticks():

@@ -1,6 +1,7 @@
 """The timer of a service's ticks. There is one, at the earliest due time, because each tick wakes the process."""
 
 import asyncio
+import math
 
 MIN_ADVANCE_S = 0.005  # a due time that is earlier by less does not move the timer: its clock is read apart from ours
 
@@ -9,18 +10,18 @@ class TickTimer:
     """Wakes the ticking task at the earliest due time since its last tick."""
 
     def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due_at = math.inf  # s of the loop; infinite without a timer
         self._is_due = asyncio.Event()
 
     def expedite(self, delay_s: float) -> None:
         """Tick in `delay_s`, unless a tick is due before."""
         loop = asyncio.get_running_loop()
-        due_at = loop.time() + delay_s
-        if self._timer is None:
-            self._timer = loop.call_at(due_at, self._fire)
-        elif due_at < self._timer.when() - MIN_ADVANCE_S:
-            self._timer.cancel()
-            self._timer = loop.call_at(due_at, self._fire)
+        due_at = loop.time() + max(0.0, delay_s)
+        if due_at < self._due_at - MIN_ADVANCE_S:
+            if self._timer:
+                self._timer.cancel()
+            self._due_at, self._timer = due_at, loop.call_at(due_at, self._fire)
 
     async def wait(self) -> None:
         """Wait for the next tick. Its caller states the due time of the one after it with `expedite`."""
@@ -28,5 +29,5 @@ class TickTimer:
         self._is_due.clear()
 
     def _fire(self) -> None:
-        self._timer = None
+        self._timer, self._due_at = None, math.inf
         self._is_due.set()

@@ -97,7 +97,7 @@ class Dispatcher:
         ended = self._transitions.end_unstarted([former]) if former else []
         pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
         placed = pool.place(ticket) if pool is not None else None
-        if placed is None:
+        if pool is None or placed is None:
             return [*ended, *self._decline(queue, ticket)]
         lease = self._transitions.issue(queue, placed, ticket, now)
         self._is_pressed = self._is_pressed or pool.is_busy
