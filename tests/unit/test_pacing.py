@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+from unittest.mock import Mock
 
 import pytest
 import uvloop
 
 from penstock.chassis import pacing
 from penstock.chassis.pacing import TickTimer
+from penstock.chassis.streams.ticks import TICK_S, Ticks, delay_to_tick
 from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
 from penstock.queue.prediction.prefill_backlog import MAX_CAPACITY_AGE_S
 from penstock.scheduler.dispatcher import REST_TICK_INTERVAL_S
@@ -72,6 +74,21 @@ def test_a_passed_due_time_can_be_repeated_on_the_loop_of_services():
         await asyncio.wait_for(timer.wait(), 10)
 
     uvloop.run(tick())
+
+
+async def test_periodic_work_coincides_with_the_ticks_of_streams(timers):
+    TickTimer().expedite(1.0)
+    ticks = Ticks(Mock())
+    ticks.start()
+    ticks.stop()
+    resting_until, first_tick = timers
+    assert round((resting_until - first_tick) / TICK_S, 3) in (1, 2)
+    now = asyncio.get_running_loop().time()
+    assert now + 1.0 - TICK_S <= resting_until <= now + 1.0
+
+
+async def test_work_that_is_due_before_the_next_tick_is_not_delayed_to_it():
+    assert delay_to_tick(TICK_S / 2) == TICK_S / 2
 
 
 def test_statistics_of_a_scheduler_at_rest_do_not_lapse_between_two_ticks():

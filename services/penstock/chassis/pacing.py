@@ -3,6 +3,8 @@
 import asyncio
 import math
 
+from penstock.chassis.streams.ticks import delay_to_tick
+
 MIN_ADVANCE_S = 0.005  # a due time that is earlier by less does not move the timer: its clock is read apart from ours
 
 
@@ -15,9 +17,9 @@ class TickTimer:
         self._is_due = asyncio.Event()
 
     def expedite(self, delay_s: float) -> None:
-        """Tick in `delay_s`, unless a tick is due before."""
+        """Tick in `delay_s`, or up to a tick of streams earlier, unless a tick is due before."""
         loop = asyncio.get_running_loop()
-        due_at = loop.time() + max(0.0, delay_s)
+        due_at = loop.time() + delay_to_tick(max(0.0, delay_s))
         if due_at < self._due_at - MIN_ADVANCE_S:
             if self._timer:
                 self._timer.cancel()
