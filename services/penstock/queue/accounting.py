@@ -12,7 +12,7 @@ from penstock.queue.policies.cost import cost_of, running_cost
 from penstock.queue.ticket import QueuedTicket
 
 MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their predicted charge
-REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported several times a second, except while they wait in an engine
+REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported at least once a second, except while they wait in an engine
 MAX_UNREPORTED_STEPS = 64  # steps charged without a report, so that a ticket that waits in an engine costs little
 MAX_EXPIRED_PER_CALL = 1_000  # tickets; a lost scheduler may leave very many, and the event loop must not be held
 NO_NUMBERS: Mapping[int, "RunningTicket"] = MappingProxyType({})

@@ -61,7 +61,7 @@ class ModelAvailability:
             self.awaited_since.setdefault(model, self.clock.at(now))
 
     def pop_timed_out(self, now: float) -> list[str]:
-        """Return, once each, the awaited models whose timeout has passed. Called several times a second."""
+        """Return, once each, the awaited models whose timeout has passed. Called with each tick."""
         ran = self.clock.at(now)
         lost = [model for model, since in self.awaited_since.items() if ran >= since + self.timeout]
         for model in lost:
