@@ -14,7 +14,7 @@ from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloade
 from penstock.chassis.observability import semconv
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
-from penstock.queue.telemetry import record_depths
+from penstock.queue.telemetry import observe_depths
 from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE
 from penstock.queue.tickets.transitions import MAX_REMOVED_PER_SLICE
 from queue_shards import shard_of
@@ -63,7 +63,7 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a"))
         await edge.receive("queued")
-        record_depths(shard.book.model_queues)
+        observe_depths(shard.book.model_queues)
         shard.time += 0.02
         scheduler.credit(1, max_ticket_tokens=100)
         await scheduler.receive("offer")

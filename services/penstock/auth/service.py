@@ -36,6 +36,7 @@ from penstock.auth.telemetry import ReserveSpan, record_budget_warning, record_s
 from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.chassis.streams.link import accept_stream
+from penstock.chassis.streams.ticks import delay_to_tick
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Admitted, Identify, Identity, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer
@@ -119,7 +120,7 @@ class AdmissionService(AdmissionServiceServicer):
     async def sweep(self) -> None:
         """Settle expired reservations and those of expired edge sessions, until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await asyncio.sleep(delay_to_tick(SWEEP_INTERVAL_S))
             now = self._clock()
             for charge in self._authorizer.reservations.expire(now):
                 log.warning("reservation_expired", **_names(charge.reservation))

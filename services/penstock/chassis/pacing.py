@@ -1,33 +1,35 @@
-"""The ticks of a service: often while it has work, rarely while it is at rest, because each tick wakes the process."""
+"""The timer of a service's ticks. There is one, at the earliest due time, because each tick wakes the process."""
 
 import asyncio
-from contextlib import suppress
+import math
 
-REST_AFTER_S = 1.0  # without an event and without work, so that what an event sets off still ticks often
-REST_INTERVAL_S = 1.0  # between two ticks at rest; shards trust statistics for twice this time
+from penstock.chassis.streams.ticks import delay_to_tick
+
+MIN_ADVANCE_S = 0.005  # a due time that is earlier by less does not move the timer: its clock is read apart from ours
 
 
-class TickPacer:
-    """Waits for the next tick. Any event ends the rest at once."""
+class TickTimer:
+    """Wakes the ticking task at the earliest due time since its last tick."""
 
-    def __init__(self, interval: float) -> None:
-        self._interval = interval  # s between two ticks under work
-        self._quiet_ticks = 0
-        self._event = asyncio.Event()
+    def __init__(self) -> None:
+        self._timer: asyncio.Handle | None = None
+        self._due_at = math.inf  # s of the loop; infinite without a timer
+        self._is_due = asyncio.Event()
 
-    def on_event(self) -> None:
-        """Tick often from now on."""
-        self._quiet_ticks = 0
-        if not self._event.is_set():
-            self._event.set()
+    def expedite(self, delay_s: float) -> None:
+        """Tick in `delay_s`, or up to a tick of streams earlier, unless a tick is due before."""
+        loop = asyncio.get_running_loop()
+        due_at = loop.time() + delay_to_tick(max(0.0, delay_s))
+        if due_at < self._due_at - MIN_ADVANCE_S:
+            if self._timer:
+                self._timer.cancel()
+            self._due_at, self._timer = due_at, loop.call_at(due_at, self._fire)
 
-    async def wait(self, *, is_idle: bool) -> None:
-        """Wait for the next tick. `is_idle`: nothing waits or runs."""
-        self._quiet_ticks = self._quiet_ticks + 1 if is_idle else 0
-        if self._quiet_ticks * self._interval <= REST_AFTER_S:
-            await asyncio.sleep(self._interval)
-            return
-        self._event.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REST_INTERVAL_S):
-                await self._event.wait()
+    async def wait(self) -> None:
+        """Wait for the next tick. Its caller states the due time of the one after it with `expedite`."""
+        await self._is_due.wait()
+        self._is_due.clear()
+
+    def _fire(self) -> None:
+        self._timer, self._due_at = None, math.inf
+        self._is_due.set()

@@ -12,6 +12,7 @@ from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.link import MAX_RECONNECT_S
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
+from penstock.queue import telemetry
 from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.config import QueueConfig
 from penstock.queue.models.availability import ModelAvailability
@@ -39,6 +40,7 @@ async def run(config: QueueConfig) -> None:
         ttft_targets=config.ttft_targets,
         new_policy=config.policy,
     )
+    telemetry.observe_depths(book.model_queues)
     service = QueueService(book, hello, now=now, scheduler_wait=config.scheduler_wait)
     async with serving(
         config.listen,

@@ -1,5 +1,6 @@
 """Accounting of running tickets: corrects their predicted charge by the service that they receive."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from penstock.queue.policies.cost import cost_of, running_cost
 from penstock.queue.ticket import QueuedTicket
 
 MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their predicted charge
-REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported several times a second, except while they wait in an engine
+REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported at least once a second, except while they wait in an engine
 MAX_UNREPORTED_STEPS = 64  # steps charged without a report, so that a ticket that waits in an engine costs little
 MAX_EXPIRED_PER_CALL = 1_000  # tickets; a lost scheduler may leave very many, and the event loop must not be held
 NO_NUMBERS: Mapping[int, "RunningTicket"] = MappingProxyType({})
@@ -149,6 +150,12 @@ class ServiceAccounting:
         for run in runs:
             run.extrapolate_cost(steps)
         return [run for run in runs if run.cost > run.ticket.charged_cost]
+
+    @property
+    def next_timeout_at(self) -> float:
+        """The s at which the next ticket has been without a report for REPORT_TIMEOUT_S; infinite if none runs."""
+        oldest = next(iter(self._running.values()), None)
+        return oldest.reported_at + REPORT_TIMEOUT_S if oldest else math.inf
 
     def expire(self, now: float) -> list[RunningTicket]:
         """End tickets without a report for REPORT_TIMEOUT_S, whose scheduler has died, and return them.

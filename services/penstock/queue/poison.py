@@ -28,6 +28,7 @@ class PoisonRequests:
     probation: TenantProbation = field(default_factory=TenantProbation)
     _reported: dict[str, dict[int, bool]] = field(default_factory=dict)  # confirmed, by scheduler and fingerprint
     _lost_reports: dict[int, tuple[bool, float]] = field(default_factory=dict)  # confirmed, and s of expiration
+    _lost_reports_until: float = 0.0  # s; time from which all of them have expired
     _incomplete_until: float = 0.0  # s; time from which the reports of all workers are known
 
     def on_scheduler_connected(self, scheduler: str, now: float) -> None:
@@ -40,7 +41,13 @@ class PoisonRequests:
         self._lost_reports |= {
             key: (is_confirmed, ran + LOST_REPORT_TTL_S) for key, is_confirmed in self._reported.pop(scheduler).items()
         }
+        if self._lost_reports:
+            self._lost_reports_until = ran + LOST_REPORT_TTL_S
         self._incomplete_until = ran + REPORT_DELAY_S
+
+    def is_timing(self, now: float) -> bool:
+        """Whether a timeout runs, so that the clock must be read often."""
+        return self.clock.at(now) < max(self._lost_reports_until, self._incomplete_until)
 
     def apply(self, scheduler: str, reports: Iterable[PoisonReport]) -> dict[int, bool]:
         """Replace the reports of a scheduler. Return the changes: by fingerprint, whether it is confirmed."""

@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from penstock.chassis.pacing import TickPacer
+from penstock.chassis.pacing import TickTimer
 from penstock.chassis.streams.link import Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
@@ -29,7 +29,6 @@ from penstock.queue.tickets.book import TicketBook
 from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.v1.stream_pb2 import End, Hello
 
-TICK_INTERVAL_S = 0.05  # s; a passed deadline is detected within this time
 QUEUED_DELAY_S = 0.02  # s; the lease of a ticket that need not wait follows within this time, in the same message
 MAX_BUFFERED_FRAMES = 65_536  # frames buffered for one peer; a peer that reads too slowly loses its stream
 
@@ -56,7 +55,7 @@ class QueueService(QueueServiceServicer):
         self._schedulers: dict[str, SchedulerPeer] = {}
         self._stream_ids = count(1)
         self._is_head_update_scheduled = False
-        self._pacer = TickPacer(TICK_INTERVAL_S)
+        self._timer = TickTimer()
 
     # Streams.
 
@@ -69,14 +68,12 @@ class QueueService(QueueServiceServicer):
             edge = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._edges[edge] = peer
             try:
-                self._pacer.on_event()
                 self._perform(self._book.on_edge_connected(edge))
                 async for frame in peer:
                     if effects := self._on_edge_frame(edge, frame):
                         self._perform(effects)
             finally:
                 del self._edges[edge]
-                self._pacer.on_event()
                 self._perform(self._book.on_edge_disconnected(edge))
 
     async def Dispatch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
@@ -84,13 +81,11 @@ class QueueService(QueueServiceServicer):
             scheduler = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._schedulers[scheduler] = peer
             try:
-                self._pacer.on_event()
                 self._perform(self._book.on_scheduler_connected(scheduler, self._now()))
                 async for frame in peer:
                     self._perform(self._on_scheduler_frame(scheduler, frame))
             finally:
                 del self._schedulers[scheduler]
-                self._pacer.on_event()
                 self._perform(self._book.on_scheduler_disconnected(scheduler, self._now()))
 
     async def wait_for_scheduler(self, timeout_s: float) -> None:
@@ -102,9 +97,8 @@ class QueueService(QueueServiceServicer):
     async def tick(self) -> None:
         """Advance the time of the book until cancelled."""
         while True:
-            await self._pacer.wait(is_idle=self._book.is_idle)
             self._perform(self._book.tick(self._now()))
-            telemetry.record_depths(self._book.model_queues)
+            await self._timer.wait()
 
     def drain(self) -> None:
         """Send `end` to all peers: edges enqueue waiting tickets elsewhere, and schedulers drop their credit."""
@@ -131,7 +125,6 @@ class QueueService(QueueServiceServicer):
     # Frames.
 
     def _on_edge_frame(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
-        self._pacer.on_event()
         match frame.WhichOneof("frame"):
             case "enqueue":
                 return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket)]
@@ -149,8 +142,6 @@ class QueueService(QueueServiceServicer):
 
     def _on_scheduler_frame(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
         now, kind = self._now(), frame.WhichOneof("frame")
-        if kind != "pool_stats":  # these arrive from a scheduler at rest, too
-            self._pacer.on_event()
         match kind:
             case "credit":
                 given = frame.credit
@@ -204,8 +195,11 @@ class QueueService(QueueServiceServicer):
         self._is_head_update_scheduled = False
         for head in self._book.model_queues.head_updates():
             self._send_to_scheduler(head)
-        if self._book.has_due_work(self._now()):
+        now = self._now()
+        if self._book.has_due_work(now):
             asyncio.get_running_loop().call_soon(self._run_slice)
+        else:
+            self._timer.expedite(self._book.next_tick_at(now) - now)
 
     def _run_slice(self) -> None:
         self._perform(self._book.run_slice(self._now()))

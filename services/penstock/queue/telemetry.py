@@ -1,5 +1,7 @@
 """Telemetry of a shard: one span per ticket, and metrics of waits, sheds and depth."""
 
+from opentelemetry.metrics import CallbackOptions, Observation
+
 from penstock.chassis.durations import NANOS_PER_S
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, meter, start_span
@@ -14,8 +16,6 @@ _wait = meter().create_histogram(
     explicit_bucket_boundaries_advisory=list(semconv.QUEUE_WAIT_BUCKETS),
 )
 _shed = meter().create_counter(semconv.PENSTOCK_QUEUE_SHED)
-_depth = meter().create_gauge(semconv.PENSTOCK_QUEUE_DEPTH)
-_tokens = meter().create_gauge(semconv.PENSTOCK_QUEUE_TOKENS)
 
 
 def record_removed(removed: TicketRemoved, now: float) -> None:
@@ -46,7 +46,15 @@ def record_shed(reason: str) -> None:
     _shed.add(1, {semconv.PENSTOCK_REASON: reason})
 
 
-def record_depths(model_queues: ModelQueues) -> None:
-    _tokens.set(model_queues.waiting.tokens)
-    for priority, tickets in model_queues.tickets_by_class.items():
-        _depth.set(tickets, {semconv.PENSTOCK_PRIORITY: class_name(priority)})
+def observe_depths(model_queues: ModelQueues) -> None:
+    """Export the waiting tickets and tokens of the shard of this process, read at each export."""
+
+    def depths(_: CallbackOptions) -> list[Observation]:
+        by_class = list(model_queues.tickets_by_class.items())  # the exporter has a thread of its own
+        return [Observation(each, {semconv.PENSTOCK_PRIORITY: class_name(priority)}) for priority, each in by_class]
+
+    def tokens(_: CallbackOptions) -> list[Observation]:
+        return [Observation(model_queues.waiting.tokens)]
+
+    meter().create_observable_gauge(semconv.PENSTOCK_QUEUE_DEPTH, [depths])
+    meter().create_observable_gauge(semconv.PENSTOCK_QUEUE_TOKENS, [tokens])

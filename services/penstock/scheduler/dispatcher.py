@@ -4,6 +4,7 @@ It takes plain calls and returns effects; `now` is in s on any clock. Every call
 returns the credit that follows from the change.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,10 @@ from penstock.scheduler.reports.placed_prompts import PlacedPromptReports
 from penstock.scheduler.reports.pool_stats import PoolStatsReports
 from penstock.scheduler.reports.service_reports import ServiceReports
 
+# s between two ticks under pressure, and without it. Shards trust statistics for twice the longer one.
+TICK_INTERVAL_S = 0.1
+REST_TICK_INTERVAL_S = 1.0
+
 
 @dataclass(kw_only=True)
 class Dispatcher:
@@ -41,6 +46,10 @@ class Dispatcher:
     is_draining: bool = False
     decline_count: int = 0
     credit_books: CreditBooks = field(init=False)
+    _ticked_at: float = -math.inf  # s
+    # Whether shards need reports and credit soon: a ticket waits, a model has little free capacity, a lease was not
+    # started at the last tick, or the shards or workers have changed since.
+    _is_pressed: bool = True
     _is_catalog_due: bool = False  # the number of workers of a model has changed since the catalog was sent
     _transitions: LeaseTransitions = field(init=False)
     _progress: LeaseProgressReports = field(init=False)
@@ -61,6 +70,7 @@ class Dispatcher:
 
     def on_queue_connected(self, queue: str) -> list[Effect]:
         self.queues[queue] = None
+        self._is_pressed = True
         self.service_reports.on_queue_connected(queue)
         self.credit_books.on_queue_connected(queue)
         times = self.virtual_times.updates([queue], self.credit_books)
@@ -69,6 +79,7 @@ class Dispatcher:
     def on_queue_disconnected(self, queue: str) -> list[Effect]:
         """Forget a shard. Its unstarted leases stay: they expire unless an edge starts them."""
         self.queues.pop(queue, None)
+        self._is_pressed = True
         self.pool_stats.discard(queue)
         self.virtual_times.discard(queue)
         self.service_reports.on_queue_disconnected(queue)
@@ -86,9 +97,10 @@ class Dispatcher:
         ended = self._transitions.end_unstarted([former]) if former else []
         pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
         placed = pool.place(ticket) if pool is not None else None
-        if placed is None:
+        if pool is None or placed is None:
             return [*ended, *self._decline(queue, ticket)]
         lease = self._transitions.issue(queue, placed, ticket, now)
+        self._is_pressed = self._is_pressed or pool.is_busy
         if len(self.queues) > 1:
             self.placed_prompts.record(queue, placed.worker.worker_id, placed.new_tokens, ticket, now)
             lease += self.placed_prompts.pop_due(self.queues, now)
@@ -102,6 +114,7 @@ class Dispatcher:
         return self._revoke([entry for entry in entries if entry.queue == queue])
 
     def on_head(self, queue: str, head: Head, now: float) -> list[Effect]:
+        self._is_pressed = self._is_pressed or head.waiting > 0
         self.credit_books[head.model].on_head(queue, head, now)
         return self.credit_books.grants(head.model)
 
@@ -178,16 +191,17 @@ class Dispatcher:
     # Time.
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is no lease and nothing to report."""
-        return not (self.leases.leases or self._is_catalog_due or self.has_due_work)
+    def next_tick_at(self) -> float:
+        """Return the s at which the next tick is due. Any event may make it earlier."""
+        return self._ticked_at + (TICK_INTERVAL_S if self._is_pressed else REST_TICK_INTERVAL_S)
 
     def tick(self, now: float) -> list[Effect]:
-        """Revoke leases that were not started in time, and send reports. Due ten times a second."""
+        """Revoke leases that were not started in time, and send reports. Due at `next_tick_at`."""
         return [*self.tick_fleet(now), *self.tick_reports(now)]
 
     def tick_fleet(self, now: float) -> list[Effect]:
         """Do the first part of `tick`, so that a service can run the parts in turns of their own."""
+        self._ticked_at = now
         self.fleet.tick(now)
         effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
         if self.poison.expire(now) or self._is_catalog_due:
@@ -200,7 +214,14 @@ class Dispatcher:
 
     def tick_reports(self, now: float) -> list[Effect]:
         """Do the second part of `tick`: the first slice of the reports of leases."""
-        return [*self.service_reports.pop_due(self.queues, now)]
+        reports: list[Effect] = [*self.service_reports.pop_due(self.queues, now)]
+        self._is_pressed = (
+            self.has_due_work
+            or self.leases.unstarted_count > 0
+            or any(book.has_waiting for book in self.credit_books.values())
+            or any(pool.is_busy for pool in self.fleet.pools.values())
+        )
+        return reports
 
     @property
     def has_due_work(self) -> bool:
@@ -217,7 +238,7 @@ class Dispatcher:
 
     def _on_workers_changed(self, *, at_once: bool) -> list[Effect]:
         """Send the catalog at once, or at the next tick: many workers attach at once after the start of a scheduler."""
-        self._is_catalog_due = True
+        self._is_catalog_due = self._is_pressed = True
         return [self._catalog_update()] if at_once else []
 
     def _catalog_update(self) -> CatalogUpdate:

@@ -110,6 +110,6 @@ class LeaseBook:
         return self.clock.at(now) + self.ttl
 
     def expired(self, now: float) -> list[LeaseEntry]:
-        """Return the unstarted leases that have expired; the caller ends them. Called several times a second."""
+        """Return the unstarted leases that have expired; the caller ends them. Called with each tick."""
         ran = self.clock.at(now)
         return list(takewhile(lambda entry: entry.expires_at <= ran, self._unstarted.values()))

@@ -12,7 +12,7 @@ from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, start_span
-from penstock.chassis.pacing import TickPacer
+from penstock.chassis.pacing import TickTimer
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link, Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
@@ -24,7 +24,6 @@ from penstock.scheduler.frames import to_queue, to_worker
 from penstock.scheduler.snapshot import figures
 from penstock.v1.stream_pb2 import End, Hello
 
-TICK_INTERVAL_S = 0.1  # s; an expired lease is detected within this time
 REPORT_DELAY_S = 0.02  # s; a report without a placement or credit waits this long for one
 NANOS_PER_SECOND = 10**9
 REQUIRED_PROFILE_FIELDS = ("model", "card_digest", "slots", "kv_blocks", "block_size", "context_length")
@@ -56,7 +55,7 @@ class SchedulerService(SchedulerServiceServicer):
         self._workers: dict[str, WorkerPeer] = {}
         self._stream_ids = count(1)
         self._is_slice_scheduled = False
-        self._pacer = TickPacer(TICK_INTERVAL_S)
+        self._timer = TickTimer()
         self._queue_peers = PeerSet(queues, self._run_queue_link)
 
     async def run(self) -> None:
@@ -66,11 +65,11 @@ class SchedulerService(SchedulerServiceServicer):
     async def tick(self) -> None:
         """Advance the time of the dispatcher until cancelled."""
         while True:
-            await self._pacer.wait(is_idle=self._dispatcher.is_idle)
             self._perform(self._dispatcher.tick_fleet(self._now()))
             await asyncio.sleep(0)  # other work of the loop: for 1,000 workers, each part takes some milliseconds
             self._perform(self._dispatcher.tick_reports(self._now()))
             self._schedule_slice()
+            await self._timer.wait()
 
     def _schedule_slice(self) -> None:
         """Continue work that takes long, after other work of the loop."""
@@ -106,10 +105,8 @@ class SchedulerService(SchedulerServiceServicer):
             self._workers[key] = peer
             try:
                 async for frame in peer:
-                    self._pacer.on_event()
                     self._perform(self._on_worker_frame(key, peer.hello, frame))
             finally:
-                self._pacer.on_event()
                 del self._workers[key]
                 self._perform(self._dispatcher.on_worker_lost(key))
 
@@ -168,17 +165,14 @@ class SchedulerService(SchedulerServiceServicer):
         if former := self._queues.get(queue):
             self._on_queue_disconnected(former)
         self._queues[queue], self._queue_ids[link] = link, queue
-        self._pacer.on_event()
         self._perform(self._dispatcher.on_queue_connected(queue))
 
     def _on_queue_disconnected(self, link: QueueLink) -> None:
         if queue := self._queue_ids.pop(link, ""):
             del self._queues[queue]
-            self._pacer.on_event()
             self._perform(self._dispatcher.on_queue_disconnected(queue))
 
     def _on_link_frame(self, link: QueueLink, frame: queue_pb2.DispatchResponse) -> None:
-        self._pacer.on_event()
         if queue := self._queue_ids.get(link):  # a shard with a newer stream has no id on this one
             self._perform(self._on_queue_frame(queue, frame))
 
@@ -231,6 +225,7 @@ class SchedulerService(SchedulerServiceServicer):
                     if link := self._queues.get(effect.queue):
                         delay = REPORT_DELAY_S if isinstance(effect, out.Report) else 0.0
                         link.send(to_queue(effect), max_delay_s=delay)
+        self._timer.expedite(self._dispatcher.next_tick_at - self._now())
 
 
 def _profile_error(profile: scheduler_pb2.Profile) -> str:

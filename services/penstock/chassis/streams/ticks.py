@@ -1,5 +1,6 @@
 """Ticks of all streams of an event loop: few timers, because each wakes the process.
 
+Other periodic work of a process is done in a tick, too (`delay_to_tick`), as a wake-up costs more than such work.
 The ticks of processes on one host coincide, as they are multiples of the interval on the host's clock: a process then
 receives the heartbeats of its peers together.
 """
@@ -13,6 +14,14 @@ TICK_S = 0.38  # a heartbeat is due in a tick in which no other frame was sent
 MAX_GROUP_STREAMS = 32  # that tick in one callback, in about 1 ms
 EARLY_SHARE = 0.05  # of the interval; timers fire earlier by less
 GROUP_OFFSET = 0.618  # of the interval, between two groups: any number of them is spread evenly
+
+
+def delay_to_tick(max_delay_s: float) -> float:
+    """Return the longest delay up to `max_delay_s` that ends in a tick; `max_delay_s` if it is below `TICK_S`."""
+    if max_delay_s < TICK_S:
+        return max_delay_s
+    now = asyncio.get_running_loop().time()
+    return math.floor((now + max_delay_s) / TICK_S) * TICK_S - now
 
 
 class Ticking(Protocol):

@@ -61,12 +61,21 @@ class ModelAvailability:
             self.awaited_since.setdefault(model, self.clock.at(now))
 
     def pop_timed_out(self, now: float) -> list[str]:
-        """Return, once each, the awaited models whose timeout has passed. Called several times a second."""
+        """Return, once each, the awaited models whose timeout has passed. Called with each tick."""
         ran = self.clock.at(now)
         lost = [model for model, since in self.awaited_since.items() if ran >= since + self.timeout]
         for model in lost:
             del self.awaited_since[model]
         return lost
+
+    def is_timing(self, now: float) -> bool:
+        """Whether a timeout runs, so that the clock must be read often."""
+        ran = self.clock.at(now)
+        return bool(
+            self.awaited_since
+            or ran < self.started_at + self.warm_up
+            or (not self.served_models and ran < self._unserved_since + self.timeout)
+        )
 
     @property
     def _unserved_since(self) -> float:

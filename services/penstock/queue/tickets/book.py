@@ -6,6 +6,7 @@ tickets are listed in the order of their model's policy, except during a short p
 `now` is in s of a clock that never steps.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -41,6 +42,11 @@ from penstock.queue.ticket import QueuedTicket
 from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.queue.tickets.transitions import TicketTransitions
 
+# s between two ticks: at the least, so that lease deadlines are detected together; while a timeout of a model or of a
+# poison report runs, whose clock counts longer gaps as stalls; and at most.
+MIN_TICK_INTERVAL_S = 0.05
+TIMEOUT_TICK_INTERVAL_S = 0.25
+MAX_TICK_INTERVAL_S = 1.0
 DEFAULT_POLICY = PolicyConfig()
 NO_WORKER_STEPS: Mapping[str, int] = MappingProxyType({})
 
@@ -71,15 +77,11 @@ class TicketBook:
         self._models: tuple[CatalogEntry, ...] = ()
         self._is_catalog_due = False  # the number of workers of a model has changed since the catalog was sent
         self._arrivals = 0
+        self._ticked_at = -math.inf  # s
 
     def __repr__(self) -> str:
         waiting = self.model_queues.waiting.tickets
         return f"<TicketBook {waiting} waiting, {self.offered} offered, {len(self.recent_leases)} placed>"
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no ticket waits, is offered or runs."""
-        return not (self.tickets or len(self.accounting) or self._is_catalog_due)
 
     @property
     def offered(self) -> int:
@@ -262,14 +264,31 @@ class TicketBook:
 
     def has_due_work(self, now: float) -> bool:
         """Whether `run_slice` has to be called before the next tick."""
-        return self._transitions.has_due_work(now)
+        return self._transitions.next_due_at() <= now
+
+    def next_tick_at(self, now: float) -> float:
+        """Return the s at which the next tick is due. Any event may make it earlier."""
+        due_at = min(
+            self._ticked_at + self._max_tick_interval(now),
+            self._transitions.next_due_at(),
+            self.accounting.next_timeout_at,
+        )
+        return max(due_at, self._ticked_at + MIN_TICK_INTERVAL_S)
+
+    def _max_tick_interval(self, now: float) -> float:
+        if self._is_catalog_due:
+            return MIN_TICK_INTERVAL_S
+        if self._availability.is_timing(now) or self.schedulers.poison.is_timing(now):
+            return TIMEOUT_TICK_INTERVAL_S
+        return MAX_TICK_INTERVAL_S
 
     def run_slice(self, now: float) -> list[Effect]:
         """Do a bounded part of the work that is due. A slice takes some milliseconds."""
         return self._transitions.run_slice(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Shed expired tickets, and end pauses. Called several times a second."""
+        """Shed expired tickets, and end pauses. Due at `next_tick_at`; earlier ticks are harmless."""
+        self._ticked_at = now
         effects = self._transitions.tick(now)
         if self._is_catalog_due:
             self._is_catalog_due = False

@@ -1,5 +1,6 @@
 """Timers of tickets: lease deadlines and pauses. Has no clock."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -37,9 +38,10 @@ class TicketExpirations:
         while (entry := self.lease_deadlines.first()) and entry[0] <= now:
             yield entry[-1]
 
-    def has_due(self, now: float) -> bool:
-        """Whether a ticket is past its lease deadline, or a pause has ended."""
-        return any((entry := timers.first()) and entry[0] <= now for timers in (self.lease_deadlines, self.pauses))
+    def next_due_at(self) -> float:
+        """Return the s of the next lease deadline or end of a pause; infinite if there is none."""
+        deadline, pause = self.lease_deadlines.first(), self.pauses.first()
+        return min(deadline[0] if deadline else math.inf, pause[0] if pause else math.inf)
 
     def pop_unpaused(self, now: float) -> Iterator[QueuedTicket]:
         """Yield, once each, the tickets whose pause has ended."""

@@ -31,6 +31,7 @@ class RecentLeases:
         return len(self._leases)
 
     def record(self, ticket: QueuedTicket, scheduler: str, now: float) -> None:
+        self.expire(now)
         self.pop(ticket.ticket_id)
         lease = untracked(RecentLease(scheduler, ticket.edge, now + self.ttl, ticket.fingerprint))
         self._leases[ticket.ticket_id] = lease

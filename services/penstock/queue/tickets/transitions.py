@@ -1,5 +1,6 @@
 """All transitions of the tickets of a shard between listed, paused, offered, leased and removed."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -85,15 +86,11 @@ class TicketTransitions:
         self._recent_leases.expire(now)
         return self.run_slice(now)
 
-    def has_due_work(self, now: float) -> bool:
-        """Whether another slice is due before the next tick."""
-        return bool(
-            self._edges.has_orphans
-            or self._poison_scans
-            or self._timed_out_models
-            or self._undispatched_models
-            or self.expirations.has_due(now)
-        )
+    def next_due_at(self) -> float:
+        """Return the s at which the next slice is due: at once, or at the next deadline or end of a pause."""
+        if self._edges.has_orphans or self._poison_scans or self._timed_out_models or self._undispatched_models:
+            return -math.inf
+        return self.expirations.next_due_at()
 
     def run_slice(self, now: float) -> list[Effect]:
         """Do a bounded part of the work that is due: removals, ends of pauses, and delayed dispatches."""

@@ -81,6 +81,12 @@ class Pool:
         self._refresh()
         return self._tree.max_free_tokens
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether at most half of the slots are free, so that shards need recent statistics."""
+        totals = self.totals
+        return 2 * totals.available_leases <= totals.slots
+
     def next_worker(self) -> Worker | None:
         """Return the worker that the next ticket would be placed on, full or not; None if the pool is empty."""
         self._refresh()

@@ -68,7 +68,7 @@ class ServiceReports:
                 self._output.setdefault(queue, []).append(output)
 
     def pop_due(self, connected: Container[str], now: float) -> list[SendServiceReport]:
-        """Return the first slice of the reports for connected shards. Called several times a second.
+        """Return the first slice of the reports for connected shards. Called with each tick.
 
         Reports for absent shards are kept for ABSENT_QUEUE_TTL_S.
         """

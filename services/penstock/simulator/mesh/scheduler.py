@@ -12,7 +12,7 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.scenario import SchedulerSettings
 
-TICK_S = 0.1  # s between two ticks, as in the service
+TICK_S = 0.1  # s between two looks whether a tick is due
 
 
 class SchedulerPeers(Protocol):
@@ -85,9 +85,10 @@ class SimScheduler:
             self._perform(self.dispatcher.on_leases_released(worker, leases, served, steps))
 
     def _tick(self) -> None:
-        self._perform(self.dispatcher.tick(self._events.now))
-        while self.dispatcher.has_due_work:
-            self._perform(self.dispatcher.run_slice())
+        if self.dispatcher.next_tick_at <= self._events.now:
+            self._perform(self.dispatcher.tick(self._events.now))
+            while self.dispatcher.has_due_work:
+                self._perform(self.dispatcher.run_slice())
         self._events.schedule(self._events.now + TICK_S, self._tick)
 
     def _perform(self, effects: Iterable[out.Effect]) -> None:

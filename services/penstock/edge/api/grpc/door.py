@@ -18,6 +18,7 @@ from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.chassis.security.identity import is_from_proxy
 from penstock.chassis.server.interceptors import READS_ONE_MESSAGE
 from penstock.chassis.server.write_timeout import write_responses
+from penstock.chassis.streams.ticks import delay_to_tick
 from penstock.edge.callers.connections import UnidentifiedCalls
 from penstock.edge.callers.messages import MessageRead, UnfinishedMessages
 from penstock.edge.request.caller import PROXY_HEADER_PREFIXES, credential_of, identity_header_of
@@ -80,7 +81,7 @@ class GrpcDoor:
         """End messages that take too long or are too many. Runs beside the server."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await asyncio.sleep(delay_to_tick(SWEEP_INTERVAL_S))
             self.sweep(loop.time())
 
     def sweep(self, now: float) -> None:

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.chassis.errors import Overloaded, PenstockError
+from penstock.chassis.streams.ticks import delay_to_tick
 from penstock.edge.api.http.connections import (
     ConnectionLimits,
     ConnectionState,
@@ -45,7 +46,7 @@ class HttpDoor:
         """Close connections that exceed a time limit. Runs beside the server."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await asyncio.sleep(delay_to_tick(SWEEP_INTERVAL_S))
             self.sweep(loop.time())
 
     def sweep(self, now: float) -> None:

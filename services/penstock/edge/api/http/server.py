@@ -12,6 +12,7 @@ from penstock.chassis.lifecycle import background, current_stop
 from penstock.chassis.security.process import LOCAL, ProcessSecurity
 from penstock.chassis.server.server import CLEANUP_GRACE_S, advertised_address
 from penstock.chassis.server.sockets import LISTEN_BACKLOG, bind_socket
+from penstock.chassis.streams.ticks import delay_to_tick
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.connections import ConnectionLimits
 from penstock.edge.api.http.protocol import HttpDoor
@@ -71,7 +72,7 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # which renews the date of responses
             with suppress(TimeoutError):
-                async with asyncio.timeout(DATE_INTERVAL_S):
+                async with asyncio.timeout(delay_to_tick(DATE_INTERVAL_S)):
                     await self._exit_requested.wait()
                     await asyncio.sleep(ACCEPT_GRACE_S)
 
