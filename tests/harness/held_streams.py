@@ -44,7 +44,7 @@ async def serve(streams, held_s):
         handler = grpc.stream_stream_rpc_method_handler(read_messages)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
 
-    async with serving("127.0.0.1:0", [(register, None)], drain_grace=0.1, uses_c_core=True) as server:
+    async with serving("127.0.0.1:0", [(register, None)], drain_grace=0.1) as server:
         answer(server.address)
         await command()
         time.sleep(held_s)  # noqa: ASYNC251  # holds the loop

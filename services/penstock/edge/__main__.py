@@ -20,7 +20,6 @@ from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
-from penstock.edge.request import limits
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import TokenizerPools
 
@@ -64,12 +63,10 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,
-                    message_bytes=limits.BODY_BYTES,
-                    options=doors.grpc_options,
+                    limits=doors.grpc_limits,
                     security=security,
                     is_door=True,
                     proxy_listen=config.proxy_listen,
-                    uses_c_core=True,
                 ) as server,
                 background(_set_ready_once_connected(runner, server)),
             ):

@@ -14,6 +14,7 @@ import structlog
 
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.http2.context import CallContext
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.metadata import Metadata, decoded, decoded_timeout
 from penstock.chassis.http2.server_connection import ServerConnection
 from penstock.chassis.http2.stream import Stream
@@ -26,7 +27,6 @@ HANDSHAKE_TIMEOUT_S = 5.0
 TLS_CLOSE_TIMEOUT_S = 1.0
 SWEEP_INTERVAL_S = 4.0  # a client that is silent for an interval is asked once, and closed after another
 MAX_READ_TURNS = 100  # of the loop, in which a handler may read what arrived before its client was lost
-MAX_CONNECTIONS = 8_192
 
 
 class HandlerCallDetails(NamedTuple):
@@ -39,7 +39,7 @@ class HandlerCallDetails(NamedTuple):
 class Http2Server:
     """Listens on ports and runs the handler of each call as a task. `stop` may be called again with less grace."""
 
-    def __init__(self, interceptors: Sequence[Any], *, message_bytes: int) -> None:
+    def __init__(self, interceptors: Sequence[Any], limits: Http2Limits) -> None:
         self._interceptors = tuple(interceptors)
         self._handlers: dict[str, Any] = {}  # by /service/method
         self._generic_handlers: list[Any] = []  # asked for a method that is not among them
@@ -49,7 +49,7 @@ class Http2Server:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._sweep: asyncio.TimerHandle | None = None
-        self.message_bytes: Final = message_bytes
+        self.limits: Final = limits
         self.connections: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()  # also those that are being closed
         self._has_closed = asyncio.Event()
@@ -117,7 +117,7 @@ class Http2Server:
 
     def on_connected(self, connection: ServerConnection) -> bool:
         """Return False if there are too many connections."""
-        if len(self.connections) >= MAX_CONNECTIONS or self.is_stopping:
+        if len(self.connections) >= self.limits.max_connections or self.is_stopping:
             return False
         self.connections.add(connection)
         self._open.add(connection)
@@ -132,8 +132,8 @@ class Http2Server:
 
     def _sweep_silent(self) -> None:
         """Close connections of clients that answer no more, and those that have no call."""
-        for connection in [each for each in self.connections if each.is_overdue()]:
-            connection.close("the client is silent, or makes no calls")
+        for connection in list(self.connections):
+            connection.sweep()
         again = bool(self.connections) and not self.is_stopping
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_silent) if again else None
 
@@ -166,8 +166,7 @@ class Http2Server:
         except grpc.aio.AbortError:
             context.end()
         except PenstockError as error:  # of a message that no interceptor has seen
-            context.set_trailing_metadata(error.trailing_metadata())
-            context.end(error.code, error.message)
+            context.end(error.code, error.message, tuple(error.trailing_metadata()))
         except asyncio.CancelledError:
             context.end(grpc.StatusCode.UNAVAILABLE, "the server cancelled the call")
         except Exception:
