@@ -1,6 +1,7 @@
 """gRPC over HTTP/2 toward clients of the public: compression, many calls on one connection, and their limits."""
 
 import asyncio
+import gc
 import gzip
 import zlib
 from dataclasses import replace
@@ -11,8 +12,10 @@ from hyperframe.frame import PingFrame
 
 from http2_echo import HEADERS, LIMITS, MESSAGE_BYTES, core_channel, echo_server, headers_to, raw_client, stream_of
 from penstock.chassis.http2 import frames, headers
+from penstock.chassis.http2.context import CallContext
 from penstock.chassis.http2.messages import prefixed
 from penstock.chassis.http2.server_connection import MAX_IDLE_SWEEPS
+from penstock.chassis.http2.stream import Stream
 from penstock.proofs.hostile.wire.http2 import data_frame, header_block, headers_frame, reset_frame
 
 WINDOW_BYTES = 64 << 10
@@ -176,3 +179,39 @@ async def test_a_client_of_the_c_core_calls_again_after_its_idle_connection_was_
         (connection,) = server.connections
         connection.send_go_away()
         assert await asyncio.gather(*(unary(b"2") for _ in range(20))) == [b"2"] * 20
+
+
+@pytest.mark.parametrize("is_reset", [True, False], ids=["reset", "answered"])
+async def test_a_call_that_has_ended_is_freed_without_the_garbage_collector(is_reset):
+    def kept():
+        return sum(isinstance(each, (Stream, CallContext)) for each in gc.get_objects())
+
+    async with echo_server() as (server, echo, port), raw_client(port) as client:
+        gc.collect()
+        before = kept()
+        gc.disable()
+        try:
+            for _ in range(20):
+                stream = await client.open_stream(HEADERS if is_reset else headers_to("Unary"))
+                if is_reset:
+                    await client.send(reset_frame(stream))
+                else:
+                    await client.send_data(stream, prefixed(b"x"), ends=True)
+                    await ended(client, stream)
+            await client.send(PingFrame(0, b"12345678").serialize())
+            await echo.until(lambda: client.counts[frames.PING] and not server._running)
+            assert kept() == before
+        finally:
+            gc.enable()
+
+
+async def test_streams_that_are_reset_at_once_start_a_bounded_number_of_calls():
+    async with echo_server(replace(LIMITS, max_streams=10)) as (server, echo, port), raw_client(port) as client:
+        numbers, started, start = range(1, 401, 2), [], server.on_request
+        server.on_request = lambda connection, stream: (started.append(stream), start(connection, stream))
+        await client.send(b"".join(headers_frame(each, header_block(HEADERS)) + reset_frame(each) for each in numbers))
+        await echo.until(lambda: len(started) + client.counts[frames.RST_STREAM] >= len(numbers))
+        assert len(started) <= 2 * 10
+        await echo.until(lambda: not server._running)
+        (connection,) = server.connections
+        assert connection.running_calls == 0

@@ -49,9 +49,22 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
             await _wait_ready(runner, catalog, config.startup_timeout)
             app = OpenAIApp(gateway, runner.has_connected.is_set)
             async with (
-                serving_http(config.http_listen, app, config.drain_grace, doors.http, security),
                 serving_http(
-                    config.proxy_http_listen, app, config.drain_grace, doors.proxy_http, security, is_development=False
+                    config.http_listen,
+                    app,
+                    config.drain_grace,
+                    doors.http,
+                    security,
+                    reuses_port=config.reuse_port,
+                ),
+                serving_http(
+                    config.proxy_http_listen,
+                    app,
+                    config.drain_grace,
+                    doors.proxy_http,
+                    security,
+                    is_development=False,
+                    reuses_port=config.reuse_port,
                 ),
                 serving(
                     config.listen,
@@ -67,6 +80,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     security=security,
                     is_door=True,
                     proxy_listen=config.proxy_listen,
+                    reuses_port=config.reuse_port,
                 ) as server,
                 background(_set_ready_once_connected(runner, server)),
             ):

@@ -43,6 +43,7 @@ class Connection(asyncio.Protocol):
         self._received = b""  # bytes of a frame that is not complete
         self._has_preface = is_client  # of a client
         self.highest_stream = 0  # that the client has opened
+        self.running_calls = 0  # of a client, also those whose streams have been reset
         self.is_going_away = False  # this end opens no further streams of the peer
         self._has_sent_message = False  # since the last ping of the peer
         self._peer_stream_window = frames.INITIAL_WINDOW_BYTES
@@ -267,7 +268,8 @@ class Connection(asyncio.Protocol):
         if stream_id % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client may not open stream {stream_id}")
         self.highest_stream = stream_id
-        if len(self.streams) >= self._limits.max_streams or self.is_going_away:
+        is_full = len(self.streams) >= self._limits.max_streams or self.running_calls >= self._limits.running_calls
+        if is_full or self.is_going_away:
             self._control.use()
             self.write(frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM))
             return None

@@ -14,6 +14,11 @@ class Http2Limits:
     max_held_messages: int = 2  # of the largest size, whose bytes a connection may hold; beyond it, it is closed
 
     @property
+    def running_calls(self) -> int:
+        """Most calls of one connection whose handlers run, including those that end because they were cancelled."""
+        return 2 * self.max_streams
+
+    @property
     def held_bytes(self) -> int:
         """Most bytes of messages that are not complete or not read, on one connection."""
         return self.max_held_messages * self.message_bytes

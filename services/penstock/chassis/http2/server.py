@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ from penstock.chassis.http2.context import CallContext
 from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.metadata import Metadata, decoded, decoded_timeout
 from penstock.chassis.http2.server_connection import ServerConnection
-from penstock.chassis.http2.stream import Stream
+from penstock.chassis.http2.stream import Stream, do_nothing
 from penstock.chassis.server.sockets import LISTEN_BACKLOG, bind_socket
 
 log = structlog.get_logger()
@@ -39,7 +40,7 @@ class HandlerCallDetails(NamedTuple):
 class Http2Server:
     """Listens on ports and runs the handler of each call as a task. `stop` may be called again with less grace."""
 
-    def __init__(self, interceptors: Sequence[Any], limits: Http2Limits) -> None:
+    def __init__(self, interceptors: Sequence[Any], limits: Http2Limits, *, reuses_port: bool = False) -> None:
         self._interceptors = tuple(interceptors)
         self._handlers: dict[str, Any] = {}  # by /service/method
         self._generic_handlers: list[Any] = []  # asked for a method that is not among them
@@ -50,6 +51,7 @@ class Http2Server:
         self._is_idle.set()
         self._sweep: asyncio.TimerHandle | None = None
         self.limits: Final = limits
+        self._reuses_port = reuses_port  # with other servers of this host
         self.connections: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()  # also those that are being closed
         self._has_closed = asyncio.Event()
@@ -67,7 +69,10 @@ class Http2Server:
     def add_port(self, listen: str, context: ssl.SSLContext | None = None) -> int:
         """Bind host:port or unix:path, and return the port. Raises RuntimeError if it cannot be bound."""
         try:
-            bound = _bind_unix(listen.removeprefix(UNIX_PREFIX)) if _is_unix(listen) else bind_socket(listen)
+            if _is_unix(listen):
+                bound = _bind_unix(listen.removeprefix(UNIX_PREFIX))
+            else:
+                bound = bind_socket(listen, reuses_port=self._reuses_port)
         except OSError as error:
             raise RuntimeError(f"cannot bind {listen}: {error}") from error
         self._sockets.append((bound, context))
@@ -142,10 +147,13 @@ class Http2Server:
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._serve(connection, stream))
         self._running.add(task)
+        connection.running_calls += 1
         stream.on_broken = lambda: loop.call_soon(_cancel_once_read, task, stream, MAX_READ_TURNS)
-        task.add_done_callback(self._on_served)
+        task.add_done_callback(partial(self._on_served, connection, stream))
 
-    def _on_served(self, task: asyncio.Task[None]) -> None:
+    def _on_served(self, connection: ServerConnection, stream: Stream, task: asyncio.Task[None]) -> None:
+        connection.running_calls -= 1
+        stream.on_broken = do_nothing  # the former one refers to the stream, so that only a collection would free both
         self._running.discard(task)
         if not self._running:
             self._is_idle.set()

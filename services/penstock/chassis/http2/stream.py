@@ -20,6 +20,10 @@ class StreamBroken(Exception):
         super().__init__(reason)
         self.error_code = error_code  # of RST_STREAM; None if the connection is lost
 
+    def again(self) -> "StreamBroken":
+        """Return an equal error to raise. An error that was raised refers to the stream that keeps it."""
+        return StreamBroken(str(self), self.error_code)
+
 
 class Sender(Protocol):
     """The connection of a stream."""
@@ -77,7 +81,7 @@ class Stream:
         self.is_answered = False  # headers were sent
         self.broken: StreamBroken | None = None
         self.fault: PenstockError | None = None  # of the peer's messages; none is read after it
-        self.on_broken: Callable[[], object] = _do_nothing
+        self.on_broken: Callable[[], object] = do_nothing
         self._connection = connection
         self._reader = MessageReader(message_bytes)
         self._message_bytes = message_bytes
@@ -116,7 +120,7 @@ class Stream:
             if self.is_ended:
                 return None
             if self.broken:
-                raise self.broken
+                raise self.broken.again()
             if self._extend_window():
                 self._connection.flush()
             await self.wait()
@@ -198,7 +202,7 @@ class Stream:
         Raises StreamBroken.
         """
         if self.broken:
-            raise self.broken
+            raise self.broken.again()
         if self._unsent or not self._connection.send_message(self, message):
             self._unsent.append(memoryview(prefixed(message)))
             self.send_more()
@@ -210,7 +214,7 @@ class Stream:
             finally:
                 self._write_waiter = None
         if self.broken:
-            raise self.broken
+            raise self.broken.again()
 
     def end_with(self, final: Callable[[], None]) -> None:
         """Call `final`, which ends our side of the stream, once all messages are sent."""
@@ -238,4 +242,4 @@ class Stream:
             self._write_waiter.set_result(None)
 
 
-def _do_nothing() -> None: ...
+def do_nothing() -> None: ...

@@ -117,18 +117,20 @@ async def serving(
     security: ProcessSecurity = LOCAL,
     is_door: bool = False,
     proxy_listen: str = "",
+    reuses_port: bool = False,
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
     The grace of Admin.Drain, if given, replaces `drain_grace`. `operators` serve `admin` and the probes, until the
     server has drained.
     `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
+    Both may be those of other servers on this host if all of them have `reuses_port`.
     Raises ConfigError if an address cannot be bound, or would serve plaintext off loopback.
     """
     calls = CallCounter()
     peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
     chain = (CallInterceptor(calls), *peers, *interceptors)
-    grpc_server = Http2Server(chain, limits)
+    grpc_server = Http2Server(chain, limits, reuses_port=reuses_port)
     health, services = _register(grpc_server, registrations)
     server = Server(grpc_server, health, calls, "")
     async with _serving_operators(operators.secured(security), admin, server, services):
