@@ -28,7 +28,7 @@ def line(lines, figure):
 def test_the_tiers_between_client_and_worker_are_judged_and_the_front_of_the_worker_is_reported():
     lines = overhead_lines(COSTS, REST_US)
     assert line(lines, "CPU of a request at 20 requests/s").measured == 1_600.0
-    assert line(lines, "CPU of a request, 64 at once").measured == 400.0
+    assert line(lines, "CPU of a request, 64 at once on a session").measured == 400.0
     assert line(lines, "requests/s, 64 at once").measured == 500.0
     assert line(lines, "CPU at rest").measured == 4.0
     assert line(lines, "of it in queue, at 20 requests/s").measured == 400.0
@@ -51,7 +51,7 @@ def test_the_step_of_the_engine_is_no_delay_of_the_mesh():
 def test_a_failed_request_and_a_figure_beyond_its_bound_miss():
     failed = {**COSTS, "busy": replace(COSTS["busy"], failed=1, requests=500)}
     missed = {each.figure for each in overhead_lines(failed, REST_US) if not each.is_met}
-    assert missed == {"requests that failed", "CPU of a request, 64 at once"}
+    assert missed == {"requests that failed", "CPU of a request, 64 at once on a session"}
 
 
 def test_a_load_names_its_requests_in_the_order_of_their_times():
