@@ -14,7 +14,6 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.chassis.lifecycle import run
-from penstock.chassis.server.server import serving
 
 SERVICE, METHOD = "test.Held", "Streams"
 
@@ -40,17 +39,18 @@ async def serve(streams, held_s):
                 has_all.set()
         yield b""
 
-    def register(_, server):
-        handler = grpc.stream_stream_rpc_method_handler(read_messages)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
-
-    async with serving("127.0.0.1:0", [(register, None)], drain_grace=0.1, uses_c_core=True) as server:
-        answer(server.address)
-        await command()
-        time.sleep(held_s)  # noqa: ASYNC251  # holds the loop
-        await has_all.wait()
-        answer(received)
-        await command()
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(read_messages)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    answer(f"127.0.0.1:{port}")
+    await command()
+    time.sleep(held_s)  # noqa: ASYNC251  # holds the loop
+    await has_all.wait()
+    answer(received)
+    await command()
+    await server.stop(0.1)
 
 
 async def send(streams, address):

@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 import grpc
 
 from penstock.chassis.http2.channel import Http2Channel
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.server import Http2Server
 from penstock.proofs.hostile.wire.http2 import open_http2
 
 MESSAGE_BYTES = 4 << 20
+LIMITS = Http2Limits(message_bytes=MESSAGE_BYTES)
 
 
 def headers_to(method):
@@ -89,8 +91,8 @@ class Echo:
 
 
 @asynccontextmanager
-async def echo_server():
-    server, echo = Http2Server((), message_bytes=MESSAGE_BYTES), Echo()
+async def echo_server(limits=LIMITS):
+    server, echo = Http2Server((), limits), Echo()
     server.add_registered_method_handlers("t.Echo", echo.methods())
     port = server.add_port("127.0.0.1:0")
     await server.start()

@@ -203,6 +203,7 @@ async def test_a_call_without_a_message_is_told_so():
 
 async def test_more_calls_than_streams_wait_for_their_turn():
     async with edge_mesh() as mesh, channel(mesh.address) as to_edge:
+        await to_edge.channel_ready()
         calls = [
             InferenceStub(to_edge).Generate(GenerateRequest(text="hi", max_output_tokens=2), metadata=KEY)
             for _ in range(1_000)

@@ -264,3 +264,25 @@ def test_with_the_driver_each_pod_has_an_identity_of_its_own(tmp_path):
         assert "secret" not in volume
         assert (identity.tier, identity.instance_id) == (tier, "pod-1")
         assert tuple(names.replace("${POD_NAME}", "pod-1").split(",")) == identity.dns_names
+
+
+def test_a_second_edge_process_of_a_pod_shares_the_ports_of_the_api_and_no_other(tmp_path):
+    components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / "edge-processes", tmp_path)]
+    overlay = {"resources": [os.path.relpath(LOCAL_OVERLAY, tmp_path)], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
+    edge = get_object(render_overlay(tmp_path), "Deployment", "edge")
+    validate(edge)
+    by_name = {each["name"]: each for each in edge["spec"]["template"]["spec"]["containers"]}
+    first, second = by_name.pop("edge"), by_name.pop("edge-2")
+    assert not by_name
+    of_first, of_second = ({each["name"]: each.get("value") for each in pod["env"]} for pod in (first, second))
+    assert of_first["PENSTOCK_EDGE_REUSE_PORT"] == "true"
+    differing = {"PENSTOCK_EDGE_METRICS_LISTEN", "PENSTOCK_EDGE_ADMIN_LISTEN", "PENSTOCK_EDGE_HEALTH_LISTEN"}
+    assert {name for name in of_first if of_first[name] != of_second[name]} == differing
+    for name in ("grpc", "http"):
+        assert name in {each["name"] for each in first["ports"]}
+    every_port = [each["containerPort"] for pod in (first, second) for each in pod["ports"]]
+    assert len(set(every_port)) == len(every_port)
+    for pod, environment_of in ((first, of_first), (second, of_second)):
+        probed = {pod[probe]["grpc"]["port"] for probe in ("readinessProbe", "livenessProbe")}
+        assert probed == {int(environment_of["PENSTOCK_EDGE_HEALTH_LISTEN"].rpartition(":")[2])}

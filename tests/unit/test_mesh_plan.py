@@ -125,3 +125,16 @@ def test_each_of_several_envoys_has_its_own_name_port_and_routing():
     assert [each.name for each in plan.processes_of("envoy")] == ["envoy-1", "envoy-2"]
     assert plan.proxies == ["127.0.0.1:8080", "127.0.0.1:8090"]
     assert [each.environment["PENSTOCK_ROUTING_ENVOY_LISTEN"] for each in plan.processes_of("routing")] == plan.proxies
+
+
+def test_edges_that_share_a_port_have_the_addresses_of_the_first_and_sockets_of_their_own():
+    plan = plan_of(edges=3, shared_edge_port=True)
+    edges = plan.processes_of("edge")
+    assert {(each.address, each.http, each.proxy_doors) for each in edges} == {
+        (plan.grpc, plan.http, ("127.0.0.1:7008", "127.0.0.1:7088"))
+    }
+    assert {each.environment["PENSTOCK_EDGE_REUSE_PORT"] for each in edges} == {"true"}
+    assert len({each.admin_target for each in edges} | {each.health for each in edges}) == 6
+    assert [each.environment["PENSTOCK_EDGE_HEALTH_LISTEN"] for each in edges] == [each.health for each in edges]
+    (routing,) = plan.processes_of("routing")
+    assert routing.environment["PENSTOCK_ROUTING_EDGES"] == "127.0.0.1:7008/127.0.0.1:7088"

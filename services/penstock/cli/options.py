@@ -103,6 +103,7 @@ LAST_BASE_PORT = 64_000  # keeps the largest port of a mesh below 65,536
 
 MESH_OPTIONS = (
     click.option("--edges", type=REPLICAS, default=1, show_default=True),
+    click.option("--shared-edge-port", is_flag=True, help="all edges listen on the addresses of the first one"),
     click.option("--auths", type=REPLICAS, default=1, show_default=True, help="several need --store postgres"),
     click.option("--queues", type=REPLICAS, default=1, show_default=True),
     click.option("--schedulers", type=REPLICAS, default=1, show_default=True),

@@ -23,6 +23,7 @@ from penstock.proofs.live.disk import DiskOptions, disk
 from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
+from penstock.proofs.live.overhead import OverheadOptions, overhead
 from penstock.proofs.live.partition import PartitionOptions, partition
 from penstock.proofs.live.quota import QuotaOptions, quota
 from penstock.proofs.live.rollout import RolloutOptions, rollout
@@ -87,6 +88,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "surge": (surge, SurgeOptions),
     "clocks": (clocks, ClocksOptions),
     "hostile": (hostile, HostileOptions),
+    "overhead": (overhead, OverheadOptions),
     "engine": (_engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
     "fleet": (fleet, FleetOptions),

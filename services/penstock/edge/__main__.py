@@ -20,7 +20,6 @@ from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
-from penstock.edge.request import limits
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import TokenizerPools
 
@@ -50,9 +49,22 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
             await _wait_ready(runner, catalog, config.startup_timeout)
             app = OpenAIApp(gateway, runner.has_connected.is_set)
             async with (
-                serving_http(config.http_listen, app, config.drain_grace, doors.http, security),
                 serving_http(
-                    config.proxy_http_listen, app, config.drain_grace, doors.proxy_http, security, is_development=False
+                    config.http_listen,
+                    app,
+                    config.drain_grace,
+                    doors.http,
+                    security,
+                    reuses_port=config.reuse_port,
+                ),
+                serving_http(
+                    config.proxy_http_listen,
+                    app,
+                    config.drain_grace,
+                    doors.proxy_http,
+                    security,
+                    is_development=False,
+                    reuses_port=config.reuse_port,
                 ),
                 serving(
                     config.listen,
@@ -64,12 +76,11 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,
-                    message_bytes=limits.BODY_BYTES,
-                    options=doors.grpc_options,
+                    limits=doors.grpc_limits,
                     security=security,
                     is_door=True,
                     proxy_listen=config.proxy_listen,
-                    uses_c_core=True,
+                    reuses_port=config.reuse_port,
                 ) as server,
                 background(_set_ready_once_connected(runner, server)),
             ):

@@ -42,6 +42,12 @@ class EdgeConfig(ServiceConfig):
     proxy_http_listen: str = setting(
         "", "Second address of the HTTP API, for proxies, in the same way. Empty: off.", unit="host:port"
     )
+    reuse_port: bool = setting(
+        False,
+        "Whether other edges of this host or pod that have this setting may listen on the same four addresses; the "
+        "kernel divides new connections among them (SO_REUSEPORT). Each needs its own addresses for operators, probes "
+        "and metrics.",
+    )
     auths: tuple[str, ...] = setting(("127.0.0.1:7002",), "Auth processes: host:port or dns:///name:port.")
     queues: tuple[str, ...] = setting(
         ("127.0.0.1:7003",), "Queue shards: host:port or dns:///name:port. Every edge must have the same list."

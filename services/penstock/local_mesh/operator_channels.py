@@ -27,9 +27,9 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 def process_channel(spec: ProcessSpec, folder: Path) -> grpc.aio.Channel:
-    """Open a channel to a process of the mesh in `folder`, with the certificate of its operator."""
-    if not spec.is_mutual:
-        return channel(spec.address)
+    """Open a channel to health of a process of the mesh in `folder`, with the certificate of its operator."""
+    if spec.health or not spec.is_mutual:
+        return channel(spec.health or spec.address)
     certificates = load_certificates(certificate_paths(folder, OPERATOR))
     return mutual_channel(spec.address, certificates, server_name(spec.tier, spec.name))
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.chassis.config import ConfigError
@@ -31,6 +31,7 @@ class MeshOptions:
     """The options of `penstock up`."""
 
     edges: int = 1
+    shared_edge_port: bool = False  # the edges listen on the addresses of the first one
     auths: int = 1  # several need the store `postgres`
     queues: int = 1
     schedulers: int = 1
@@ -60,6 +61,7 @@ class ProcessSpec:
     http: str = ""  # host:port of its HTTP server; empty: none
     admin: str = ""  # host:port of Envoy's admin interface; empty: not an Envoy
     admin_target: str = ""  # unix:path of its Admin service; empty: on `address`, as in a previous release
+    health: str = ""  # address of its probes' listener, in plaintext; empty: health on `address`
     proxy_doors: tuple[str, ...] = ()  # host:port for proxies: gRPC and HTTP
     is_mutual: bool = False  # whether `address` requires a certificate
 
@@ -188,23 +190,33 @@ class _Planner:
         )
 
     def edge(self, replica: int) -> ProcessSpec:
-        http = self.address(7080, replica)
+        place = self.edge_place(replica)
+        http = self.address(7080, place)
         queues, auths = self.addresses(7003, self.options.queues), self.addresses(7002, self.options.auths)
         own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths}
         doors = self.proxy_doors(replica)
         if doors:
             own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}
-        return self.tier_process("edge", replica, 7001, http=http, **own)
+        if not self.options.shared_edge_port:
+            return self.tier_process("edge", replica, 7001, http=http, **own)
+        health = f"unix:{health_socket(self.sockets, self.name('edge', replica))}"
+        own |= {"REUSE_PORT": "true", "HEALTH_LISTEN": health}
+        return replace(self.tier_process("edge", replica, 7001, http=http, **own), health=health)
+
+    def edge_place(self, replica: int) -> int:
+        """Return the replica whose ports an edge has."""
+        return 0 if self.options.shared_edge_port else replica
 
     def proxy_doors(self, replica: int) -> tuple[str, ...]:
         """Return the addresses of an edge for proxies; none if they use its doors for clients."""
         if self.options.insecure or not self.has_envoy:
             return ()
-        return self.address(7008, replica), self.address(7088, replica)
+        return tuple(self.address(port, self.edge_place(replica)) for port in (7008, 7088))
 
     def routing(self, replica: int) -> ProcessSpec:
         ports = (7001, 7080) if self.options.insecure else (7008, 7088)
-        edges = ["/".join(self.address(port, each) for port in ports) for each in range(self.options.edges)]
+        places = dict.fromkeys(map(self.edge_place, range(self.options.edges)))
+        edges = ["/".join(self.address(port, each) for port in ports) for each in places]
         secrets = "" if self.options.insecure else str(secrets_folder(self.folder, self.name("envoy", replica)))
         door, auths = self.address(8080, replica), self.addresses(7007, self.options.auths)
         envoy = {"ENVOY_LISTEN": door, "ENVOY_SECRETS": secrets, "AUTHS": auths}
@@ -222,7 +234,8 @@ class _Planner:
         return tier if counts.get(tier) == 1 else f"{tier}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
-        listen, name = self.address(port, replica), self.name(tier, replica)
+        place = self.edge_place(replica) if tier == "edge" else replica
+        listen, name = self.address(port, place), self.name(tier, replica)
         admin = f"unix:{admin_socket(self.sockets, name)}"
         own = {"LISTEN": listen, "ADMIN_LISTEN": admin, "OTLP_ENDPOINT": self.options.otlp, **settings}
         environment = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in own.items() if value}
@@ -248,6 +261,11 @@ class _Planner:
         files = {"CERTIFICATE": paths.certificate, "KEY": paths.key, "CA": paths.authorities}
         chosen = {f"PENSTOCK_TLS_{each}": "" if self.options.insecure else str(path) for each, path in files.items()}
         return {**chosen, "PENSTOCK_TRUST_DOMAIN": TRUST_DOMAIN, "PENSTOCK_INSECURE": str(self.options.insecure)}
+
+
+def health_socket(folder: Path, name: str) -> Path:
+    """Return the path of the socket for probes of a process that shares its address."""
+    return folder / f"{name}.health"
 
 
 def admin_socket(folder: Path, name: str) -> Path:

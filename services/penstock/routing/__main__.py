@@ -45,7 +45,6 @@ async def run_routing(config: RoutingConfig) -> None:
             drain_grace=config.drain_grace,
             advertise=config.advertise,
             security=open_security(config),
-            uses_c_core=True,
         ),
     ):
         await stop_requested()

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from penstock.chassis.http2.call import Decoder, Encoder, Method, StreamCall
 from penstock.chassis.http2.connection import Connection
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.metadata import CONTENT_TYPE, Metadata, Value, encoded, encoded_timeout
 from penstock.chassis.http2.stream import Header
 
@@ -34,7 +35,7 @@ class Http2Channel:
     def __init__(self, address: str, tls: ServerTls | None, *, message_bytes: int) -> None:
         self._address = address
         self._tls = tls
-        self._message_bytes = message_bytes
+        self._limits = Http2Limits(message_bytes=message_bytes)
         self._calls: set[StreamCall] = set()
 
     def __repr__(self) -> str:
@@ -87,7 +88,7 @@ class Http2Channel:
 
     async def connect(self) -> Connection:
         """Open a connection. Raises OSError, also for errors of TLS, and UnicodeError for a host that is none."""
-        loop, connection = asyncio.get_running_loop(), Connection(is_client=True, message_bytes=self._message_bytes)
+        loop, connection = asyncio.get_running_loop(), Connection(self._limits, is_client=True)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if self._address.startswith("unix:"):
                 await loop.create_unix_connection(lambda: connection, self._address.removeprefix("unix:"))

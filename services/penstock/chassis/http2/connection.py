@@ -1,9 +1,8 @@
 """One HTTP/2 connection (RFC 9113): bytes of the socket to events of streams, and back. Base of both of its ends.
 
-What a peer can make this end do or keep is bounded: headers and frames without messages by `headers.py`, streams by
-`MAX_STREAMS`, complete messages by the windows, and all that is held for a connection by `MAX_HELD_MESSAGES`. Header
-compression is that of `hpack`. Frames are read and written here: a message through `h2` takes about 250 Python calls,
-and costs twice as much CPU.
+What a peer can make this end do or keep is bounded: headers and frames without messages by `headers.py`; streams, their
+windows and all that is held for a connection by `limits.py`. Header compression is that of `hpack`. Frames are read and
+written here: a message through `h2` takes about 250 Python calls, and costs twice as much CPU.
 """
 
 import asyncio
@@ -16,21 +15,19 @@ from hpack import Encoder
 from penstock.chassis.http2 import frames
 from penstock.chassis.http2.frames import ConnectionFault, ErrorCode, Setting
 from penstock.chassis.http2.headers import HEADER_BYTES, ControlBudget, HeaderBlock
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.stream import Header, Stream, StreamBroken
 
 log = structlog.get_logger()
 
-STREAM_WINDOW_BYTES = 1 << 20
 CONNECTION_WINDOW_BYTES = 16 << 20
 FRAME_BYTES = 1 << 16  # of a frame that the peer may send
-MAX_STREAMS = 1_000  # that a client may have open at once
-MAX_HELD_MESSAGES = 2  # of the largest size, whose bytes a connection may hold; an honest one has a stream or a few
 
 
 class Connection(asyncio.Protocol):
     """One end of one connection. `lost` holds the reason once it is closed."""
 
-    def __init__(self, *, is_client: bool, message_bytes: int) -> None:
+    def __init__(self, limits: Http2Limits, *, is_client: bool) -> None:
         self.streams: dict[int, Stream] = {}
         self.lost = ""
         self.is_congested = False  # the socket takes no more bytes now
@@ -41,11 +38,14 @@ class Connection(asyncio.Protocol):
         self.peer = ""  # as gRPC names it; of a server's connection
         self.auth_context: dict[str, list[bytes]] = {}  # of a server's connection with certificates
         self._is_client: Final = is_client
-        self._message_bytes = message_bytes
+        self._limits = limits
         self._unsent: list[bytes] = []  # frames of this turn
         self._received = b""  # bytes of a frame that is not complete
         self._has_preface = is_client  # of a client
         self.highest_stream = 0  # that the client has opened
+        self.running_calls = 0  # of a client, also those whose streams have been reset
+        self.is_going_away = False  # this end opens no further streams of the peer
+        self._has_sent_message = False  # since the last ping of the peer
         self._peer_stream_window = frames.INITIAL_WINDOW_BYTES
         self._receive_window = CONNECTION_WINDOW_BYTES
         self._block = HeaderBlock()
@@ -56,9 +56,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        own = {Setting.ENABLE_PUSH: 0} if self._is_client else {Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
+        own = (
+            {Setting.ENABLE_PUSH: 0} if self._is_client else {Setting.MAX_CONCURRENT_STREAMS: self._limits.max_streams}
+        )
         limits = {
-            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+            Setting.INITIAL_WINDOW_SIZE: self._limits.window_bytes,
             Setting.MAX_FRAME_SIZE: FRAME_BYTES,
             Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES,
         }
@@ -131,6 +133,7 @@ class Connection(asyncio.Protocol):
             return False
         stream.send_window -= size
         self.send_window -= size
+        self._has_sent_message = True
         head = frames.MESSAGE_HEAD.pack(size >> 16, size & 0xFFFF, frames.DATA, 0, stream.id, 0, len(message))
         self._unsent.append(head)
         self._unsent.append(message)
@@ -142,6 +145,7 @@ class Connection(asyncio.Protocol):
         if size:
             stream.send_window -= size
             self.send_window -= size
+            self._has_sent_message = True
             self._unsent.append(frames.frame(frames.DATA, 0, stream.id, bytes(data[:size])))
         return size
 
@@ -166,6 +170,12 @@ class Connection(asyncio.Protocol):
             self._unsent.append(frames.window_update(stream.id, size))
 
     # For the two ends.
+
+    @property
+    def has_partial_headers(self) -> bool:
+        """Whether the preface or a block of headers of the peer has begun and is not complete."""
+        is_within_frame = len(self._received) > frames.KIND_AT and self._received[frames.KIND_AT] == frames.HEADERS
+        return not self._has_preface or bool(self._block.stream_id) or is_within_frame
 
     def on_request(self, stream: Stream) -> None:
         """A client has opened a stream."""
@@ -219,7 +229,6 @@ class Connection(asyncio.Protocol):
         if not size and not flags & frames.END_STREAM:
             self._control.use()
         if stream:
-            stream.receive_window -= size
             if size:
                 stream.on_data(frames.unpadded(payload, flags), size)
             if flags & frames.END_STREAM:
@@ -227,7 +236,10 @@ class Connection(asyncio.Protocol):
 
     def _check_held(self) -> None:
         """Raise ConnectionFault if too much is held. Called once in half a window of the connection."""
-        held, limit = sum(each.held_bytes for each in self.streams.values()), MAX_HELD_MESSAGES * self._message_bytes
+        held, limit = (
+            sum(each.held_bytes for each in self.streams.values()),
+            self._limits.held_bytes,
+        )
         if held > limit:
             text = f"messages of {held} bytes are not complete or not read; allowed: {limit} on a connection"
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text)
@@ -252,11 +264,12 @@ class Connection(asyncio.Protocol):
             stream.on_end()
 
     def _open(self, stream_id: int, headers: tuple[Header, ...]) -> Stream | None:
-        """Open a stream of a client; None if it has too many."""
+        """Open a stream of a client; None if it has too many, or if the connection is about to be closed."""
         if stream_id % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client may not open stream {stream_id}")
         self.highest_stream = stream_id
-        if len(self.streams) >= MAX_STREAMS:
+        is_full = len(self.streams) >= self._limits.max_streams or self.running_calls >= self._limits.running_calls
+        if is_full or self.is_going_away:
             self._control.use()
             self.write(frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM))
             return None
@@ -270,9 +283,9 @@ class Connection(asyncio.Protocol):
         stream = Stream(
             self,
             stream_id,
-            self._message_bytes,
+            self._limits.message_bytes,
             send_window=self._peer_stream_window,
-            receive_window=STREAM_WINDOW_BYTES,
+            receive_window=self._limits.window_bytes,
         )
         self.streams[stream_id] = stream
         return stream
@@ -281,8 +294,11 @@ class Connection(asyncio.Protocol):
         code = frames.number_in(payload, "RST_STREAM")
         if stream_id == 0 or stream_id > self.highest_stream:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {stream_id}, which is not open")
-        self._control.use()
-        if stream := self.streams.pop(stream_id, None):
+        stream = self.streams.get(stream_id)
+        if stream is None or not stream.is_answered:  # cancels of calls that are being served may be many
+            self._control.use()
+        if stream:
+            del self.streams[stream_id]
             stream.on_break(StreamBroken(f"RST_STREAM with error code {code}", code))
 
     def _on_window_update(self, stream_id: int, _flags: int, payload: bytes) -> None:
@@ -324,7 +340,9 @@ class Connection(asyncio.Protocol):
             stream.send_window += change
 
     def _on_ping(self, _stream_id: int, flags: int, payload: bytes) -> None:
-        self._control.use()
+        if flags & frames.ACK or not self._has_sent_message:  # clients measure the bandwidth of messages by pings
+            self._control.use()
+        self._has_sent_message = False
         if len(payload) != frames.PING_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"PING with {len(payload)} bytes")
         if not (flags & frames.ACK or self.is_congested):  # a peer that does not read gets no answers

@@ -5,11 +5,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, NoReturn
 
 import grpc
+import structlog
 
 from penstock.chassis.http2.connection import Connection
 from penstock.chassis.http2.frames import ErrorCode
 from penstock.chassis.http2.metadata import CONTENT_TYPE, Metadata, Value, encoded, status_headers
 from penstock.chassis.http2.stream import Stream, StreamBroken
+
+log = structlog.get_logger()
 
 _RESPONSE_HEADERS = ((b":status", b"200"), CONTENT_TYPE)
 
@@ -24,7 +27,6 @@ class CallContext:
         self._deadline = deadline  # by the loop's clock
         self._deserialize: Callable[[bytes], Any] = bytes
         self._serialize: Callable[[Any], bytes] = bytes
-        self._has_headers = False
         self._code: Any = grpc.StatusCode.OK
         self._details = ""
         self._trailing: Metadata = ()
@@ -46,6 +48,11 @@ class CallContext:
     def auth_context(self) -> dict[str, list[bytes]]:
         """Return the security of the connection under the names of gRPC."""
         return self._connection.auth_context
+
+    def disconnect(self, reason: str) -> None:
+        """Close the connection of the client, with all of its calls."""
+        log.warning("client_disconnected", peer=self.peer(), because=reason)
+        self._connection.close(reason)
 
     def invocation_metadata(self) -> Metadata:
         return self._metadata
@@ -81,8 +88,8 @@ class CallContext:
         self._connection.flush()
 
     def _send_headers(self, metadata: Iterable[tuple[str, Value]] = ()) -> None:
-        if not self._has_headers and not self._stream.broken:
-            self._has_headers = True
+        if not self._stream.is_answered and not self._stream.broken:
+            self._stream.is_answered = True
             self._connection.send_headers(self._stream.id, [*_RESPONSE_HEADERS, *encoded(metadata)])
 
     # Status.
@@ -112,16 +119,16 @@ class CallContext:
         self._code, self._details, self._trailing = code, details, tuple(trailing_metadata)
         raise grpc.aio.AbortError
 
-    def end(self, code: grpc.StatusCode | None = None, details: str = "") -> None:
+    def end(self, code: grpc.StatusCode | None = None, details: str = "", trailing: Metadata = ()) -> None:
         """Send the status once all messages are sent. `code` replaces that of the handler."""
         if code is not None:
-            self._code, self._details, self._trailing = code, details, ()
+            self._code, self._details, self._trailing = code, details, trailing
         if not self._stream.broken:
             self._stream.end_with(self._send_status)
             self._connection.flush()
 
     def _send_status(self) -> None:
-        leading = () if self._has_headers else _RESPONSE_HEADERS
+        leading = () if self._stream.is_answered else _RESPONSE_HEADERS
         headers = [*leading, *status_headers(self._code, self._details), *encoded(self._trailing)]
         self._connection.send_headers(self._stream.id, headers, is_end=True)
         if self._stream.is_ended:

@@ -8,6 +8,7 @@ from typing import Final
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # section 3.4
 HEAD: Final = Struct(">BHBBL")  # section 4.1: length in 24 bits, type, flags, stream
 HEAD_BYTES: Final = HEAD.size
+KIND_AT: Final = 3  # byte of the header with the type
 PREFIX_BYTES: Final = 5  # before each gRPC message: 1 if it is compressed, and its length
 MESSAGE_HEAD: Final = Struct(">BHBBLBL")  # the header of DATA and the prefix of a message
 STREAM_BITS: Final = 0x7FFF_FFFF

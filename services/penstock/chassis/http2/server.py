@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,9 +15,10 @@ import structlog
 
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.http2.context import CallContext
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.metadata import Metadata, decoded, decoded_timeout
 from penstock.chassis.http2.server_connection import ServerConnection
-from penstock.chassis.http2.stream import Stream
+from penstock.chassis.http2.stream import Stream, do_nothing
 from penstock.chassis.server.sockets import LISTEN_BACKLOG, bind_socket
 
 log = structlog.get_logger()
@@ -26,7 +28,6 @@ HANDSHAKE_TIMEOUT_S = 5.0
 TLS_CLOSE_TIMEOUT_S = 1.0
 SWEEP_INTERVAL_S = 4.0  # a client that is silent for an interval is asked once, and closed after another
 MAX_READ_TURNS = 100  # of the loop, in which a handler may read what arrived before its client was lost
-MAX_CONNECTIONS = 8_192
 
 
 class HandlerCallDetails(NamedTuple):
@@ -39,7 +40,7 @@ class HandlerCallDetails(NamedTuple):
 class Http2Server:
     """Listens on ports and runs the handler of each call as a task. `stop` may be called again with less grace."""
 
-    def __init__(self, interceptors: Sequence[Any], *, message_bytes: int) -> None:
+    def __init__(self, interceptors: Sequence[Any], limits: Http2Limits, *, reuses_port: bool = False) -> None:
         self._interceptors = tuple(interceptors)
         self._handlers: dict[str, Any] = {}  # by /service/method
         self._generic_handlers: list[Any] = []  # asked for a method that is not among them
@@ -49,7 +50,8 @@ class Http2Server:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._sweep: asyncio.TimerHandle | None = None
-        self.message_bytes: Final = message_bytes
+        self.limits: Final = limits
+        self._reuses_port = reuses_port  # with other servers of this host
         self.connections: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()  # also those that are being closed
         self._has_closed = asyncio.Event()
@@ -67,7 +69,10 @@ class Http2Server:
     def add_port(self, listen: str, context: ssl.SSLContext | None = None) -> int:
         """Bind host:port or unix:path, and return the port. Raises RuntimeError if it cannot be bound."""
         try:
-            bound = _bind_unix(listen.removeprefix(UNIX_PREFIX)) if _is_unix(listen) else bind_socket(listen)
+            if _is_unix(listen):
+                bound = _bind_unix(listen.removeprefix(UNIX_PREFIX))
+            else:
+                bound = bind_socket(listen, reuses_port=self._reuses_port)
         except OSError as error:
             raise RuntimeError(f"cannot bind {listen}: {error}") from error
         self._sockets.append((bound, context))
@@ -117,7 +122,7 @@ class Http2Server:
 
     def on_connected(self, connection: ServerConnection) -> bool:
         """Return False if there are too many connections."""
-        if len(self.connections) >= MAX_CONNECTIONS or self.is_stopping:
+        if len(self.connections) >= self.limits.max_connections or self.is_stopping:
             return False
         self.connections.add(connection)
         self._open.add(connection)
@@ -132,8 +137,8 @@ class Http2Server:
 
     def _sweep_silent(self) -> None:
         """Close connections of clients that answer no more, and those that have no call."""
-        for connection in [each for each in self.connections if each.is_overdue()]:
-            connection.close("the client is silent, or makes no calls")
+        for connection in list(self.connections):
+            connection.sweep()
         again = bool(self.connections) and not self.is_stopping
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_silent) if again else None
 
@@ -142,10 +147,13 @@ class Http2Server:
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._serve(connection, stream))
         self._running.add(task)
+        connection.running_calls += 1
         stream.on_broken = lambda: loop.call_soon(_cancel_once_read, task, stream, MAX_READ_TURNS)
-        task.add_done_callback(self._on_served)
+        task.add_done_callback(partial(self._on_served, connection, stream))
 
-    def _on_served(self, task: asyncio.Task[None]) -> None:
+    def _on_served(self, connection: ServerConnection, stream: Stream, task: asyncio.Task[None]) -> None:
+        connection.running_calls -= 1
+        stream.on_broken = do_nothing  # the former one refers to the stream, so that only a collection would free both
         self._running.discard(task)
         if not self._running:
             self._is_idle.set()
@@ -166,8 +174,7 @@ class Http2Server:
         except grpc.aio.AbortError:
             context.end()
         except PenstockError as error:  # of a message that no interceptor has seen
-            context.set_trailing_metadata(error.trailing_metadata())
-            context.end(error.code, error.message)
+            context.end(error.code, error.message, tuple(error.trailing_metadata()))
         except asyncio.CancelledError:
             context.end(grpc.StatusCode.UNAVAILABLE, "the server cancelled the call")
         except Exception:

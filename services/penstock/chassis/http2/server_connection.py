@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from penstock.chassis.http2 import frames
 from penstock.chassis.http2.connection import Connection
 from penstock.chassis.http2.frames import ErrorCode
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.stream import Stream
 
 MAX_IDLE_SWEEPS = 15  # of a connection without calls; clients connect again for their next call
@@ -14,8 +15,7 @@ class Listener(Protocol):
     """The server of a connection."""
 
     @property
-    def message_bytes(self) -> int:
-        """Largest message that a client may send."""
+    def limits(self) -> Http2Limits: ...
 
     @property
     def connections(self) -> "set[ServerConnection]": ...
@@ -32,10 +32,11 @@ class ServerConnection(Connection):
     """The server's end of one connection."""
 
     def __init__(self, server: Listener) -> None:
-        super().__init__(is_client=False, message_bytes=server.message_bytes)
+        super().__init__(server.limits, is_client=False)
         self._server = server
         self._idle_sweeps = 0
         self._is_pinged = False
+        self._partial_since = -1  # highest stream at the last sweep, if headers were not complete then
 
     def connection_made(self, transport: Any) -> None:
         self.peer = _peer_of(transport.get_extra_info("peername"))
@@ -56,16 +57,29 @@ class ServerConnection(Connection):
         super().connection_lost(exc)
         self._server.on_disconnected(self)
 
-    def is_overdue(self) -> bool:
-        """Whether to close the connection. Called once in an interval."""
+    def sweep(self) -> None:
+        """Close the connection if its client is silent, or does not complete its headers. Called once in an interval.
+
+        A client without calls is told first, so that it makes its next call on another connection.
+        """
         self._idle_sweeps = 0 if self.streams else self._idle_sweeps + 1
-        return self._idle_sweeps > MAX_IDLE_SWEEPS or self._is_silent()
+        if self._is_silent() or self._is_stuck():
+            self.close("the client is silent, or does not complete its headers")
+        elif self.is_going_away and not self.streams:
+            self.close("the client makes no calls")
+        elif self._idle_sweeps > MAX_IDLE_SWEEPS:
+            self.send_go_away()
 
     def on_request(self, stream: Stream) -> None:
         self._server.on_request(self, stream)
 
     def on_closed(self) -> None:
         self._server.connections.discard(self)
+
+    def _is_stuck(self) -> bool:
+        """Whether headers were incomplete at the last call, and the same ones still are."""
+        before, self._partial_since = self._partial_since, self.highest_stream if self.has_partial_headers else -1
+        return before == self._partial_since >= 0
 
     def _is_silent(self) -> bool:
         """Whether the peer has sent nothing since the last call, and has not answered a ping sent then."""
@@ -81,7 +95,8 @@ class ServerConnection(Connection):
 
     def send_go_away(self) -> None:
         """Tell the peer to open no more streams. Those that are open go on."""
-        if not self.lost and self.transport:
+        if not (self.lost or self.is_going_away) and self.transport:
+            self.is_going_away = True
             self.write(frames.go_away(self.highest_stream, ErrorCode.NO_ERROR))
             self.flush()
 

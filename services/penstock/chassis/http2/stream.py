@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
-from penstock.chassis.http2.messages import MessageReader, prefixed
+from penstock.chassis.http2.messages import CompressedMessage, MessageReader, decompressed, prefixed
 
 Header = tuple[bytes, bytes]
 
-MAX_UNREAD_BYTES = 1 << 20  # of complete messages; beyond it, the peer's window is not extended
-MIN_EXTENSION_BYTES = 1 << 18  # of the peer's window, so that most messages cause no frame
+EXTENSIONS_PER_WINDOW = 4  # of the peer's window, so that most messages cause no frame
 
 
 class StreamBroken(Exception):
@@ -20,6 +19,10 @@ class StreamBroken(Exception):
     def __init__(self, reason: str, error_code: int | None = None) -> None:
         super().__init__(reason)
         self.error_code = error_code  # of RST_STREAM; None if the connection is lost
+
+    def again(self) -> "StreamBroken":
+        """Return an equal error to raise. An error that was raised refers to the stream that keeps it."""
+        return StreamBroken(str(self), self.error_code)
 
 
 class Sender(Protocol):
@@ -46,17 +49,19 @@ class Stream:
     __slots__ = (
         "_connection",
         "_final",
+        "_message_bytes",
         "_messages",
         "_reader",
-        "_taken_bytes",
         "_unread_bytes",
         "_unsent",
         "_waiter",
+        "_window_bytes",
         "_write_waiter",
         "broken",
         "fault",
         "headers",
         "id",
+        "is_answered",
         "is_ended",
         "on_broken",
         "receive_window",
@@ -73,14 +78,16 @@ class Stream:
         self.headers: tuple[Header, ...] = ()  # of the peer; empty before they have arrived
         self.trailers: tuple[Header, ...] = ()
         self.is_ended = False  # the peer sends no more
+        self.is_answered = False  # headers were sent
         self.broken: StreamBroken | None = None
         self.fault: PenstockError | None = None  # of the peer's messages; none is read after it
-        self.on_broken: Callable[[], object] = _do_nothing
+        self.on_broken: Callable[[], object] = do_nothing
         self._connection = connection
         self._reader = MessageReader(message_bytes)
+        self._message_bytes = message_bytes
+        self._window_bytes = receive_window
         self._messages: deque[bytes] = deque()
         self._unread_bytes = 0
-        self._taken_bytes = 0  # by which the peer's window was not extended yet
         self._unsent: deque[memoryview] = deque()
         self._final: Callable[[], None] | None = None  # called once all is sent
         self._waiter: asyncio.Future[None] | None = None
@@ -103,7 +110,7 @@ class Stream:
     async def read(self) -> bytes | None:
         """Return the next message; None at the end of the peer's messages.
 
-        Raises StreamBroken, and the error of a message that is too large, compressed or incomplete.
+        Raises StreamBroken, and the error of a message that is too large, incomplete or cannot be decompressed.
         """
         if self._messages:
             await asyncio.sleep(0)  # messages that wait must not hold the loop
@@ -113,13 +120,16 @@ class Stream:
             if self.is_ended:
                 return None
             if self.broken:
-                raise self.broken
+                raise self.broken.again()
+            if self._extend_window():
+                self._connection.flush()
             await self.wait()
         message = self._messages.popleft()
         self._unread_bytes -= len(message)
-        if self._taken_bytes >= MIN_EXTENSION_BYTES and self._unread_bytes <= MAX_UNREAD_BYTES:
-            self._extend_window()
+        if self._extend_window():
             self._connection.flush()
+        if type(message) is CompressedMessage:
+            return decompressed(message, dict(self.headers).get(b"grpc-encoding", b"identity"), self._message_bytes)
         return message
 
     async def wait(self) -> None:
@@ -139,7 +149,7 @@ class Stream:
 
     def on_data(self, data: bytes, size: int) -> None:
         """Take the data of a frame that used `size` bytes of the window."""
-        self._taken_bytes += size
+        self.receive_window -= size
         if self.fault is None:
             try:
                 for message in self._reader.feed(data):
@@ -149,7 +159,7 @@ class Stream:
                 self.fault = fault
             if self._messages or self.fault:
                 self._wake()
-        if self._taken_bytes >= MIN_EXTENSION_BYTES and self._unread_bytes <= MAX_UNREAD_BYTES:
+        if self._waiter:
             self._extend_window()
 
     def on_end(self) -> None:
@@ -169,9 +179,16 @@ class Stream:
             self._wake_writer()
             self.on_broken()
 
-    def _extend_window(self) -> None:
-        self._connection.extend_window(self, self._taken_bytes)
-        self._taken_bytes = 0
+    def _extend_window(self) -> bool:
+        """Let the peer send the rest of the message that is waited for, and a window beyond what is read.
+
+        Return False if that is not much more than it may send.
+        """
+        size = self._window_bytes - self._unread_bytes + self._reader.missing_bytes - self.receive_window
+        if size * EXTENSIONS_PER_WINDOW < self._window_bytes or self.fault:
+            return False
+        self._connection.extend_window(self, size)
+        return True
 
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
@@ -185,7 +202,7 @@ class Stream:
         Raises StreamBroken.
         """
         if self.broken:
-            raise self.broken
+            raise self.broken.again()
         if self._unsent or not self._connection.send_message(self, message):
             self._unsent.append(memoryview(prefixed(message)))
             self.send_more()
@@ -197,7 +214,7 @@ class Stream:
             finally:
                 self._write_waiter = None
         if self.broken:
-            raise self.broken
+            raise self.broken.again()
 
     def end_with(self, final: Callable[[], None]) -> None:
         """Call `final`, which ends our side of the stream, once all messages are sent."""
@@ -225,4 +242,4 @@ class Stream:
             self._write_waiter.set_result(None)
 
 
-def _do_nothing() -> None: ...
+def do_nothing() -> None: ...

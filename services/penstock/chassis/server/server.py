@@ -16,6 +16,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from penstock.chassis.channels import MAX_MESSAGE_BYTES
 from penstock.chassis.config import ConfigError
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.server import Http2Server
 from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.chassis.observability.deferred import deferred_calls
@@ -34,12 +35,9 @@ Registration = tuple[Callable[[Any, Any], None], Any]
 CLEANUP_GRACE_S = 2.0  # for the `finally` blocks of cancelled handlers
 UNBOUNDED_GRACE_S = 1e6
 
+# Of the listeners of operators and probes, which gRPC's C core serves.
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", 10_000),  # per connection; a proxy uses few connections for all its clients
-    # By default C-core cancels random calls once 1,000 wait for the loop. The queue, not C-core, must judge a burst.
-    ("grpc.server.max_pending_requests", 10_000),
-    ("grpc.server.max_pending_requests_hard_limit", 20_000),
     ("grpc.so_reuseport", 0),  # a second process on the port must fail, not receive half of the calls
     # Clients ping every second on silent streams; C-core's default minimum of 5 minutes would close their connections.
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
@@ -52,10 +50,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-AnyServer = grpc.aio.Server | Http2Server
-
-
-def _bind(grpc_server: AnyServer, listen: str, security: ProcessSecurity, *, is_door: bool) -> int:
+def _bind(grpc_server: Http2Server, listen: str, security: ProcessSecurity, *, is_door: bool) -> int:
     """Return the bound port. Raises ConfigError if binding fails."""
     try:
         return security.bind(grpc_server, listen, is_development_door=is_door)
@@ -68,7 +63,7 @@ def _bind(grpc_server: AnyServer, listen: str, security: ProcessSecurity, *, is_
 class Server:
     """A server that listens."""
 
-    grpc_server: AnyServer
+    grpc_server: Http2Server
     health: Health
     calls: CallCounter
     address: str  # host:port by which other processes reach it
@@ -93,7 +88,7 @@ class Server:
         """Report NOT_SERVING, accept no calls, let work end for `grace` s or until `forced`, then cancel the rest."""
         began_at, working = time.monotonic(), self.calls.in_flight
         self.health.close()
-        # The grace is timed here, because gRPC crashes if its own grace expires while a second stop ends the server.
+        # The grace is timed here, because calls of operators do not count.
         stopping = asyncio.ensure_future(self.grpc_server.stop(UNBOUNDED_GRACE_S))
         await _wait_any(grace, self.calls.idle.wait(), forced.wait())
         cancelled = self.calls.in_flight
@@ -118,27 +113,24 @@ async def serving(
     advertise: str = "",
     is_ready: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    message_bytes: int = MAX_MESSAGE_BYTES,
-    options: Sequence[tuple[str, int]] = (),
+    limits: Http2Limits = Http2Limits(message_bytes=MAX_MESSAGE_BYTES),  # noqa: B008  # immutable
     security: ProcessSecurity = LOCAL,
     is_door: bool = False,
     proxy_listen: str = "",
-    uses_c_core: bool = False,
+    reuses_port: bool = False,
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
-    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
-    Other tiers are served by the event loop. `uses_c_core` serves clients and proxies with gRPC's own C core, of which
-    `options` replace those of the same name. `operators` serve `admin` and the probes, until the server has drained.
+    The grace of Admin.Drain, if given, replaces `drain_grace`. `operators` serve `admin` and the probes, until the
+    server has drained.
     `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
+    Both may be those of other servers on this host if all of them have `reuses_port`.
     Raises ConfigError if an address cannot be bound, or would serve plaintext off loopback.
     """
     calls = CallCounter()
     peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
     chain = (CallInterceptor(calls), *peers, *interceptors)
-    grpc_server: AnyServer = (
-        _new_server(chain, message_bytes, options) if uses_c_core else Http2Server(chain, message_bytes=message_bytes)
-    )
+    grpc_server = Http2Server(chain, limits, reuses_port=reuses_port)
     health, services = _register(grpc_server, registrations)
     server = Server(grpc_server, health, calls, "")
     async with _serving_operators(operators.secured(security), admin, server, services):
@@ -173,11 +165,9 @@ async def _serving_operators(
         yield
 
 
-def _new_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor], message_bytes: int, options: Sequence[tuple[str, int]] = ()
-) -> grpc.aio.Server:
-    all_options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": message_bytes, **dict(options)}
-    return grpc.aio.server(interceptors=interceptors, options=tuple(all_options.items()))
+def _new_server(interceptors: Sequence[grpc.aio.ServerInterceptor], message_bytes: int) -> grpc.aio.Server:
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
+    return grpc.aio.server(interceptors=interceptors, options=options)
 
 
 def advertised_address(listen: str, port: int, advertise: str) -> str:
@@ -196,7 +186,7 @@ _LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 class _ServiceNames:
     """Stands in for the server while services are added, to record their names."""
 
-    def __init__(self, grpc_server: AnyServer) -> None:
+    def __init__(self, grpc_server: Http2Server) -> None:
         self._grpc_server = grpc_server
         self.names: list[str] = []
 
@@ -208,7 +198,7 @@ class _ServiceNames:
         self._grpc_server.add_registered_method_handlers(service_name, methods)
 
 
-def _register(grpc_server: AnyServer, registrations: Iterable[Registration]) -> tuple[Health, list[str]]:
+def _register(grpc_server: Http2Server, registrations: Iterable[Registration]) -> tuple[Health, list[str]]:
     """Add all services; return health and the names of the services."""
     registrar = _ServiceNames(grpc_server)
     for add, servicer in registrations:

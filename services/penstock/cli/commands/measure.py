@@ -34,6 +34,7 @@ PROOFS = (
     "surge",
     "clocks",
     "hostile",
+    "overhead",
     "engine",
     "overload",
     "fleet",
@@ -89,7 +90,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option(
     "--seconds",
     type=FiniteFloat(1, 3600),
-    help="judged duration of each load of surge and clocks, of disk's and database's fault, or of an attack of hostile",
+    help="judged duration of each load of surge, clocks and overhead, of disk's and database's fault, or of an attack "
+    "of hostile",
 )
 @click.option("--minutes", type=FiniteFloat(0, 600), help="duration of freeze's CPU stress")
 @click.option(
@@ -112,8 +114,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
     """Run proofs: kill, cancel, drain, freeze, partition, disk, database, quota, rollout, soak, surge, clocks,
-    hostile on real processes, engine on the real engine, and overload, fleet, recovery, bursts, fairness, neighbour,
-    order, prefixes under virtual time. Without a NAME: all of them.
+    hostile, overhead on real processes, engine on the real engine, and overload, fleet, recovery, bursts, fairness,
+    neighbour, order, prefixes under virtual time. Without a NAME: all of them.
 
     Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
     run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for

@@ -2,17 +2,18 @@
 
 from collections import Counter
 
+from penstock.chassis.http2.limits import Http2Limits
 from penstock.edge.api.grpc.door import GrpcDoor
 from penstock.edge.api.http.connections import ConnectionLimits
 from penstock.edge.api.http.protocol import HttpDoor
 from penstock.edge.callers.connections import UnidentifiedCalls
-from penstock.edge.callers.disconnect import disconnect
 from penstock.edge.callers.messages import UnfinishedMessages
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
+from penstock.edge.request import limits
 
 FAILURE_WINDOW_S = 10.0
-HANDSHAKE_TIMEOUT_MS = 10_000
+GRPC_WINDOW_BYTES = 64 << 10  # of a call whose caller is not known yet
 # A proxy has limits of its own toward its clients, keeps connections, and all of them have one source.
 PROXY_LIMITS = ConnectionLimits(max_connections=65_536, max_connections_per_source=0, idle_timeout=0.0)
 
@@ -31,15 +32,13 @@ class Doors:
                 window=FAILURE_WINDOW_S,
             ),
             UnfinishedMessages(max_slow=config.max_unfinished_messages, timeout=config.message_timeout),
-            disconnect=disconnect,
         )
-        self.grpc_options: tuple[tuple[str, int], ...] = (
-            ("grpc.http2.bdp_probe", 0),  # a call that no one reads is granted 64 KiB, with probes up to 4 MiB
-            ("grpc.max_concurrent_streams", config.max_streams_per_connection),
-            ("grpc.http2.max_deallocating_streams", config.max_streams_per_connection),
-            ("grpc.http2.ping_on_rst_stream_percent", 100),  # a client that resets streams waits for a round trip
-            ("grpc.max_allowed_incoming_connections", config.max_connections),
-            ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        self.grpc_limits = Http2Limits(
+            message_bytes=limits.BODY_BYTES,
+            window_bytes=GRPC_WINDOW_BYTES,
+            max_streams=config.max_streams_per_connection,
+            max_connections=config.max_connections,
+            max_held_messages=config.max_streams_per_connection,  # unfinished messages are bounded over all connections
         )
         self._gateway = gateway
 

@@ -54,16 +54,20 @@ class UnidentifiedCalls:
         self._waiting[peer] = waiting + 1
 
     def end(self, peer: str, now: float, *, is_identified: bool, is_proxy: bool) -> bool:
-        """Uncount a call. Returns whether its connection should be closed.
-
-        That is so for some failures of an address that had many, unless a proxy or a known caller uses the connection.
-        """
+        """Uncount a call that `begin` has counted. Returns whether its connection should be closed."""
         self._waiting[peer] -= 1
         if not self._waiting[peer]:
             del self._waiting[peer]
         if is_identified:
             self.mark_known(peer)
             return False
+        return self.on_failed(peer, now, is_proxy=is_proxy)
+
+    def on_failed(self, peer: str, now: float, *, is_proxy: bool) -> bool:
+        """Count a call that ended before its caller was known. Returns whether its connection should be closed.
+
+        That is so for some failures of an address that had many, unless a proxy or a known caller uses the connection.
+        """
         excess = self._count_failure(peer.rpartition(":")[0], now) - self._max_failures
         if excess <= 0 or (excess - 1) % FAILURES_PER_CLOSE or is_proxy or peer in self._known:
             return False

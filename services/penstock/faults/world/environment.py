@@ -66,7 +66,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch.object(grpc.aio, "insecure_channel", open_channel),
         patch.object(grpc.aio, "server", open_server),
         patch("penstock.chassis.security.channels.Http2Channel", lambda address, _tls, **_: open_channel(address)),
-        patch("penstock.chassis.server.server.Http2Server", lambda chain, **_: open_server(interceptors=chain)),
+        patch("penstock.chassis.server.server.Http2Server", lambda chain, *_, **__: open_server(interceptors=chain)),
         patch.object(time, "time", world.unix_time),
         patch.object(time, "monotonic", world.monotonic_time),
         patch.object(time, "perf_counter", world.monotonic_time),

@@ -26,6 +26,7 @@ from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
 SWEEP_INTERVAL_S = 0.5
+CLOSE_REASON = "calls without a valid key"
 
 
 class Callers(Protocol):
@@ -43,18 +44,10 @@ class Callers(Protocol):
 class GrpcDoor:
     """Identifies callers, and bounds what unidentified callers keep busy and what unfinished messages hold."""
 
-    def __init__(
-        self,
-        callers: Callers,
-        unidentified: UnidentifiedCalls,
-        messages: UnfinishedMessages,
-        *,
-        disconnect: Callable[[str], object] = lambda _: None,
-    ) -> None:
+    def __init__(self, callers: Callers, unidentified: UnidentifiedCalls, messages: UnfinishedMessages) -> None:
         self._callers = callers
         self.unidentified = unidentified
         self.messages = messages
-        self._disconnect = disconnect  # closes the connection of a peer
         self._reading: dict[MessageRead, tuple[asyncio.Timeout, list[PenstockError]]] = {}
 
     def add_to_server(self, servicer: InferenceServicer, server: Any) -> None:
@@ -140,11 +133,22 @@ class GrpcDoor:
         if known := self._callers.find_known(credential):
             self.unidentified.mark_known(peer)
             return known
+        is_proxy = via_proxy or _is_proxy(metadata, peer)
         if self._callers.is_being_identified(credential):
-            return await self._callers.authenticate(credential)
-        return await self._identify_unknown(credential, peer, is_proxy=via_proxy or _is_proxy(metadata, peer))
+            return await self._identify_with_others(credential, context, is_proxy=is_proxy)
+        return await self._identify_unknown(credential, context, is_proxy=is_proxy)
 
-    async def _identify_unknown(self, credential: Credential, peer: str, *, is_proxy: bool) -> Identity:
+    async def _identify_with_others(self, credential: Credential, context: Any, *, is_proxy: bool) -> Identity:
+        """Wait for the answer about the key of another call. This asks auth nothing, so any number may wait."""
+        try:
+            return await self._callers.authenticate(credential)
+        except PenstockError:
+            if self.unidentified.on_failed(context.peer(), asyncio.get_running_loop().time(), is_proxy=is_proxy):
+                context.disconnect(CLOSE_REASON)
+            raise
+
+    async def _identify_unknown(self, credential: Credential, context: Any, *, is_proxy: bool) -> Identity:
+        peer = context.peer()
         self.unidentified.begin(peer, is_proxy=is_proxy)
         is_identified = False
         try:
@@ -158,7 +162,7 @@ class GrpcDoor:
         finally:
             now = asyncio.get_running_loop().time()
             if self.unidentified.end(peer, now, is_identified=is_identified, is_proxy=is_proxy):
-                self._disconnect(peer)
+                context.disconnect(CLOSE_REASON)
 
 
 def _is_proxy(metadata: Any, peer: str) -> bool:

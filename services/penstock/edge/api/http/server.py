@@ -1,6 +1,7 @@
 """HTTP server: the listener of the OpenAI API on the event loop of the gRPC server, from bind to drain."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -35,6 +36,7 @@ async def serving_http(
     security: ProcessSecurity = LOCAL,
     *,
     is_development: bool = True,
+    reuses_port: bool = False,
 ) -> AsyncIterator[str]:
     """Serve `app` at host:port within the limits of `door`, and yield the address. An empty `listen` serves nothing.
 
@@ -49,7 +51,8 @@ async def serving_http(
     if not security.is_mutual(listen, is_development_door=is_development):
         security.check_plaintext(listen)
         security = LOCAL
-    listener = _Listener(listen, app, drain_grace, protocol_options(security, door))
+    bound = bind_socket(listen, reuses_port=reuses_port)
+    listener = _Listener(bound, listen, app, drain_grace, protocol_options(security, door))
     async with background(listener.serve(), listener.drain_at_stop(), door.close_overdue()):
         log.info("http_listening", address=listener.address)
         try:
@@ -85,11 +88,13 @@ class _Server(uvicorn.Server):
 class _Listener:
     """One bound port and the server on it."""
 
-    def __init__(self, listen: str, app: OpenAIApp, drain_grace: float, protocol: Mapping[str, Any]) -> None:
+    def __init__(
+        self, bound: socket.socket, listen: str, app: OpenAIApp, drain_grace: float, protocol: Mapping[str, Any]
+    ) -> None:
         self._app = app
         self._drain_grace = drain_grace
         self._is_closed = asyncio.Event()
-        self._socket = bind_socket(listen)
+        self._socket = bound
         self.address = advertised_address(listen, self._socket.getsockname()[1], "")
         self._server = _Server(
             uvicorn.Config(
