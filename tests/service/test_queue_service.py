@@ -63,7 +63,6 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a"))
         await edge.receive("queued")
-        observe_depths(shard.book.model_queues)
         shard.time += 0.02
         scheduler.credit(1, max_ticket_tokens=100)
         await scheduler.receive("offer")
@@ -71,8 +70,7 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
         await edge.receive("leased")
     wait = receiver.wait_for_metric(semconv.PENSTOCK_QUEUE_WAIT).histogram
     assert {tuple(point.explicit_bounds) for point in wait.data_points} == {semconv.QUEUE_WAIT_BUCKETS}
-    depth = receiver.wait_for_metric(semconv.PENSTOCK_QUEUE_DEPTH).gauge
-    words = [attributes_of(point.attributes)["penstock.priority"] for point in (*wait.data_points, *depth.data_points)]
+    words = [attributes_of(point.attributes)["penstock.priority"] for point in wait.data_points]
     assert "standard" in words
     assert set(words) <= {"interactive", "standard", "batch"}
 
@@ -263,7 +261,8 @@ async def test_a_wait_span_ends_with_its_request(receiver, time_left, ends):
 
 
 async def test_depths_are_exported_by_class(receiver):
-    async with shard_with_both() as (_, _, edge):
+    async with shard_with_both() as (shard, _, edge):
+        observe_depths(shard.book.model_queues)
         edge.enqueue(ticket("a"), ticket("b"))
         await edge.receive("queued")
         while True:

@@ -157,6 +157,7 @@ async def test_a_worker_that_attaches_again_brings_its_running_leases():
             shard.offer(ticket("a"))
             lease_id = (await shard.receive("place")).lease.lease_id
             worker.started(lease_id)
+            await worker.link.flush()
         await shard.catalog_of()
         assert scheduler.service.figures()["leases"] == 0
         running = [scheduler_pb2.RunningLease(lease_id=lease_id, kv_blocks=7)]
