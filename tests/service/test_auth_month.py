@@ -113,6 +113,7 @@ async def test_a_month_of_rotated_keys_and_models_is_charged_exactly(stored, mon
     monkeypatch.setattr(threaded, "IDLE_INTERVAL_S", 0.01)
     monkeypatch.setattr(threaded, "SLICE_INTERVAL_S", 0.0)
     monkeypatch.setattr(auth_service, "CONFIRMATION_DELAY_S", 0.0)
+    monkeypatch.setattr(threaded, "MAX_CHARGE_DELAY_S", 0.0)
     month = Month(stored.location)
     await month.live()
     assert stored_usage(stored) == month.usage

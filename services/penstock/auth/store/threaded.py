@@ -35,6 +35,7 @@ from penstock.auth.telemetry import record_disk_used
 log = structlog.get_logger()
 
 RETRY_INTERVAL_S = 0.2  # s between attempts to write to a store that is unavailable
+MAX_CHARGE_DELAY_S = 0.1  # s that a charge waits for a change that must be written at once, to share its commit
 IDLE_INTERVAL_S = 1.0  # s between looks for rows of the ledger to roll up
 MAX_SHUTDOWN_RETRIES = 10  # attempts at the end of the process, after which only edges have the unwritten charges
 
@@ -45,6 +46,9 @@ class ThreadedStore:
 
     A change is reported as persisted only after its commit, and one commit serves all changes that wait: a promise
     costs one commit in an idle mesh and a fraction of one in a busy mesh. A commit survives the death of the process.
+
+    A charge is written with the next other change, at the latest after `MAX_CHARGE_DELAY_S`. Its edge repeats it until
+    it is confirmed, which happens after the commit. All changes of one iteration of the event loop are sent together.
 
     The thread ends when the store is closed. If it ends earlier, `watch` raises, which must end the process: changes
     that it had received are never answered.
@@ -63,7 +67,10 @@ class ThreadedStore:
     _on_event: list[OnEvent] = field(default_factory=list)
     _early_events: list[StoreEvent] = field(default_factory=list)  # before the first `notify_events`
     _handed_over: asyncio.Event = field(default_factory=asyncio.Event)
-    _entries: "queue.SimpleQueue[PendingChange | None]" = field(default_factory=queue.SimpleQueue)
+    _unsent: list[PendingChange] = field(default_factory=list)  # in order; the thread has not received them
+    _charge_timer: asyncio.TimerHandle | None = None  # sends the unsent charges
+    _is_send_due: bool = False  # the unsent changes are sent in the next iteration of the event loop
+    _entries: "queue.SimpleQueue[list[PendingChange] | None]" = field(default_factory=queue.SimpleQueue)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _closing: threading.Event = field(default_factory=threading.Event)
     _failure: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -73,7 +80,24 @@ class ThreadedStore:
             on_persisted(StoreClosed("the store is closed"))
             return
         self.pending += 1
-        self._entries.put((change, on_persisted))
+        self._unsent.append((change, on_persisted))
+        if self._is_send_due:
+            return
+        if not isinstance(change, Charged):
+            self._is_send_due = True
+            self._loop.call_soon(self._send)
+        elif self._charge_timer is None:
+            self._charge_timer = self._loop.call_later(MAX_CHARGE_DELAY_S, self._send)
+
+    def _send(self) -> None:
+        """Send all unsent changes to the thread, which wakes up once for them."""
+        self._is_send_due = False
+        if self._charge_timer:
+            self._charge_timer.cancel()
+            self._charge_timer = None
+        if self._unsent:
+            self._entries.put(self._unsent)
+            self._unsent = []
 
     def notify_availability(self, on_change: OnAvailability) -> None:
         self._on_availability.append(on_change)
@@ -119,6 +143,7 @@ class ThreadedStore:
 
     def close(self) -> None:
         """Accept no more changes. The thread ends when all earlier changes are written."""
+        self._send()
         self._closing.set()
         self._entries.put(None)
 
@@ -177,7 +202,7 @@ class ThreadedStore:
                 entry = self._entries.get(block=wait > 0 and not batch, timeout=wait)
                 if entry is None:
                     break
-                batch.append(entry)
+                batch.extend(entry)
         except queue.Empty:
             pass
         return batch
