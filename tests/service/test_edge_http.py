@@ -54,11 +54,23 @@ async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
     assert answer.model == "tiny"
 
 
-async def test_deltas_that_are_ready_together_are_merged():
+async def test_deltas_are_written_where_they_arrive_while_the_client_reads():
     async with http_edge() as edge, edge.accepted_stream() as (response, call):
         call.send("a", "b", "c")
         call.finish()
         lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
+    assert [json.loads(line[6:])["choices"][0]["text"] for line in lines] == ["a", "b", "c", ""]
+
+
+async def test_deltas_that_arrive_before_the_stream_has_begun_are_merged():
+    async with http_edge() as edge:
+        body = {"prompt": "hi", "stream": True}
+        pending = asyncio.create_task(edge.http.post("/v1/completions", json=body))
+        call = await edge.gateway.call()
+        call.accept()
+        call.send("a", "b", "c")
+        call.finish()
+        lines = [line for line in (await pending).text.splitlines() if line.startswith("data: {")]
     assert [json.loads(line[6:])["choices"][0]["text"] for line in lines] == ["abc", ""]
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.chassis.errors import PenstockError
+from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
 from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit
 from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.request.limit_headers import Headers
@@ -123,22 +123,33 @@ class ResponseStream:
 
     `cancel` cancels the request at once, before the reader's task has unwound. `limit_headers` returns what
     auth has told about the caller's limits.
+
+    `write_through` is called for a delta that arrives while the reader waits and nothing is unread. If it returns True,
+    it has sent the delta, and the reader does not receive it: a switch to its task would cost as much as the token.
     """
 
     def __init__(self, memory: MemoryBudget) -> None:
         self.cancel: Callable[[], None] = lambda: None
         self.limit_headers: Callable[[], Headers] = tuple
+        self.write_through: Callable[[Emit], bool] | None = None
         self.buffer = ResponseBuffer(memory)
         self._accepted: deque[Accepted] = deque()
         self._ending: Finished | PenstockError | None = None
-        self._ready = asyncio.Event()
+        self._is_over = False  # the reader has received the ending
+        self._waiter: asyncio.Future[None] | None = None  # of the reader, while there is nothing for it
 
     def send_accepted(self, accepted: Accepted) -> None:
         self._accepted.append(accepted)
-        self._ready.set()
+        self._wake()
 
     def send_delta(self, delta: Emit) -> int:
-        self._ready.set()
+        if self._waiter and self.write_through:
+            try:
+                if self.write_through(delta):
+                    return 0
+            except Exception as error:  # noqa: BLE001  # logged by `failure_from`; it must not end its worker's stream
+                self._end(error_from_failure(failure_from(error)))
+        self._wake()
         return self.buffer.add(delta)
 
     def send_finished(self, finished: Finished) -> None:
@@ -156,30 +167,38 @@ class ResponseStream:
 
     def _end(self, ending: Finished | PenstockError) -> None:
         self._ending = ending
-        self._ready.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = None
 
     def __aiter__(self) -> "ResponseStream":
         return self
 
     async def __anext__(self) -> Accepted | Delta | Finished:
         """Return the next event. Raises the error of the request after all events before it."""
-        await self._ready.wait()
-        if self._accepted:
-            event: Accepted | Delta | Finished = self._accepted.popleft()
-        elif self.buffer.error:
-            raise self.buffer.error
-        elif self.buffer:
-            event = delta_of(self.buffer.pop())
-        elif isinstance(self._ending, PenstockError):
-            raise self._ending
-        elif self._ending is None:
-            raise StopAsyncIteration
-        else:
-            event, self._ending = self._ending, None
-            return event  # `_ready` stays set: the next call ends the iteration
-        if not (self._accepted or self.buffer or self._ending):
-            self._ready.clear()
-        return event
+        while True:
+            if self._accepted:
+                return self._accepted.popleft()
+            if self.buffer.error:
+                raise self.buffer.error
+            if self.buffer:
+                return delta_of(self.buffer.pop())
+            if isinstance(self._ending, PenstockError):
+                raise self._ending
+            if self._is_over:
+                raise StopAsyncIteration
+            if self._ending:
+                self._is_over = True
+                return self._ending
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
 
 
 def delta_of(delta: Emit) -> Delta:

@@ -24,21 +24,40 @@ class Detokenizer:
     byte-level tokenizer decodes all ids at once. To resume, feed the old ids first.
     """
 
-    __slots__ = ("_spaces_to_drop", "_utf8", "_vocabulary")
+    __slots__ = ("_is_within_character", "_pieces", "_spaces_to_drop", "_utf8", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, *, begins_text: bool = True) -> None:
         """`begins_text`: the answer is a new text, as in a chat turn, and does not continue the prompt's text."""
         self._vocabulary = vocabulary
+        self._pieces = vocabulary.pieces
+        self._is_within_character = False
         self._utf8 = _utf8_decoder(errors="replace")
         self._spaces_to_drop = vocabulary.leading_spaces if begins_text else 0
 
     def feed(self, ids: Iterable[int]) -> str:
-        text = self._utf8.decode(self._vocabulary.bytes_of(ids))
+        text = self._decode(self._vocabulary.bytes_of(ids))
+        return self._without_leading_spaces(text) if self._spaces_to_drop and text else text
+
+    def feed_one(self, token_id: int) -> str:
+        """Return what `feed` returns for one id. Most tokens are whole characters, which need no decoder with state."""
+        piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
+        if self._is_within_character:
+            text = self._decode(piece)
+        else:
+            try:
+                text = piece.decode()
+            except UnicodeDecodeError:
+                text = self._decode(piece)
         return self._without_leading_spaces(text) if self._spaces_to_drop and text else text
 
     def flush(self) -> str:
         """Return U+FFFD for an incomplete character at the end of the answer, otherwise an empty string."""
         return self._utf8.decode(b"", final=True)
+
+    def _decode(self, encoded: bytes) -> str:
+        text = self._utf8.decode(encoded)
+        self._is_within_character = bool(self._utf8.getstate()[0])
+        return text
 
     def _without_leading_spaces(self, text: str) -> str:
         while self._spaces_to_drop and text.startswith(" "):
@@ -61,12 +80,18 @@ class StoppingDetokenizer:
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = (), *, begins_text: bool = True) -> None:
         self._detokenizer = Detokenizer(vocabulary, begins_text=begins_text)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops) if stops else None
 
     def push(self, token_id: int) -> TextDelta:
-        safe, stop = self._stops.feed(self._detokenizer.feed((token_id,)))
+        text = self._detokenizer.feed_one(token_id)
+        if not self._stops:
+            return TextDelta(text)
+        safe, stop = self._stops.feed(text)
         return TextDelta(safe, stop or "")
 
     def flush(self) -> str:
-        safe, _ = self._stops.feed(self._detokenizer.flush())
+        text = self._detokenizer.flush()
+        if not self._stops:
+            return text
+        safe, _ = self._stops.feed(text)
         return safe + self._stops.flush()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.streams.ticks import delay_to_tick
@@ -19,7 +19,7 @@ from penstock.edge.api.http.connections import (
     ConnectionTable,
     Phase,
 )
-from penstock.edge.api.http.exchange import IDENTIFIED, ON_DISCONNECT
+from penstock.edge.api.http.exchange import IDENTIFIED, ON_DISCONNECT, WRITER
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import HeadStalled, HeadTooLarge
 from penstock.edge.request import limits as request_limits
@@ -64,6 +64,25 @@ class _ReleasingFlow(FlowControl):
     def resume_reading(self) -> None:
         self._connection.release_held()
         super().resume_reading()
+
+
+class _ChunkWriter:
+    """The `ChunkWriter` of one response. Frames as uvicorn's own `send` does."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def can_write(self) -> bool:
+        cycle = self._cycle
+        return not (
+            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding
+        )
+
+    def write(self, frame: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -131,6 +150,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.release_held()
         self.state.enter(Phase.EXCHANGE, 0.0)
         super().on_headers_complete()
+        self.cycle.scope["state"][WRITER] = _ChunkWriter(self.cycle)
 
     def on_message_complete(self) -> None:
         self._is_in_head = True

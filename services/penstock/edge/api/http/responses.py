@@ -1,17 +1,26 @@
 """Writers of generation events to an HTTP response: as a stream or as one body."""
 
-from collections.abc import AsyncIterator
-
 from penstock.edge.api.http.exchange import Exchange
 from penstock.edge.api.openai.common import ResponseSerializer
-from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.lifecycle.sinks import ResponseStream
+from penstock.v1.inference_pb2 import Accepted, Delta
 
-Events = AsyncIterator[Accepted | Delta | Finished]
 
+async def write_stream(exchange: Exchange, serializer: ResponseSerializer, events: ResponseStream) -> None:
+    """Stream the events. The response begins at `accepted`, so that an earlier rejection is an HTTP status.
 
-async def write_stream(exchange: Exchange, serializer: ResponseSerializer, events: Events) -> None:
-    """Stream the events. The response begins at `accepted`, so that an earlier rejection is an HTTP status."""
+    While the client reads, deltas are written where they arrive.
+    """
     has_begun = False
+
+    def write_through(delta: Emit) -> bool:
+        if not exchange.can_write:
+            return False
+        if frame := serializer.delta(delta):
+            exchange.write_now(frame)
+        return True
+
     async for event in events:
         if isinstance(event, Delta):
             if frame := serializer.delta(event):
@@ -20,11 +29,12 @@ async def write_stream(exchange: Exchange, serializer: ResponseSerializer, event
             if not has_begun:  # sent again if the model was replaced before the first token
                 has_begun = True
                 await exchange.begin(serializer.begin(event), serializer.fail)
+                events.write_through = write_through
         else:
             await exchange.end(serializer.finish(event))
 
 
-async def write_whole(exchange: Exchange, serializer: ResponseSerializer, events: Events) -> None:
+async def write_whole(exchange: Exchange, serializer: ResponseSerializer, events: ResponseStream) -> None:
     accepted, texts = Accepted(), []
     async for event in events:
         if isinstance(event, Delta):

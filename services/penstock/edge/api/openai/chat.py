@@ -4,6 +4,7 @@ import orjson
 
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.edge.api.openai.common import (
+    AnyDelta,
     ApiRequest,
     Json,
     extra_members,
@@ -18,7 +19,7 @@ from penstock.edge.api.openai.streaming import ChunkStream
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_format, reject_unsupported
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
-from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+from penstock.v1.inference_pb2 import Accepted, Finished
 
 
 def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
@@ -63,7 +64,7 @@ class ChatSerializer:
         self._chunks = ChunkStream(envelope, _content, self._request, accepted.prompt_tokens)
         return self._chunks.choice(_choice({"role": "assistant", "content": "", "refusal": None}))
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: AnyDelta) -> bytes:
         return self._chunks.text(delta.text, len(delta.token_ids))
 
     def finish(self, finished: Finished) -> bytes:

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.request.spec import RequestSpec
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Finished, Priority, Timeline
 
@@ -107,6 +108,7 @@ def _priority(fields: Fields) -> Priority.ValueType:
 
 
 Json = dict[str, Any]
+AnyDelta = Delta | Emit  # as a reader receives it, or as it arrives
 
 
 class ResponseSerializer(Protocol):
@@ -117,7 +119,7 @@ class ResponseSerializer(Protocol):
 
     def begin(self, accepted: Accepted) -> bytes: ...
 
-    def delta(self, delta: Delta) -> bytes: ...
+    def delta(self, delta: AnyDelta) -> bytes: ...
 
     def finish(self, finished: Finished) -> bytes: ...
 

@@ -6,6 +6,7 @@ import orjson
 
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.edge.api.openai.common import (
+    AnyDelta,
     ApiRequest,
     Json,
     extra_members,
@@ -19,7 +20,7 @@ from penstock.edge.api.openai.streaming import ChunkStream
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
-from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+from penstock.v1.inference_pb2 import Accepted, Finished
 
 _DEFAULT_MAX_TOKENS = 16  # the documented default of this endpoint
 
@@ -80,7 +81,7 @@ class CompletionSerializer:
         self._chunks = ChunkStream(self._envelope(accepted), _choice, self._request, accepted.prompt_tokens)
         return b""
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: AnyDelta) -> bytes:
         return self._chunks.text(delta.text, len(delta.token_ids))
 
     def finish(self, finished: Finished) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import InvalidArgument, Overloaded, PenstockError, QuotaExceeded
-from penstock.edge.api.openai.common import ApiRequest, Json, extra_members, generation_options
+from penstock.edge.api.openai.common import AnyDelta, ApiRequest, Json, extra_members, generation_options
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.api.openai.messages import message_from
 from penstock.edge.api.openai.streaming import named_sse_event, one_line_json, split_at_marker
@@ -14,7 +14,7 @@ from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, rejec
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
-from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Finished
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Finished
 
 
 def parse_response(fields: Fields, request_id: str) -> ApiRequest:
@@ -183,7 +183,7 @@ class ResponsesSerializer:
         self._prepare_deltas()
         return opening
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: AnyDelta) -> bytes:
         if not delta.text:
             return b""
         self._texts.append(delta.text)
