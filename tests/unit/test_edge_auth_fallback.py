@@ -55,15 +55,19 @@ def test_an_identity_is_cached_by_credential_and_loopback_until_its_ttl():
 
 
 def test_a_rejected_caller_stays_cached_and_is_marked_until_it_is_admitted_again():
+    def is_accepted():
+        return cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 12.0, accepts_rejected=False) is not None
+
     cache = callers()
     cache.record_rejected(CREDENTIAL)
-    assert not cache.is_rejected(CREDENTIAL)  # it is not cached
+    assert not is_accepted()  # it is not cached
     cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert is_accepted()
     cache.record_rejected(CREDENTIAL)
-    assert cache.is_rejected(CREDENTIAL)
+    assert not is_accepted()
     assert cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 10.0) == identity()
     cache.record_admitted(CREDENTIAL, identity(), PRIORITY_UNSPECIFIED, 11.0)
-    assert not cache.is_rejected(CREDENTIAL)
+    assert is_accepted()
 
 
 def test_the_identity_cache_contains_no_key():

@@ -55,6 +55,7 @@ class Gateway:
         pools: TokenizerPools,
     ) -> None:
         self._config = config
+        self._lifecycle_limits = config.lifecycle_limits
         self._planner = planner
         self._runner = runner
         self._catalog = catalog
@@ -134,7 +135,7 @@ class Gateway:
         request_id = spec.request_id or ticket_id
         context = RequestContext(
             request=ActiveRequest(
-                ticket_id, arrived_at=now, deadline=now + admission.time_limit, limits=self._config.lifecycle_limits
+                ticket_id, arrived_at=now, deadline=now + admission.time_limit, limits=self._lifecycle_limits
             ),
             request_id=request_id,
             spec=spec,

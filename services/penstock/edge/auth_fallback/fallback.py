@@ -133,7 +133,7 @@ class AuthFallback:
 
     def find_admitted(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         """Return the identity of a caller as `find_identity`. None if auth rejected the last request of the caller."""
-        return None if self._identities.is_rejected(credential) else self.find_identity(credential, priority)
+        return self._identities.find(credential, priority, self._runner.now(), accepts_rejected=False)
 
     def invalidate_identity(self, error: PenstockError, credential: Credential) -> None:
         """Apply a rejection by auth. Further tickets of the caller wait for auth, so that they do not flood a shard."""

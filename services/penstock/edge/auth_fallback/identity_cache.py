@@ -31,7 +31,7 @@ class IdentityCache:
     def __init__(self, *, max_entries: int, ttl: float, pepper: bytes) -> None:
         self._max_entries = max_entries
         self._ttl = ttl  # s
-        self._pepper = pepper  # secret of this process, up to 64 bytes
+        self._hash = blake2b(digest_size=16, key=pepper)  # with the secret of this process, up to 64 bytes
         self._identities: OrderedDict[bytes, CachedIdentity] = OrderedDict()
         self._identified: OrderedDict[bytes, CachedIdentity] = OrderedDict()  # callers that auth has not admitted yet
         self._granted_tokens: OrderedDict[str, int] = OrderedDict()  # tokens, by tenant
@@ -86,10 +86,6 @@ class IdentityCache:
         if cached := self._identities.get(digest):
             self._identities[digest] = cached._replace(is_rejected=True)
 
-    def is_rejected(self, credential: Credential) -> bool:
-        cached = self._identities.get(self._digest(credential))
-        return cached is not None and cached.is_rejected
-
     def grant(self, tenant_id: str, tokens: int) -> None:
         """Replace the tokens that the edge may admit for a tenant while auth is unreachable."""
         self._granted_tokens[tenant_id] = max(0, tokens)
@@ -109,10 +105,15 @@ class IdentityCache:
         if caller := self._identities.get(self._digest(credential)):
             self.grant(caller.identity.tenant_id, 0)
 
-    def find(self, credential: Credential, priority: "Priority.ValueType", now: float) -> Identity | None:
-        """Return the identity with the lower of its own and the requested class. None if it is not cached."""
+    def find(
+        self, credential: Credential, priority: "Priority.ValueType", now: float, *, accepts_rejected: bool = True
+    ) -> Identity | None:
+        """Return the identity with the lower of its own and the requested class. None if it is not cached.
+
+        Without `accepts_rejected`, also None if auth rejected the caller's last request.
+        """
         caller = self._identities.get(self._digest(credential))
-        if caller is None or now - caller.admitted_at > self._ttl:
+        if caller is None or now - caller.admitted_at > self._ttl or (caller.is_rejected and not accepts_rejected):
             return None
         identity = Identity()
         identity.CopyFrom(caller.identity)
@@ -136,5 +137,6 @@ class IdentityCache:
 
     def _digest(self, credential: Credential) -> bytes:
         """Return a digest of the bearer token and the loopback flag, because some keys work on loopback only."""
-        header_digest = blake2b(credential.bearer.encode(), digest_size=16, key=self._pepper).digest()
-        return header_digest + bytes([credential.loopback])
+        header_hash = self._hash.copy()
+        header_hash.update(credential.bearer.encode())
+        return header_hash.digest() + (b"\1" if credential.loopback else b"\0")
