@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from penstock.edge.lifecycle.active_request import ActiveRequest
-from penstock.edge.lifecycle.effects import Accept, AcknowledgeCancel, Enqueue, Fail, Finish, Reserve, StartRun
+from penstock.edge.lifecycle.effects import Accept, AcknowledgeCancel, Emit, Enqueue, Fail, Finish, Reserve, StartRun
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import LifecycleLimits
 from penstock.edge.text.detokenizer import TextDelta
@@ -84,5 +84,11 @@ def send_tokens(request, text, now=12.0):
     """Send `text` as tokens of the worker, one per letter, and return the effects."""
     got = []
     for letter in text:
-        got += request.on_token(len(request.output.token_ids), ord(letter), None, now)
+        got += token_effects(request, len(request.output.token_ids), ord(letter), now)
     return got
+
+
+def token_effects(request, index, token_id, now):
+    """Send a token and return its effects, also if there is one bare effect."""
+    effects = request.on_token(index, token_id, None, now)
+    return [effects] if isinstance(effects, Emit) else effects

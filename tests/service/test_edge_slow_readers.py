@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from active_requests import generation_plan, lease
+from active_requests import generation_plan, lease, token_effects
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import Aborted
 from penstock.edge.config import EdgeConfig
@@ -58,7 +58,7 @@ class EdgeRun:
     def send_tokens(self, context, tokens):
         first = len(context.request.output.token_ids)
         for index in range(first, first + tokens):
-            self.runner.apply(context, context.request.on_token(index, ord("a"), None, self.now))
+            self.runner.apply(context, token_effects(context.request, index, ord("a"), self.now))
 
     def finish(self, context):
         effects = context.request.on_run_finished(FINISH_REASON_LENGTH, 0, 0, RunTimes(), self.now)

@@ -189,7 +189,7 @@ def test_the_deadline_ends_a_request_in_any_state(make):
 
 def test_a_resumed_answer_continues_its_indexes_and_is_not_charged_again():
     request = running_request(resumed_ids=[ord("a"), ord("b")])
-    assert request.on_token(2, ord("c"), None, 11.0) == [Emit("", (ord("c"),), 2, ())]
+    assert request.on_token(2, ord("c"), None, 11.0) == Emit("", (ord("c"),), 2, ())
     *_, settle = request.on_run_finished(FINISH_REASON_STOP, 1, 0, RUN_TIMES, 12.0)
     assert settle == Settle(3, 1, "stop", 0, "w1")
 

@@ -12,6 +12,7 @@ from active_requests import (
     queued_request,
     running_request,
     send_tokens,
+    token_effects,
 )
 from penstock.chassis.errors import Unavailable
 from penstock.edge.lifecycle.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
@@ -104,7 +105,7 @@ def test_nothing_starts_and_nothing_is_emitted_after_a_cancel(stage):
     request.on_client_cancelled(CANCELLED_AT_S)
     late = [
         *request.on_leased(lease(request.attempt, "w9"), CANCELLED_AT_S),
-        *request.on_token(len(request.output.token_ids), ord("x"), None, CANCELLED_AT_S),
+        *token_effects(request, len(request.output.token_ids), ord("x"), CANCELLED_AT_S),
         *request.on_worker_lost(CANCELLED_AT_S, died=True),
         *request.tick(CANCELLED_AT_S + 1_000.0),
     ]

@@ -35,7 +35,7 @@ def test_a_lost_worker_is_avoided_and_the_next_run_resumes_after_the_last_token(
     assert request.on_leased(lease(2, "w2"), 14.0) == [StartRun(lease(2, "w2"))]
     request.on_run_started()
     assert request.on_token(2, ord("c"), None, 15.0) == []
-    assert request.on_token(3, ord("d"), None, 15.0) == [Emit("c", (ord("d"),), 3, ())]
+    assert request.on_token(3, ord("d"), None, 15.0) == Emit("c", (ord("d"),), 3, ())
     assert request.output.duplicate_tokens == 1
 
 

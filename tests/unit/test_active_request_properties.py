@@ -4,7 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from active_requests import END_EFFECTS, RUN_TIMES, LetterDetokenizer, generation_plan, lease, new_active_request
+from active_requests import (
+    END_EFFECTS,
+    RUN_TIMES,
+    LetterDetokenizer,
+    generation_plan,
+    lease,
+    new_active_request,
+    token_effects,
+)
 from penstock.chassis.errors import (
     Aborted,
     InvalidArgument,
@@ -101,7 +109,7 @@ class AnyOrder(RuleBasedStateMachine):
     def tokens(self, offset, count):
         start = max(0, len(self.request.output.token_ids) + offset)
         for index in range(start, start + count):
-            self.take(self.request.on_token(index, ord("a") + index, None, self.now))
+            self.take(token_effects(self.request, index, ord("a") + index, self.now))
 
     @rule(died=st.booleans())
     def worker_lost(self, died):

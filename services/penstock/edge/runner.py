@@ -145,7 +145,7 @@ class RequestRunner:
         """
         for effect in effects:
             if isinstance(effect, Emit):
-                self._emit(context, effect)
+                self.emit(context, effect)
             else:
                 self._perform(context, effect)
         request = context.request
@@ -154,7 +154,8 @@ class RequestRunner:
         elif request.next_tick_at < context.timer_due_at:
             self._schedule_tick(context)
 
-    def _emit(self, context: RequestContext, delta: Emit) -> None:
+    def emit(self, context: RequestContext, delta: Emit) -> None:
+        """Send output to the client of a request, which fails if the client is too far behind."""
         if context.sink.send_delta(delta) > self._response_buffer_bytes:
             text = f"the client is more than {self._response_buffer_bytes} bytes behind; {RESUME}"
             self.fail(context, Aborted(text, reason="CLIENT_TOO_SLOW"))

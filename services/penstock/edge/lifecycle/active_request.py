@@ -10,6 +10,7 @@ from penstock.edge.lifecycle.effects import (
     AcknowledgeCancel,
     CancelRun,
     Effect,
+    Emit,
     Enqueue,
     Fail,
     Finish,
@@ -166,21 +167,23 @@ class ActiveRequest(RequestTransitions):
             self._enter(RequestState.RUNNING)
         return []
 
-    def on_token(self, index: int, token_id: int, logprob: float | None, now: float) -> list[Effect]:
-        if self.state is not RequestState.RUNNING:
+    def on_token(self, index: int, token_id: int, logprob: float | None, now: float) -> Emit | list[Effect]:
+        """Handle a token. Returns the bare effect of a token that changes nothing else, as nearly all tokens are."""
+        output = self._output
+        if self.state is not RequestState.RUNNING or output is None:
             return []
         try:
-            emit = self.output.append(index, token_id, logprob)
+            emit = output.append(index, token_id, logprob)
         except IndexError:
             return [CancelRun(), *self._on_attempt_failed(now, died=True)]
         if emit is None:
             return []
         self.last_token_at = now
-        if self.output_tokens == 1:
+        if output.output_tokens == 1:
             self.first_token_at = now
-        if not self.output.stop_string:
-            return [emit]
-        self._pending_finish = self.output.finish_if_complete()
+        if not output.stop_string:
+            return emit
+        self._pending_finish = output.finish_if_complete()
         return [emit, *self._stop_run(now)]
 
     def on_run_finished(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.edge.lifecycle.active_request import ActiveRequest
-from penstock.edge.lifecycle.effects import Effect
+from penstock.edge.lifecycle.effects import Effect, Emit
 from penstock.edge.lifecycle.sinks import ResponseSink
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.request.limit_headers import Headers
@@ -54,5 +54,7 @@ class EffectRunner(Protocol):
     def now(self) -> float: ...
 
     def apply(self, context: RequestContext, effects: list[Effect]) -> None: ...
+
+    def emit(self, context: RequestContext, delta: Emit) -> None: ...
 
     def on_upstream_connected(self) -> None: ...

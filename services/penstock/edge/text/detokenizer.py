@@ -84,7 +84,7 @@ class StoppingDetokenizer:
 
     def push(self, token_id: int) -> TextDelta:
         text = self._detokenizer.feed_one(token_id)
-        if not self._stops:
+        if self._stops is None:
             return TextDelta(text)
         safe, stop = self._stops.feed(text)
         return TextDelta(safe, stop or "")

@@ -8,7 +8,7 @@ from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
-from penstock.edge.lifecycle.effects import Effect
+from penstock.edge.lifecycle.effects import Effect, Emit
 from penstock.edge.upstreams import frames
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse, Step
@@ -140,7 +140,7 @@ class WorkerConnection:
             self._is_draining = True
 
     def _on_step(self, step: Step) -> None:
-        now, runs, apply, logprobs = self._runner.now(), self._contexts, self._runner.apply, step.logprobs
+        now, runs, runner, logprobs = self._runner.now(), self._contexts, self._runner, step.logprobs
         try:
             for at, (handle, token_id, index) in enumerate(
                 zip(step.handles, step.token_ids, step.indexes, strict=True)
@@ -148,7 +148,11 @@ class WorkerConnection:
                 context = runs.get(handle)
                 if context is not None:
                     logprob = logprobs[at] if logprobs and context.spec.logprobs else None
-                    apply(context, context.request.on_token(index, token_id, logprob, now))
+                    effects = context.request.on_token(index, token_id, logprob, now)
+                    if isinstance(effects, Emit):
+                        runner.emit(context, effects)
+                    else:
+                        runner.apply(context, effects)
         except (ValueError, IndexError):
             _check_lengths(step)  # only now, because a check in advance would cost as much as the token
             raise
