@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client import IndexGap
-from penstock.client.progress import Progress
+from penstock.client.progress import Progress, TokenChunk
 from penstock.client.request import generate_request
-from penstock.client.stream import deltas_of
+from penstock.client.stream import chunks_of
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished, SessionStep
 
 ACCEPTED_FRAME = Accepted(request_id="r", model="m", prompt_tokens=3, max_output_tokens=8, seed=42)
@@ -109,7 +109,7 @@ def test_any_lost_attempts_give_the_whole_answer_once(cuts, total, repeats):
     assert found.text == "".join(chr(97 + index) for index in range(total))
 
 
-def test_a_step_of_a_session_is_split_into_the_deltas_of_its_requests():
+def test_a_step_of_a_session_is_split_into_the_chunks_of_its_requests():
     step = SessionStep(
         handles=[3, 1, 2],
         texts=["ab", "", "c"],
@@ -118,11 +118,18 @@ def test_a_step_of_a_session_is_split_into_the_deltas_of_its_requests():
         token_ids=[7, 8, 9],
         logprobs=[-1.0, -2.0, 0.0],
     )
-    assert list(deltas_of(step)) == [
-        (3, delta(4, 7, 8, text="ab", logprobs=[-1.0, -2.0])),
-        (1, delta(0)),
-        (2, delta(9, 9, text="c", logprobs=[0.0])),
+    assert list(chunks_of(step)) == [
+        (3, TokenChunk("ab", (7, 8), 4, (-1.0, -2.0))),
+        (1, TokenChunk("", (), 0)),
+        (2, TokenChunk("c", (9,), 9, (0.0,))),
     ]
+
+
+def test_chunks_of_a_step_are_applied_as_deltas_are():
+    found, step = progress(), SessionStep(handles=[1], texts=["ab"], first_indexes=[0], counts=[2], token_ids=[7, 8])
+    for _ in range(2):
+        chunks = [found.apply(chunk) for _, chunk in chunks_of(step)]
+    assert (chunks, found.text, found.token_ids, found.duplicate_tokens) == ([None], "ab", [7, 8], 2)
 
 
 def version_of(found: Progress) -> str:

@@ -11,7 +11,7 @@ from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import RequestState
-from penstock.edge.lifecycle.sinks import ResponseBuffer
+from penstock.edge.lifecycle.sinks import ResponseBuffer, SessionSink, step_frame
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.registry import ModelRegistry
 from penstock.edge.models.version_balancer import VersionBalancer
@@ -239,3 +239,18 @@ def test_hashes_are_bounded_in_number_and_size():
     assert len(hashes) == len(PREFIX_DEPTHS)
     assert all(0 <= each < 2**64 for each in hashes)
     assert block_hashes(range(15), 16, CACHE_SALT) == []
+
+
+def test_the_output_of_all_requests_of_a_session_is_one_frame_of_parallel_arrays():
+    pending: list[SessionSink] = []
+    stream = SimpleNamespace(on_output=pending.append)
+    sinks = [SessionSink(stream, handle, MemoryBudget(1_000)) for handle in (5, 3, 9)]
+    sinks[0].send_delta(Emit("ab", (7,), 4, ()))
+    sinks[1].send_delta(Emit("c", (8,), 0, (-0.5,)))
+    sinks[1].send_delta(Emit("d", (9,), 1, (-1.5,)))
+    sinks[2].send_delta(Emit("e", (), 6, ()))
+    step = step_frame(sinks).step
+    assert (step.handles, step.texts, step.first_indexes) == ([5, 3, 9], ["ab", "cd", "e"], [4, 0, 6])
+    assert (step.counts, step.token_ids, step.logprobs) == ([1, 2, 0], [7, 8, 9], [0.0, -0.5, -1.5])
+    assert {sink.handle for sink in pending} == {5, 3, 9}
+    assert not any(sink.buffer for sink in sinks)

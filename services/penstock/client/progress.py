@@ -16,7 +16,7 @@ class TokenChunk(NamedTuple):
     logprobs: Sequence[float] = ()  # one for each token, if requested
 
 
-Event: TypeAlias = Accepted | Delta | Finished
+Event: TypeAlias = Accepted | Delta | TokenChunk | Finished
 
 
 class IndexGap(Internal):
@@ -47,7 +47,7 @@ class Progress:
 
     def apply(self, event: Event) -> TokenChunk | None:
         """Return the new tokens of an event, or None. Raises IndexGap if tokens before them are missing."""
-        if isinstance(event, Delta):
+        if isinstance(event, TokenChunk | Delta):
             return self._apply_delta(event)
         if isinstance(event, Finished):
             self.finished = event
@@ -77,7 +77,7 @@ class Progress:
             request.resume.model_version = self.accepted.model_version if self.accepted else ""
         return request
 
-    def _apply_delta(self, delta: Delta) -> TokenChunk | None:
+    def _apply_delta(self, delta: Delta | TokenChunk) -> TokenChunk | None:
         expected, first, count = self._next_index, delta.first_index, len(delta.token_ids)
         if first < expected and first + count <= expected:
             self.duplicate_tokens += count

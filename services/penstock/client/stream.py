@@ -16,11 +16,10 @@ from penstock.chassis.streams.link import Link
 from penstock.chassis.streams.protocol import hello_of
 from penstock.client.calls import Metadata
 from penstock.client.endpoints import Endpoint
-from penstock.client.progress import Event
+from penstock.client.progress import Event, TokenChunk
 from penstock.client.retries import CONNECTION_LOST
 from penstock.v1.inference_pb2 import (
     Accepted,
-    Delta,
     Finished,
     GenerateRequest,
     SessionCancel,
@@ -161,8 +160,8 @@ class EdgeStream:
     def _on_frame(self, frame: SessionResponse) -> None:
         match frame.WhichOneof("frame"):
             case "step":
-                for handle, delta in deltas_of(frame.step):
-                    self._deliver(handle, delta)
+                for handle, chunk in chunks_of(frame.step):
+                    self._deliver(handle, chunk)
             case "accepted":
                 self._deliver(frame.accepted.handle, frame.accepted.accepted)
             case "finished":
@@ -172,7 +171,7 @@ class EdgeStream:
             case "cancelled":  # a request that the client cancelled has no queue any more
                 self._deliver_last(frame.cancelled.handle, connection_lost("the edge cancelled the request"))
 
-    def _deliver(self, handle: int, event: Accepted | Delta) -> None:
+    def _deliver(self, handle: int, event: Accepted | TokenChunk) -> None:
         self._unacknowledged.discard(handle)
         if events := self._event_queues.get(handle):
             events.put_nowait(event)
@@ -183,13 +182,12 @@ class EdgeStream:
             self._check_idle()
 
 
-def deltas_of(step: SessionStep) -> Iterator[tuple[int, Delta]]:
-    """Yield the handle and the delta of each request in a step's parallel arrays."""
-    start = 0
+def chunks_of(step: SessionStep) -> Iterator[tuple[int, TokenChunk]]:
+    """Yield the handle and the new tokens of each request in a step's parallel arrays."""
+    start, ids, logprobs = 0, tuple(step.token_ids), tuple(step.logprobs)
     for handle, text, first_index, count in zip(step.handles, step.texts, step.first_indexes, step.counts, strict=True):
         end = start + count
-        token_ids, logprobs = step.token_ids[start:end], step.logprobs[start:end]
-        yield handle, Delta(text=text, token_ids=token_ids, first_index=first_index, logprobs=logprobs)
+        yield handle, TokenChunk(text, ids[start:end], first_index, logprobs[start:end])
         start = end
 
 

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Protocol
 
 from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
@@ -53,6 +54,9 @@ class ResponseBuffer:
         """
         if self.packed_bytes:
             return self._pop_packed()
+        if len(self._deltas) == 1:
+            self.size_bytes = 0
+            return self._deltas.pop()
         deltas, self._deltas, self.size_bytes = self._deltas, [], 0
         if len(deltas) > 1 and not deltas[-1].token_ids:
             self.add(deltas.pop())
@@ -290,15 +294,16 @@ def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:
 
 def step_frame(sinks: list[SessionSink]) -> pb.SessionResponse:
     """Move the buffered output of all `sinks` into one frame of parallel arrays."""
-    step = pb.SessionStep()
     deltas = [sink.buffer.pop() for sink in sinks]
+    texts, token_ids, first_indexes, logprobs = zip(*deltas, strict=True)
+    frame = pb.SessionResponse()
+    step = frame.step
     step.handles.extend([sink.handle for sink in sinks])
-    step.texts.extend([delta.text for delta in deltas])
-    step.first_indexes.extend([delta.first_index for delta in deltas])
-    step.counts.extend([len(delta.token_ids) for delta in deltas])
-    has_logprobs = any(delta.logprobs for delta in deltas)
-    for delta in deltas:
-        step.token_ids.extend(delta.token_ids)
-        if has_logprobs:
-            step.logprobs.extend(delta.logprobs or [0.0] * len(delta.token_ids))
-    return pb.SessionResponse(step=step)
+    step.texts.extend(texts)
+    step.first_indexes.extend(first_indexes)
+    step.counts.extend(map(len, token_ids))
+    step.token_ids.extend(chain.from_iterable(token_ids))
+    if any(logprobs):
+        for ids, values in zip(token_ids, logprobs, strict=True):
+            step.logprobs.extend(values or [0.0] * len(ids))
+    return frame

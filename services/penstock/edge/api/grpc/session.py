@@ -71,8 +71,9 @@ class SessionHandler:
             self._peer.send(frame)
 
     def on_output(self, sink: SessionSink) -> None:
+        if not self._pending_sinks:
+            self._has_output.set()
         self._pending_sinks[sink.handle] = sink
-        self._has_output.set()
 
     def on_output_moved(self, size: int) -> None:
         if not self._is_closed:
@@ -154,7 +155,7 @@ class SessionHandler:
         while True:
             await self._has_output.wait()
             self._has_output.clear()
-            sinks = [sink for sink in self._pending_sinks.values() if sink.buffer]
+            sinks = [sink for sink in self._pending_sinks.values() if sink.buffer.size_bytes]
             self._pending_sinks.clear()
             if sinks:
                 self.send(step_frame(sinks))
