@@ -234,8 +234,7 @@ class SessionSink:
         self._stream.send(pb.SessionResponse(accepted=pb.SessionAccepted(handle=self.handle, accepted=accepted)))
 
     def send_delta(self, delta: Emit) -> int:
-        if not self.buffer.size_bytes:
-            self._stream.on_output(self)
+        self._stream.on_output(self)
         return self.buffer.add(delta)
 
     def send_finished(self, finished: pb.Finished) -> None:
