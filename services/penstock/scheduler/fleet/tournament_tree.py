@@ -50,19 +50,24 @@ class TournamentTree:
         loads, tokens, leaves = self._load, self._tokens, self._leaves
         if tokens[1] < free_tokens or loads[1] == EMPTY_LEAF:
             return
-        frontier = [(loads[1], 1)]
-        for _ in range(MAX_SEARCH_VISITS):
-            if not frontier:
-                return
+        frontier, visits = [(loads[1], 1)], 0
+        while frontier and visits < MAX_SEARCH_VISITS:
             _, node = heappop(frontier)
-            if node >= leaves:
-                yield self._name_by_node[node]
-                continue
-            left, right = 2 * node, 2 * node + 1
-            if tokens[left] >= free_tokens and loads[left] != EMPTY_LEAF:
-                heappush(frontier, (loads[left], left))
-            if tokens[right] >= free_tokens and loads[right] != EMPTY_LEAF:
-                heappush(frontier, (loads[right], right))
+            while visits < MAX_SEARCH_VISITS:
+                visits += 1
+                if node >= leaves:
+                    yield self._name_by_node[node]
+                    break
+                near, far = 2 * node, 2 * node + 1
+                if loads[far] < loads[near]:
+                    near, far = far, near
+                if tokens[far] >= free_tokens and loads[far] != EMPTY_LEAF:
+                    heappush(frontier, (loads[far], far))
+                if tokens[near] < free_tokens or loads[near] == EMPTY_LEAF:
+                    break
+                node = near  # the first of the frontier, as it has the load of its parent
+        if visits < MAX_SEARCH_VISITS:
+            return
         if tokens[1]:  # an empty leaf has no free tokens, so the maximum belongs to a worker
             yield self._name_with_most_tokens()
 
