@@ -161,7 +161,7 @@ def an_answer_with_output_moves_to_another_version(on_model_replaced, self):
     return self._plan_again() if self.state is RequestState.QUEUED else []
 
 
-@mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)
+@mutant(RequestRunner, "emit", mutate_plan=with_slow_reader)
 def unread_output_of_a_slow_client_is_unbounded(emit, self, context, delta):
     context.sink.send_delta(delta)
 

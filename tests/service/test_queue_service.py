@@ -265,12 +265,13 @@ async def test_depths_are_exported_by_class(receiver):
         observe_depths(shard.book.model_queues)
         edge.enqueue(ticket("a"), ticket("b"))
         await edge.receive("queued")
-        while True:
+        for _ in range(20):
             metric = await asyncio.to_thread(receiver.wait_for_metric, semconv.PENSTOCK_QUEUE_DEPTH)
             points = metric.gauge.data_points
             if [point.as_int for point in points] == [2]:
                 break
             await asyncio.to_thread(receiver.wait_for_export)
+        assert [point.as_int for point in points] == [2]
         assert {each.key: each.value.string_value for each in points[0].attributes} == {
             semconv.PENSTOCK_PRIORITY: "standard"
         }

@@ -87,6 +87,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),
         # The original meter keeps its callbacks, and with them whole worlds.
         patch("penstock.worker.telemetry.meter", lambda: NoOpMeter("faults")),
+        patch("penstock.queue.telemetry.meter", lambda: NoOpMeter("faults")),
         patch("penstock.edge.admission.filter.meter", lambda: NoOpMeter("faults")),
         patch.object(EngineSupervisor, "_start", start_engine),
     )
