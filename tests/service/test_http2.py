@@ -79,7 +79,9 @@ async def test_a_cancel_reaches_the_handler(server, channel):
         await call.write(b"x")
         assert await call.read() == b"x"
         assert call.cancel()
-        await echo.until(lambda: echo.cancelled == 1)
+        await echo.until(lambda: not echo.running)
+        if server is echo_server:  # the handler of the C core may read the end of the connection first
+            assert echo.cancelled == 1
         assert not call.cancel()
 
 
