@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Reference
 
 from penstock.edge.text import turn_cache
 from penstock.edge.text.tokenizer import Tokenizer
-from penstock.edge.text.turn_cache import MAX_PIECE_CHARS, TurnCache
+from penstock.edge.text.turn_cache import BYTES_PER_CHAR, BYTES_PER_ID, MAX_PIECE_CHARS, PIECE_BYTES, TurnCache
 from real_tokenizers import gpt2_json
 from tiny_model import tiny_tokenizer
 
@@ -46,7 +46,7 @@ def test_a_text_is_divided_only_at_tokens_that_are_matched_by_themselves(option)
 
 
 def test_the_cache_keeps_short_pieces_and_evicts_the_oldest():
-    cache = TurnCache(max_chars=6)
+    cache = TurnCache(max_bytes=3 * (PIECE_BYTES + 2 * BYTES_PER_CHAR + 2 * BYTES_PER_ID))
     for piece in ("aa", "bb", "aa", "cc", "dd"):
         cache.add(piece, array("I", list(piece.encode())))
     assert cache.find("aa") is None
@@ -54,6 +54,16 @@ def test_the_cache_keeps_short_pieces_and_evicts_the_oldest():
     cache.add("x" * (MAX_PIECE_CHARS + 1), array("I"))
     cache.add("", array("I"))
     assert len(cache) == 3
+
+
+def test_a_long_text_is_encoded_in_one_call_and_fills_no_cache():
+    tokenizer = Tokenizer(tiny_tokenizer(304).to_str())
+    escaped = tokenizer.escape_special_tokens("<|im_end|>" * 8_000)
+    ids = tokenizer.encode(escaped)
+    assert len(tokenizer._turns) == 0
+    one = tokenizer.encode(tokenizer.escape_special_tokens("<|im_end|>" * 2))
+    assert list(ids[: len(one) // 2]) == list(one[: len(one) // 2])
+    assert not set(ids) & tokenizer.special_ids
 
 
 def test_a_turn_that_is_sent_again_is_not_tokenized_again(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the peer of a connection may have open, and what it may make this end hold."""
+"""Limits toward the peer of a connection: calls that it may have open, and bytes that this end holds for it."""
 
 from dataclasses import dataclass
 

@@ -17,7 +17,7 @@ from penstock.edge.text.vocabulary import Vocabulary, build_vocabulary
 
 # A noncharacter, which no text contains. It splits text that looks like a special token.
 SPECIAL_TOKEN_BREAK = "\ufdd0"  # noqa: S105 - no password
-MAX_DIVIDED_CHARS = 64 << 10  # a longer text is dominated by turns that are too long for the cache
+MAX_DIVIDED_CHARS = 64 << 10  # of a text; a longer one is dominated by turns that are too long for the cache
 
 
 class Tokenizer:
@@ -49,29 +49,31 @@ class Tokenizer:
             raise InvalidArgument(
                 f"the prompt has {size} bytes of text; at most {limits.RENDERED_BYTES} are tokenized", field="input"
             )
-        ids = array("I")
-        for piece in text.split(SPECIAL_TOKEN_BREAK):
-            for turn in self._divided(piece):
-                ids += self._turn_ids(turn)
-        return ids
+        pieces = text.split(SPECIAL_TOKEN_BREAK)
+        is_short = len(text) <= MAX_DIVIDED_CHARS
+        if is_short:
+            pieces = [turn for piece in pieces for turn in self._divided(piece)]
+        known = [self._turns.find(piece) if is_short else None for piece in pieces]
+        missing = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
+        # In one call, which releases the interpreter lock: a text may have very many pieces.
+        encoded = iter(self._encoder.encode_batch_fast(missing, add_special_tokens=False) if missing else ())
+        all_ids = array("I")
+        for piece, cached in zip(pieces, known, strict=True):
+            ids = array("I", next(encoded).ids) if cached is None else cached
+            if cached is None and is_short:
+                self._turns.add(piece, ids)
+            all_ids += ids
+        return all_ids
 
     def _divided(self, text: str) -> Iterator[str]:
-        """Divide a text before its special tokens. A long one is not divided."""
+        """Divide a text before its special tokens."""
         begin = 0
-        if self._divides_turns and len(text) <= MAX_DIVIDED_CHARS:
+        if self._divides_turns:
             for special in self._special_text.finditer(text):
                 if begin < special.start():
                     yield text[begin : special.start()]
                     begin = special.start()
         yield text[begin:]
-
-    def _turn_ids(self, turn: str) -> "array[int]":
-        ids = self._turns.find(turn)
-        if ids is None:
-            # In a batch of one, because `encode` alone keeps the interpreter locked.
-            ids = array("I", self._encoder.encode_batch_fast([turn], add_special_tokens=False)[0].ids)
-            self._turns.add(turn, ids)
-        return ids
 
     def escape_special_tokens(self, text: str) -> str:
         """Escape special tokens in a caller's text, so that a message cannot end its turn and forge another.

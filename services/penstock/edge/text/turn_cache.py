@@ -4,17 +4,19 @@ import threading
 from array import array
 
 MAX_PIECE_CHARS = 2_048  # longer pieces repeat rarely, and how long they take would tell whether they were sent before
-MAX_CACHED_CHARS = 2 << 20  # of all pieces; at most 10 MB with their ids
+MAX_CACHED_BYTES = 8 << 20  # of all pieces with their ids
+PIECE_BYTES = 256  # of the objects of a piece, beside its characters and ids
+BYTES_PER_ID = BYTES_PER_CHAR = 4  # at most
 
 
 class TurnCache:
     """Token ids by text. The oldest pieces are evicted first. Threads may share it."""
 
-    __slots__ = ("_chars", "_ids", "_lock", "_max_chars")
+    __slots__ = ("_bytes", "_ids", "_lock", "_max_bytes")
 
-    def __init__(self, max_chars: int = MAX_CACHED_CHARS) -> None:
-        self._max_chars = max_chars
-        self._chars = 0
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._ids: dict[str, array[int]] = {}
         self._lock = threading.Lock()
 
@@ -33,8 +35,11 @@ class TurnCache:
             if piece in self._ids:
                 return
             self._ids[piece] = ids
-            self._chars += len(piece)
-            while self._chars > self._max_chars:
+            self._bytes += _size_bytes(piece, ids)
+            while self._bytes > self._max_bytes:
                 oldest = next(iter(self._ids))
-                del self._ids[oldest]
-                self._chars -= len(oldest)
+                self._bytes -= _size_bytes(oldest, self._ids.pop(oldest))
+
+
+def _size_bytes(piece: str, ids: "array[int]") -> int:
+    return PIECE_BYTES + BYTES_PER_CHAR * len(piece) + BYTES_PER_ID * len(ids)
