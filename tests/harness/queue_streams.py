@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from penstock.chassis.channels import channel
+from penstock.chassis.security.channels import PLAINTEXT
 from penstock.chassis.streams.link import Link
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1 import queue_pb2 as pb
@@ -95,7 +95,7 @@ async def scheduler_at(address, name="scheduler-1", models=("m",)):
 @asynccontextmanager
 async def _connected(kind, method, out, address, name, *, zone=""):
     """A connected client. Leaving the block breaks its stream."""
-    async with channel(address) as to_shard:
+    async with PLAINTEXT.channel(address, "queue") as to_shard:
         hello = Hello(protocol=HIGHEST_VERSION, instance_id=name, tier=kind.__name__.lower(), zone=zone)
         call = method(QueueServiceStub(to_shard))
         side = kind(lambda **callbacks: Link(name, call, out, hello, **callbacks), out)

@@ -4,8 +4,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.chassis.channels import channel
 from penstock.chassis.lifecycle import background
+from penstock.chassis.security.channels import PLAINTEXT
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.link import Link, accept_stream
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
@@ -148,7 +148,7 @@ async def worker_at(address, name="w1", **profile):
 @asynccontextmanager
 async def idle_worker(address, name):
     """A worker whose stream is open; it has not sent its profile."""
-    async with channel(address) as to_scheduler:
+    async with PLAINTEXT.channel(address, "scheduler") as to_scheduler:
         worker = AttachedWorker(lambda: SchedulerServiceStub(to_scheduler).Attach(), f"{name}")
         running = asyncio.create_task(worker.link.run())
         try:
