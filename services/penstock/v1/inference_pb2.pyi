@@ -94,6 +94,7 @@ class GenerateRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to find the request in logs and traces, at most 128 characters of [A-Za-z0-9._:-].
     If empty, the edge generates one and returns it in `accepted`.
@@ -139,6 +140,12 @@ class GenerateRequest(_message.Message):
     def resume(self) -> Global___Resume:
         """Resumes an answer of which the client has received the beginning, after a lost connection."""
 
+    @_builtins.property
+    def form(self) -> Global___Form:
+        """Form of the output, which every token obeys. Absent: free text. An output that max_output_tokens or a stop string
+        ends is a prefix of one in this form. Not together with `ignore_eos`.
+        """
+
     def __init__(
         self,
         *,
@@ -156,10 +163,11 @@ class GenerateRequest(_message.Message):
         traceparent: _builtins.str = ...,
         resume: Global___Resume | None = ...,
         ignore_eos: _builtins.bool = ...,
+        form: Global___Form | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "input", b"input", "max_output_tokens", b"max_output_tokens", "resume", b"resume", "sampling", b"sampling", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "form", b"form", "input", b"input", "max_output_tokens", b"max_output_tokens", "resume", b"resume", "sampling", b"sampling", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "explain", b"explain", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "explain", b"explain", "form", b"form", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
@@ -171,6 +179,72 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Form(_message.Message):
+    """Form restricts the output of a request. INVALID_ARGUMENT / FORM_UNSUPPORTED if it is not valid, has a keyword that
+    cannot be enforced, or is too complex; the message names what is wrong.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON schema (draft 2020-12) as JSON text. The output is one JSON value that is valid under it; the properties of
+    an object come in the order of the schema.
+    """
+    regex: _builtins.str
+    """A regular expression in the syntax of Rust's crate regex, without anchors, that matches the whole output."""
+    lark: _builtins.str
+    """A context-free grammar in llguidance's variant of Lark; its first rule is `start`."""
+    @_builtins.property
+    def choices(self) -> Global___Choices:
+        """The output is one of these texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        lark: _builtins.str = ...,
+        choices: Global___Choices | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "lark", "choices"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Form: _TypeAlias = Form  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    """Choices are the texts of which the output is one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 1,024 texts, none empty, of at most 64 KiB together."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from penstock.chassis.durations import MAX_NANOS, NANOS_PER_S, set_seconds
 from penstock.chassis.errors import PenstockError
+from penstock.mesh.forms import form_from
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.mesh.v1.ticket_pb2 import Lease
@@ -35,6 +36,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         sampling=sampling_from(start.sampling),
         seed=start.sampling.seed,
         cache_salt=start.cache_salt,
+        constraint=form_from(start.form),
     )
     return Run(
         stream=stream,
@@ -105,6 +107,7 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
         chat_template=card.chat_template,
         tokenizer_json_zlib=zlib.compress(card.tokenizer_json.encode()),
         block_size=block_size,
+        enforces_forms=card.enforces_forms,
     )
     if card.add_bos and card.bos_id is not None:
         message.bos_token_id = card.bos_id

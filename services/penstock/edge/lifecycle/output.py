@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.edge.lifecycle.effects import Emit, Finish
 from penstock.edge.text.detokenizer import TextDelta
+from penstock.mesh.forms import Form
 from penstock.mesh.model_key import model_key
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
 
@@ -37,6 +38,7 @@ class GenerationPlan:
     ignore_eos: bool = False
     block_size: int = 0  # tokens per KV block of the model, for the hashes of prompt prefixes
     model_version: str = ""  # digest of the model card by which the prompt was tokenized
+    form: Form | None = None  # of the output; None: free text
 
     @property
     def prompt_bytes(self) -> int:

@@ -31,6 +31,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     block_size: int  # tokens
     codec: TextCodec
+    enforces_forms: bool = False  # whether workers enforce a form of the output
     renders_inline: bool = False  # whether its template renders a short conversation fast enough for the event loop
 
     @property
@@ -69,6 +70,7 @@ def load_model(card: ModelCard) -> LoadedModel:
         eos_ids=frozenset(card.eos_token_ids),
         block_size=card.block_size,
         codec=codec,
+        enforces_forms=card.enforces_forms,
         renders_inline=_render_time(codec) <= MAX_INLINE_RENDER_S,
     )
 

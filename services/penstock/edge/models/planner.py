@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.form_checks import FormChecks
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.models.planning import plan_generation
 from penstock.edge.request.spec import ChatInput, RequestSpec, TextInput, TokenInput
@@ -26,6 +27,7 @@ class RequestPlanner:
         self._catalog = catalog
         self._pools = pools
         self._default_output_tokens = default_output_tokens
+        self._forms = FormChecks(pools)
 
     async def plan(
         self, spec: RequestSpec, size_bytes: int, on_begun: Callable[[], None] | None = None
@@ -35,6 +37,8 @@ class RequestPlanner:
         A request that continues an answer stays on the version that began it, because the token ids of another
         vocabulary have another meaning, and other weights continue with another text.
         """
+        if spec.form:
+            await self._forms.check(spec.form)
         model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids else "")
         make_plan = partial(
             plan_generation,

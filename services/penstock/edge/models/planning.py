@@ -11,6 +11,7 @@ from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.errors import TokenUnknown
+from penstock.mesh.form_grammar import FormUnsupported
 from penstock.v1.inference_pb2 import Sampling
 
 
@@ -23,6 +24,8 @@ def plan_generation(
         if not 0 <= token_id < model.vocabulary_size:
             text = f"token id {token_id} at position {position} of the answer so far is not in the model's vocabulary"
             raise TokenUnknown(text, field="resume_ids")
+    if spec.form and not model.enforces_forms:
+        raise FormUnsupported(f"the workers of {model.name} enforce none")
     detokenizer = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
     resumed_stop = ""
     for token_id in spec.resume_ids:
@@ -39,6 +42,7 @@ def plan_generation(
         ignore_eos=spec.ignore_eos,
         block_size=model.block_size,
         model_version=model.digest,
+        form=spec.form,
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.mesh.forms import Form
 from penstock.v1.inference_pb2 import Priority
 
 
@@ -54,3 +55,4 @@ class RequestSpec:
     resume_ids: tuple[int, ...] = ()  # tokens of the answer that the caller has already
     answer_id: str = ""  # of the answer that this request continues, as the first edge named it; empty: none or unknown
     model_version: str = ""  # of the model that generated `resume_ids`; empty: unknown
+    form: Form | None = None  # of the output; None: free text

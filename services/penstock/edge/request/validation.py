@@ -7,6 +7,7 @@ from types import MappingProxyType
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.mesh.forms import form_problem
 from penstock.v1.failure_pb2 import FieldViolation
 from penstock.v1.inference_pb2 import Priority
 
@@ -36,6 +37,7 @@ def _violations(spec: RequestSpec) -> Violations:
     yield from _prompt(spec)
     yield from _numbers(spec)
     yield from _stops(spec)
+    yield from _form(spec)
 
 
 def _names(spec: RequestSpec) -> Violations:
@@ -93,6 +95,18 @@ def _stops(spec: RequestSpec) -> Violations:
         if not 1 <= size <= limits.STOP_BYTES:
             yield "stop", f"has a string of {size} bytes at {index}; allowed are 1 to {limits.STOP_BYTES}"
             return
+
+
+def _form(spec: RequestSpec) -> Violations:
+    if spec.form is None:
+        return
+    if problem := form_problem(spec.form):
+        yield "form", problem
+    if spec.ignore_eos:
+        yield (
+            "ignore_eos",
+            "is set together with a form of the output, whose end it would ignore; leave one of them out",
+        )
 
 
 def _size(text: str) -> int:

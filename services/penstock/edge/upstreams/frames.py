@@ -5,6 +5,7 @@ from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Settle as SettleEffect
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.upstreams.hashing import answer_fingerprint, block_hashes, poison_fingerprint
+from penstock.mesh.forms import form_message
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
@@ -122,6 +123,7 @@ def start(context: RequestContext, handle: int, lease: Lease, now: float) -> Exe
             traceparent=context.telemetry.traceparent,
             fingerprint=context.poison_fingerprint,
             model=plan.model_key,
+            form=form_message(plan.form) if plan.form else None,
         )
     )
 

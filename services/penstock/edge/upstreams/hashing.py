@@ -7,6 +7,7 @@ from hashlib import blake2b
 from penstock.chassis.prefix_depths import MAX_DEPTH, NAMED_DEPTHS
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.request.spec import ChatInput, Prompt, TextInput, TokenInput
+from penstock.mesh.forms import form_message
 from penstock.v1.inference_pb2 import Sampling
 
 
@@ -56,7 +57,7 @@ def answer_fingerprint(caller: str, prompt: Prompt, plan: GenerationPlan) -> byt
     """
     digest = blake2b(digest_size=ANSWER_FINGERPRINT_BYTES, key=blake2b(caller.encode()).digest())
     settings = plan.model.encode(), bytes([plan.ignore_eos]), plan.sampling.SerializeToString(deterministic=True)
-    for part in (*settings, *_parts_of(prompt)):
+    for part in (*settings, *_parts_of(prompt), *_parts_of_form(plan)):
         digest.update(len(part).to_bytes(4, "little") + part)
     return digest.digest()
 
@@ -74,6 +75,11 @@ def _parts_of(prompt: Prompt) -> Iterator[bytes]:
             yield from (b"ids", array("I", ids).tobytes())
 
 
+def _parts_of_form(plan: GenerationPlan) -> Iterator[bytes]:
+    if plan.form:
+        yield form_message(plan.form).SerializeToString(deterministic=True)
+
+
 def poison_fingerprint(salt: bytes, plan: GenerationPlan) -> int:
     """Return a 64-bit digest, never 0, by which a request that crashes engines is recognized when it is sent again.
 
@@ -84,7 +90,8 @@ def poison_fingerprint(salt: bytes, plan: GenerationPlan) -> int:
     sampling.CopyFrom(plan.sampling)
     sampling.ClearField("seed")
     digest = blake2b(digest_size=POISON_FINGERPRINT_BITS // 8, key=salt, person=b"crash")
-    for part in (plan.model.encode(), bytes([plan.ignore_eos]), sampling.SerializeToString(deterministic=True)):
+    settings = plan.model.encode(), bytes([plan.ignore_eos]), sampling.SerializeToString(deterministic=True)
+    for part in (*settings, *_parts_of_form(plan)):
         digest.update(len(part).to_bytes(4, "little") + part)
     digest.update(array("I", plan.prompt_ids).tobytes())
     return int.from_bytes(digest.digest(), "little") or 1

@@ -22,7 +22,10 @@ WORKER: Table = {
         "fingerprint": HASH,
         "time_left_nanos": Unchecked("the worker limits it to 48 hours"),
         "model": MODEL_KEY,
+        "form": Part(),
     },
+    "penstock.v1.Form": {"json_schema": PER_RUN, "regex": PER_RUN, "lark": PER_RUN, "choices": Part()},
+    "penstock.v1.Choices": {"texts": PER_RUN},
     "penstock.mesh.v1.Cancel": {"handle": KEY},
     "penstock.mesh.v1.Step": {
         "handles": KEY,
@@ -59,5 +62,6 @@ WORKER: Table = {
         "chat_template": Text(bounds.TEMPLATE_CHARS),
         "tokenizer_json_zlib": Data(bounds.TOKENIZER_BYTES),
         "block_size": Whole(bounds.BLOCK_SIZE),
+        "enforces_forms": FLAG,
     },
 }

@@ -98,6 +98,7 @@ class Start(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the edge, unique among the runs of this stream; names the run in later frames."""
     lease_id: _builtins.str
@@ -132,6 +133,10 @@ class Start(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end the output, beside the model's own end-of-sequence ids."""
 
+    @_builtins.property
+    def form(self) -> _inference_pb2.Form:
+        """Form of the whole output, `emitted` tokens included. Absent: free text."""
+
     def __init__(
         self,
         *,
@@ -149,10 +154,11 @@ class Start(_message.Message):
         fingerprint: _builtins.int = ...,
         time_left_nanos: _builtins.int = ...,
         model: _builtins.str = ...,
+        form: _inference_pb2.Form | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "fingerprint", b"fingerprint", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "fingerprint", b"fingerprint", "form", b"form", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,8 +435,8 @@ class RunFailed(_message.Message):
     def failure(self) -> _failure_pb2.Failure:
         """The error. The edge enqueues the ticket again after ABORTED / LEASE_LOST, UNAVAILABLE / LOADING, DRAINING or
         ENGINE_DIED, and FAILED_PRECONDITION / MODEL_MISMATCH (the worker serves another model). It does not after
-        INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers) or START_INVALID, after DEADLINE_EXCEEDED / DEADLINE, nor
-        after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
+        INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers), START_INVALID or FORM_UNSUPPORTED, after DEADLINE_EXCEEDED /
+        DEADLINE, nor after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
         """
 
     def __init__(
@@ -504,6 +510,7 @@ class ModelCard(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     TOKENIZER_JSON_ZLIB_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    ENFORCES_FORMS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model's name in requests."""
     digest: _builtins.str
@@ -524,6 +531,10 @@ class ModelCard(_message.Message):
     """Tokenizer as a Hugging Face tokenizer.json, zlib-compressed."""
     block_size: _builtins.int
     """Tokens per KV block, for prefix hashes."""
+    enforces_forms: _builtins.bool
+    """Whether the engine enforces `Start.form`. Part of the digest, so that no request with a form runs on a worker that
+    would ignore it.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end an output."""
@@ -540,10 +551,11 @@ class ModelCard(_message.Message):
         chat_template: _builtins.str = ...,
         tokenizer_json_zlib: _builtins.bytes = ...,
         block_size: _builtins.int = ...,
+        enforces_forms: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "digest", b"digest", "eos_token_ids", b"eos_token_ids", "name", b"name", "tokenizer_json_zlib", b"tokenizer_json_zlib", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "digest", b"digest", "enforces_forms", b"enforces_forms", "eos_token_ids", b"eos_token_ids", "name", b"name", "tokenizer_json_zlib", b"tokenizer_json_zlib", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015

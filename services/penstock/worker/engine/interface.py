@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from penstock.mesh.forms import Form
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop id, which is the last token emitted
@@ -45,7 +47,7 @@ class AllowedChoices:
         return frozenset(token for choice in self.choices for token in choice)
 
 
-OutputConstraint = AllowedTokens | AllowedChoices
+OutputConstraint = AllowedTokens | AllowedChoices | Form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,14 @@ class SequenceCancelled(NamedTuple):
     blocks_freed: int  # returned to the pool; a shared block counts for its last user
 
 
+class SequenceRejected(NamedTuple):
+    """The form of the output does not compile, or became too complex. The engine has released the sequence."""
+
+    seq_id: int
+    reason: str
+    message: str
+
+
 class SequencePrefilled(NamedTuple):
     """Number of known tokens of a sequence that a step computed, after a preemption for a second time."""
 
@@ -105,6 +115,7 @@ class StepResult:
     logprobs: list[float] = field(default_factory=list)  # natural logarithms; 0 for sequences that request none
     finished: list[SequenceFinished] = field(default_factory=list)
     cancelled: list[SequenceCancelled] = field(default_factory=list)  # released before the step computed
+    rejected: list[SequenceRejected] = field(default_factory=list)
     admitted: list[SequenceAdmitted] = field(default_factory=list)
     prefilled: list[SequencePrefilled] = field(default_factory=list)
     cache_changes: dict[bytes, bool] = field(default_factory=dict)  # by block hash: whether it is in the prefix cache

@@ -22,6 +22,7 @@ class ModelCard:
     special_tokens: tuple[tuple[str, str], ...] = ()  # such as ("bos_token", "<s>"), named in chat templates
     weights_digest: str = ""  # of the weights and their configuration (`loaders.weights_digest`)
     output_settings: tuple[tuple[str, str], ...] = ()  # settings of the engine that change the output, such as dtype
+    enforces_forms: bool = False  # of outputs
 
     def digest(self, block_size: int) -> str:
         """Return the digest of all that determines the tokens of an answer, and of the block size.

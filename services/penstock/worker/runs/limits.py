@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.mesh.forms import Form, form_problem
 from penstock.worker.engine.batching.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 
@@ -26,9 +27,18 @@ class RunLimits:
             raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocab_size}")
         if len(spec.cache_salt) not in (0, CACHE_SALT_BYTES):
             raise StartInvalid(f"cache_salt has {len(spec.cache_salt)} bytes; it must have {CACHE_SALT_BYTES} or none")
-        if spec.constraint and max(spec.constraint.token_ids, default=0) >= self.vocab_size:
+        if isinstance(spec.constraint, Form):
+            _check_form(spec.constraint, ignore_eos=spec.ignore_eos)
+        elif spec.constraint and max(spec.constraint.token_ids, default=0) >= self.vocab_size:
             raise StartInvalid(f"a token id of the constraint is outside the vocabulary of {self.vocab_size}")
         _check_sampling(spec.sampling)
+
+
+def _check_form(form: Form, *, ignore_eos: bool) -> None:
+    if problem := form_problem(form):
+        raise StartInvalid(f"form {problem}", field="form")
+    if ignore_eos:
+        raise StartInvalid("form cannot be enforced together with ignore_eos; leave one of them out", field="form")
 
 
 def _check_sampling(params: SamplingParams) -> None:

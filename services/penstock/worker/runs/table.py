@@ -8,7 +8,7 @@ or its deadline passes. A run that is cancelled in the engine ends when the engi
 import math
 from dataclasses import InitVar, dataclass, field
 
-from penstock.chassis.errors import PenstockError
+from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.worker.engine.batching.errors import StartInvalid
 from penstock.worker.engine.interface import SequenceCancelled, SequenceFinished, StepResult
 from penstock.worker.quarantine.quarantine import CrashQuarantine, TimerKey
@@ -171,6 +171,9 @@ class RunTable:
             if run and not (isinstance(outcome, SequenceCancelled) and self.quarantine.park_cleared(run)):
                 run.released_at = began_at if isinstance(outcome, SequenceCancelled) else ended_at
                 effects += self._end(run, outcome_of(run, outcome._replace(output_tokens=run.tokens)), ended_at)
+        for rejected in result.rejected:
+            if run := self.running.get(rejected.seq_id):
+                effects += self._end(run, InvalidArgument(rejected.message, reason=rejected.reason), ended_at)
         self.counters.record_step(ended_at)
         if self.not_ready_error:  # steps run while the worker is not ready only if a suspect is isolated
             effects += self._advance_quarantine()

@@ -9,6 +9,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.estimate import RequestEstimate, min_tokens_of_text, min_tokens_of_turns
 from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
+from penstock.mesh.forms import CHOICES, Form, form_from
 from penstock.v1.inference_pb2 import (
     Accepted,
     CountTokensRequest,
@@ -62,9 +63,22 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         resume_ids=tuple(request.resume.token_ids),
         answer_id=request.resume.answer_id,
         model_version=request.resume.model_version,
+        form=_form(request),
     )
     validate(spec, FIELD_PATHS)
     return spec
+
+
+def _form(request: GenerateRequest) -> Form | None:
+    if not request.HasField("form"):
+        return None
+    if len(request.form.choices.texts) > CHOICES:  # before they are copied
+        raise InvalidArgument(
+            f"form.choices has {len(request.form.choices.texts)} texts; at most {CHOICES} are allowed", field="form"
+        )
+    if (form := form_from(request.form)) is None:
+        raise InvalidArgument("form has no kind; set one of its fields, or leave the form out", field="form")
+    return form
 
 
 def estimate_from_message(request: GenerateRequest) -> RequestEstimate:

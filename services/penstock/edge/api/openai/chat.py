@@ -15,8 +15,9 @@ from penstock.edge.api.openai.common import (
 )
 from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.api.openai.messages import message_from
+from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
-from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_format, reject_unsupported
+from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
 from penstock.v1.inference_pb2 import Accepted, Finished
@@ -25,13 +26,13 @@ from penstock.v1.inference_pb2 import Accepted, Finished
 def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
     """Parse a body. Raises InvalidArgument with the path of the field."""
     reject_unsupported(fields, UNSUPPORTED_IN_CHAT)
-    reject_format(fields.object("response_format"))
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
         input=ChatInput(_messages(fields)),
         max_output_tokens=fields.integer(limit, None),
+        form=requested_form(fields),
         **generation_options(fields),
     )
     validate(spec, {"input": "messages", "max_output_tokens": limit})

@@ -36,6 +36,7 @@ class ApiRequest:
     continuous_usage: bool = False  # whether each chunk has the usage
     instructions: str | None = None  # returned in a response
     metadata: Mapping[str, str] = field(default_factory=dict)  # returned in a response
+    text_format: Mapping[str, Any] | None = None  # returned in a response; None: plain text
 
 
 class GenerationOptions(TypedDict):

@@ -16,6 +16,7 @@ from penstock.edge.api.openai.common import (
     usage_of,
 )
 from penstock.edge.api.openai.fields import Fields, wrong_type
+from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
@@ -33,6 +34,7 @@ def parse_completion(fields: Fields, request_id: str) -> ApiRequest:
         model=fields.text("model"),
         input=_input(fields.get("prompt")),
         max_output_tokens=fields.integer("max_tokens", _DEFAULT_MAX_TOKENS),
+        form=requested_form(fields),
         **generation_options(fields),
     )
     validate(spec, {"input": "prompt", "max_output_tokens": "max_tokens"})

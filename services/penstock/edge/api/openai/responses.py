@@ -6,11 +6,18 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import InvalidArgument, Overloaded, PenstockError, QuotaExceeded
-from penstock.edge.api.openai.common import AnyDelta, ApiRequest, Json, extra_members, generation_options
+from penstock.edge.api.openai.common import (
+    AnyDelta,
+    ApiRequest,
+    Json,
+    extra_members,
+    generation_options,
+)
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.api.openai.messages import message_from
+from penstock.edge.api.openai.output_form import requested_response_form
 from penstock.edge.api.openai.streaming import named_sse_event, one_line_json, split_at_marker
-from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_format, reject_unsupported
+from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_unsupported
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
@@ -20,7 +27,7 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Finished
 def parse_response(fields: Fields, request_id: str) -> ApiRequest:
     """Parse a body. Raises InvalidArgument with the path of the field."""
     reject_unsupported(fields, UNSUPPORTED_IN_RESPONSES)
-    reject_format(fields.object("text").object("format"))
+    text_format = fields.object("text").object("format")
     instructions = fields.text("instructions")
     system = (Message("system", instructions),) if instructions else ()
     spec = RequestSpec(
@@ -28,11 +35,16 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
         model=fields.text("model"),
         input=ChatInput(system + _messages(fields.get("input"))),
         max_output_tokens=fields.integer("max_output_tokens", None),
+        form=requested_response_form(text_format),
         **generation_options(fields),
     )
     validate(spec)
     return ApiRequest(
-        spec=spec, stream=fields.flag("stream"), instructions=instructions or None, metadata=_metadata(fields)
+        spec=spec,
+        stream=fields.flag("stream"),
+        instructions=instructions or None,
+        metadata=_metadata(fields),
+        text_format=text_format.members or None,
     )
 
 
@@ -103,7 +115,7 @@ class ResponseObject:
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": spec.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": request.text_format or {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
             "top_p": spec.top_p,

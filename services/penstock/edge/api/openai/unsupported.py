@@ -54,12 +54,5 @@ def reject_unsupported(fields: Fields, unsupported: UnsupportedFields) -> None:
             raise _unsupported_error(fields.path(name), value, instead)
 
 
-def reject_format(fields: Fields) -> None:
-    """Reject an output format other than text, which this server cannot guarantee."""
-    kind = fields.get("type")
-    if kind not in (None, "text"):
-        raise _unsupported_error(fields.path("type"), kind, "ask for the format in the prompt")
-
-
 def _unsupported_error(path: str, value: object, instead: str) -> InvalidArgument:
     return InvalidArgument(f"{path} is {describe(value)}, which is not supported; {instead}", field=path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from penstock.chassis.prefix_depths import NAMED_DEPTHS
 from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool
 from penstock.worker.engine.batching.errors import StartInvalid, check_spec
-from penstock.worker.engine.batching.masks import build_mask
+from penstock.worker.engine.batching.masks import TokenMask, build_mask
 from penstock.worker.engine.batching.policy import BatchingPolicy
 from penstock.worker.engine.batching.sequence import Sequence, Slice, StepPlan
 from penstock.worker.engine.interface import (
@@ -61,13 +61,19 @@ class Batch:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, spec: SequenceSpec) -> None:
-        self._check(spec)
-        end_ids = spec.stop_ids if spec.ignore_eos else spec.stop_ids | self.eos_ids
-        sequence = Sequence(spec, end_ids, build_mask(spec.constraint, end_ids) if spec.constraint else None)
+    def add(self, spec: SequenceSpec, mask: TokenMask | None = None) -> None:
+        """Queue a sequence. `mask`: of its constraint; None: built here, or no constraint."""
+        self.check(spec)
+        end_ids = self.end_ids_of(spec)
+        if mask is None and spec.constraint:
+            mask = build_mask(spec.constraint, end_ids)
+        sequence = Sequence(spec, end_ids, mask)
         self._sequences[spec.seq_id] = sequence
         self.waiting.append(sequence)
         self._count(sequence, 1)
+
+    def end_ids_of(self, spec: SequenceSpec) -> frozenset[int]:
+        return spec.stop_ids if spec.ignore_eos else spec.stop_ids | self.eos_ids
 
     def cancel(self, seq_id: int) -> bool:
         """Cancel a sequence at the next plan, whose result has the receipt. Return False for an unknown sequence."""
@@ -126,7 +132,8 @@ class Batch:
         if sequence.remaining > 1:
             self._prefill_backlog_tokens += sign * sequence.remaining
 
-    def _check(self, spec: SequenceSpec) -> None:
+    def check(self, spec: SequenceSpec) -> None:
+        """Raise StartInvalid or PromptTooLong for a sequence that cannot be added."""
         if spec.seq_id in self._sequences:
             raise StartInvalid(f"sequence {spec.seq_id} already exists; choose another id")
         check_spec(spec, context_length=self.context_length, blocks=self.pool.blocks, block_size=self.pool.block_size)

@@ -6,15 +6,23 @@ constraint is a class in `interface.OutputConstraint` and a builder in `_MASK_BU
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from penstock.worker.engine.batching.errors import StartInvalid
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, OutputConstraint
 
+if TYPE_CHECKING:  # the simulator, which runs batches, needs no numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+# Ids, ascending, or a flag for each id of the vocabulary.
+Allowed: TypeAlias = "Sequence[int] | NDArray[np.bool_]"
+
 
 class TokenMask(Protocol):
-    def allowed(self, output: Sequence[int]) -> Sequence[int] | None:
-        """Return the ids that may follow `output` (of earlier runs, too), ascending, at least one; None: any id."""
+    def allowed(self, output: Sequence[int]) -> "Allowed | None":
+        """Return the ids that may follow `output` (of earlier runs, too), at least one; None: any id."""
 
 
 @dataclass(frozen=True, slots=True)

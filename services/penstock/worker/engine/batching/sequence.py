@@ -1,10 +1,9 @@
 """One sequence in the engine (its tokens, KV blocks and progress), and the plan of a step over sequences."""
 
-from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
 from penstock.worker.engine.batching.block_pool import chain_hash, root_hash
-from penstock.worker.engine.batching.masks import TokenMask
+from penstock.worker.engine.batching.masks import Allowed, TokenMask
 from penstock.worker.engine.interface import SequenceSpec, StepResult
 
 
@@ -48,9 +47,14 @@ class Sequence:
         return len(self.ids) - len(self.spec.token_ids)
 
     @property
-    def allowed(self) -> Values[int] | None:
-        """Ids that may follow, ascending; None: any."""
-        return self.mask.allowed(self.ids[self.prompt_tokens :]) if self.mask else None
+    def output(self) -> list[int]:
+        """A copy of the ids after the prompt, of earlier runs, too."""
+        return self.ids[self.prompt_tokens :]
+
+    @property
+    def allowed(self) -> "Allowed | None":
+        """Ids that may follow; None: any."""
+        return self.mask.allowed(self.output) if self.mask else None
 
     @property
     def can_share(self) -> bool:

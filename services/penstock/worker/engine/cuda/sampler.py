@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from struct import Struct
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -76,18 +77,16 @@ class CudaSampler:
 
     def _masks(self, draws: Sequence[RowDraw]) -> tuple[Tensor, Tensor]:
         """Return the allowed ids of constrained rows, [constrained, vocab_size] int8, and the row of each draw."""
-        places: list[int] = []
-        mask_rows, constrained = [-1] * len(draws), 0
-        for row, draw in enumerate(draws):
-            if draw.allowed is not None:
-                mask_rows[row] = constrained
-                start = constrained * self._vocab_size
-                places += [start + token for token in draw.allowed]
-                constrained += 1
-        masks = torch.zeros(max(1, constrained), self._vocab_size, dtype=torch.int8, device=self._device)
-        if places:
-            masks.view(-1).index_fill_(0, self._to_device(torch.tensor(places)), 1)
-        return masks, self._ints(mask_rows)
+        mask_rows = [-1] * len(draws)
+        constrained = [(row, draw.allowed) for row, draw in enumerate(draws) if draw.allowed is not None]
+        masks = torch.zeros(max(1, len(constrained)), self._vocab_size, dtype=torch.int8)
+        for mask_row, (row, allowed) in enumerate(constrained):
+            mask_rows[row] = mask_row
+            if isinstance(allowed, np.ndarray):
+                masks[mask_row] = torch.from_numpy(allowed)
+            else:
+                masks[mask_row, list(allowed)] = 1
+        return self._to_device(masks), self._ints(mask_rows)
 
     def _add_biases(self, scores: Tensor, draws: Sequence[RowDraw]) -> None:
         biased = [

@@ -28,7 +28,7 @@ class RowDraw(NamedTuple):
     seed: int
     ids: Sequence[int]
     prompt_tokens: int  # leading `ids` that are not output
-    allowed: Sequence[int] | None = None  # token ids, ascending; None: all
+    allowed: Sequence[int] | NDArray[np.bool_] | None = None  # token ids, ascending, or a flag for each id; None: all
 
     @property
     def key(self) -> int:
@@ -49,7 +49,9 @@ class RowDraw(NamedTuple):
 def draw_token(logits: Scores, draw: RowDraw) -> int:
     """Return the token of one row."""
     scores, ids = _penalised(logits, draw), _all_ids(len(logits))
-    if draw.allowed is not None:
+    if isinstance(draw.allowed, np.ndarray):
+        scores = np.where(draw.allowed, scores, np.float32(-np.inf))
+    elif draw.allowed is not None:
         ids = np.array(draw.allowed, dtype=np.uint32)
         scores = scores[ids]
     best = int(scores.argmax())

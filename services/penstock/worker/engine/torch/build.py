@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
+from penstock.worker.engine.grammar.compiler import GrammarCompiler
+from penstock.worker.engine.grammar.forms import FormSequences
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
@@ -62,7 +65,10 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
             runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
         _warm_up(runner, build_batch(options, card, blocks), options.token_budget)
         _warm_up_sampler(sampler, torch.zeros(options.slots, shape.vocab_size, device=device))
-    return TorchEngine(runner, build_batch(options, card, blocks), sampler), card
+    # Without an id that ends a text, no output could have a form.
+    card = replace(card, enforces_forms=bool(card.eos_ids))
+    forms = FormSequences(GrammarCompiler(card) if card.enforces_forms else None)
+    return TorchEngine(runner, build_batch(options, card, blocks), sampler, forms), card
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.sequence import StepPlan
+from penstock.worker.engine.grammar.forms import FormSequences
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.sampler import sample
@@ -37,37 +38,52 @@ class TorchRunner:
 
 
 class TorchEngine:
-    """Satisfies `Engine`. The batch plans each step, the runner computes it and the sampler draws its tokens."""
+    """Satisfies `Engine`. The batch plans each step, the runner computes it and the sampler draws its tokens.
 
-    def __init__(self, runner: Runner, batch: Batch, sampler: Sampler = sample) -> None:
+    `forms`: of the model, for sequences whose output has a form. None: such sequences are rejected.
+    """
+
+    def __init__(
+        self, runner: Runner, batch: Batch, sampler: Sampler = sample, forms: FormSequences | None = None
+    ) -> None:
         self.runner = runner
         self.batch = batch
         self._sample = sampler
+        self._forms = forms or FormSequences(None)
 
     @property
     def has_work(self) -> bool:
-        return self.batch.has_work
+        return self.batch.has_work or self._forms.has_work
 
     def add(self, spec: SequenceSpec) -> None:
-        self.batch.add(spec)
+        if self._forms.handles(spec):
+            self.batch.check(spec)
+            self._forms.add(spec, self.batch.end_ids_of(spec))
+        else:
+            self.batch.add(spec)
 
     def cancel(self, seq_id: int) -> bool:
-        return self.batch.cancel(seq_id)
+        return self._forms.cancel(seq_id) or self.batch.cancel(seq_id)
 
     def capacity(self) -> Capacity:
         return self.batch.capacity()
 
     def step(self) -> StepResult:
+        if not self.batch.has_work:
+            self._forms.wait()
+        for spec, mask in self._forms.pop_compiled():
+            self.batch.add(spec, mask)
         plan = self.batch.plan()
         tokens, logprobs = self._compute(plan)
-        return self.batch.commit(plan, tokens, logprobs)
+        return self._forms.report(plan, self.batch.commit(plan, tokens, logprobs))
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[list[int], list[float]]:
         """Compute all slices of the plan and draw a token for each sampled sequence."""
         if not plan.slices:
             return [], []
-        logits = self.runner.forward(plan)
+        with self._forms.masking(plan):
+            logits = self.runner.forward(plan)
         draws = [
             RowDraw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens, each.allowed)
             for each in plan.sampled

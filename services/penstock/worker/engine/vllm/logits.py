@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
@@ -63,7 +64,9 @@ def _penalise(scores: Tensor, row: _Row) -> None:
 
 
 def _apply_mask(scores: Tensor, allowed: Any) -> None:
-    if allowed is not None:
+    if isinstance(allowed, np.ndarray):
+        scores.masked_fill_(torch.from_numpy(~allowed).to(scores.device), -torch.inf)
+    elif allowed is not None:
         masked = torch.full_like(scores, -torch.inf)
         ids = torch.tensor(list(allowed), device=scores.device)
         masked[ids] = scores[ids]

@@ -1,0 +1,119 @@
+"""Sequences whose output has a form: their grammars compile in one thread, and another computes their masks.
+
+No step of other sequences waits for a grammar, and a mask is computed while the model computes the logits.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.chassis.errors import PenstockError
+from penstock.mesh.forms import Form
+from penstock.worker.engine.batching.errors import StartInvalid
+from penstock.worker.engine.batching.sequence import Sequence, StepPlan
+from penstock.worker.engine.grammar.compiler import GrammarCompiler
+from penstock.worker.engine.grammar.mask import GrammarMask
+from penstock.worker.engine.interface import SequenceCancelled, SequenceRejected, SequenceSpec, StepResult
+
+MAX_WAIT_S = 0.005  # of an engine without other work; it receives messages between two waits
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    spec: SequenceSpec
+    mask: "Future[GrammarMask | PenstockError]"
+
+
+class FormSequences:
+    """Sequences before and while they run. `compiler`: of the model; None rejects every form."""
+
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        self._compiler = compiler
+        self._compiling = ThreadPoolExecutor(1, "grammar")
+        self._computing = ThreadPoolExecutor(1, "mask")
+        self._pending: dict[int, _Pending] = {}  # by seq_id, in order of arrival
+        self._cancelled: list[SequenceCancelled] = []
+        self._rejected: list[SequenceRejected] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending or self._cancelled or self._rejected)
+
+    @staticmethod
+    def handles(spec: SequenceSpec) -> bool:
+        return isinstance(spec.constraint, Form)
+
+    def add(self, spec: SequenceSpec, end_ids: frozenset[int]) -> None:
+        """Begin to compile the form of a sequence. Raises StartInvalid if none is possible, or no id can end it."""
+        if self._compiler is None:
+            raise StartInvalid("this engine enforces no form of an output; leave the form out")
+        if not end_ids:
+            raise StartInvalid("no id can end an output with a form; do not ignore the model's end ids")
+        self._pending[spec.seq_id] = _Pending(
+            spec, self._compiling.submit(_mask_or_error, self._compiler, spec, end_ids)
+        )
+
+    def cancel(self, seq_id: int) -> bool:
+        """Forget a sequence that does not run yet. Return whether there was one."""
+        if (pending := self._pending.pop(seq_id, None)) is None:
+            return False
+        pending.mask.cancel()
+        self._cancelled.append(SequenceCancelled(seq_id, 0, 0))
+        return True
+
+    def wait(self) -> None:
+        """Wait until a sequence can run, for at most `MAX_WAIT_S`."""
+        wait([each.mask for each in self._pending.values()][:1], MAX_WAIT_S)
+
+    def pop_compiled(self) -> Iterator[tuple[SequenceSpec, GrammarMask]]:
+        """Yield the sequences that can run, in order of arrival."""
+        for seq_id, pending in list(self._pending.items()):
+            if not pending.mask.done():
+                return
+            del self._pending[seq_id]
+            mask = pending.mask.result()
+            if isinstance(mask, GrammarMask):
+                yield pending.spec, mask
+            else:
+                self._rejected.append(SequenceRejected(seq_id, mask.reason, mask.message))
+
+    @contextmanager
+    def masking(self, plan: StepPlan) -> Iterator[None]:
+        """Compute the masks of a plan's sequences in a thread during the block."""
+        sequences = [each for each in plan.sampled if isinstance(each.mask, GrammarMask)]
+        job = self._computing.submit(_prepare, sequences) if sequences else None
+        yield
+        if job:
+            job.result()
+
+    def report(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """Add what happened to sequences with forms. One whose grammar failed has just ended, and is rejected."""
+        for sequence in plan.sampled:
+            if isinstance(sequence.mask, GrammarMask) and (error := sequence.mask.error):
+                self._rejected.append(SequenceRejected(sequence.spec.seq_id, error.reason, error.message))
+        rejected = {each.seq_id for each in self._rejected}
+        if rejected:
+            result.finished = [each for each in result.finished if each.seq_id not in rejected]
+        result.rejected, self._rejected = self._rejected, []
+        result.cancelled += self._cancelled
+        self._cancelled = []
+        return result
+
+
+def _mask_or_error(
+    compiler: GrammarCompiler, spec: SequenceSpec, end_ids: frozenset[int]
+) -> GrammarMask | PenstockError:
+    assert isinstance(spec.constraint, Form)
+    try:
+        mask = compiler.mask(spec.constraint, end_ids)
+    except PenstockError as error:
+        return error
+    mask.prepare(spec.token_ids[len(spec.token_ids) - spec.emitted :])
+    return mask.error or mask
+
+
+def _prepare(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        assert isinstance(sequence.mask, GrammarMask)
+        sequence.mask.prepare(sequence.output)
