@@ -8,7 +8,7 @@ from rich.markup import escape
 from penstock.chassis.durations import seconds_of
 from penstock.cli.tables import stderr_console, stdout_console, timeline_table
 from penstock.cli.up import mesh_with_status
-from penstock.client import Client
+from penstock.client import Client, Form
 from penstock.local_mesh.plan import MeshOptions
 
 
@@ -23,6 +23,7 @@ class GenerateOptions:
     seed: int | None = None
     explain: bool = False
     raw: bool = False  # without the chat template
+    form: Form | None = None  # of the answer
 
 
 async def generate(target: str, api_key: str, options: GenerateOptions, *, as_json: bool) -> None:
@@ -36,6 +37,7 @@ async def generate(target: str, api_key: str, options: GenerateOptions, *, as_js
             temperature=options.temperature,
             seed=options.seed,
             explain=options.explain,
+            form=options.form,
         ) as answer:
             text, ttft_s = "", 0.0
             async for token in answer:

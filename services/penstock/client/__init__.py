@@ -25,13 +25,16 @@ from penstock.client.request import Options, Prompt
 from penstock.client.response import Generation
 from penstock.client.retries import RetryPolicy
 from penstock.client.session import Session
+from penstock.v1.inference_pb2 import Choices, Form
 
 __all__ = [
     "Aborted",
     "Cancelled",
+    "Choices",
     "Client",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "Form",
     "Generation",
     "IndexGap",
     "Internal",

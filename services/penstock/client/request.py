@@ -6,6 +6,7 @@ from typing import TypeAlias, TypedDict, Unpack
 from penstock.v1.inference_pb2 import (
     Chat,
     CountTokensRequest,
+    Form,
     GenerateRequest,
     Message,
     Priority,
@@ -38,6 +39,7 @@ class Options(TypedDict, total=False):
     request_id: str
     traceparent: str
     ignore_eos: bool
+    form: Form | None  # of the output
 
 
 SAMPLING_FIELDS = frozenset(field.name for field in Sampling.DESCRIPTOR.fields)

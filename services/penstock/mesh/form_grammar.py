@@ -29,11 +29,11 @@ class FormUnsupported(InvalidArgument):
 
 
 def limits() -> LLParserLimits:
-    """Bounds of the work that a form causes. Compiling takes at most about 0.3 s, and a mask about 2 ms."""
+    """Bounds of the work that a form causes. Compiling takes at most about 0.3 s, and a mask about 1.5 ms."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=30_000,
-        step_max_items=30_000,
+        step_lexer_fuel=15_000,
+        step_max_items=15_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,  # errors reach the caller, and would repeat the grammar

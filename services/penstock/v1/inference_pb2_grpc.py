@@ -30,9 +30,9 @@ class InferenceStub:
 
     Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
     LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
-    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
-    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
-    RESOURCE_EXHAUSTED before it is read, so without details.
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN, CHAT_TEMPLATE_REFUSED or FORM_UNSUPPORTED; NOT_FOUND /
+    MODEL_UNKNOWN; UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call
+    with RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -69,9 +69,9 @@ class InferenceServicer:
 
     Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
     LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
-    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
-    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
-    RESOURCE_EXHAUSTED before it is read, so without details.
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN, CHAT_TEMPLATE_REFUSED or FORM_UNSUPPORTED; NOT_FOUND /
+    MODEL_UNKNOWN; UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call
+    with RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -153,9 +153,9 @@ class Inference:
 
     Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
     LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
-    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
-    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
-    RESOURCE_EXHAUSTED before it is read, so without details.
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN, CHAT_TEMPLATE_REFUSED or FORM_UNSUPPORTED; NOT_FOUND /
+    MODEL_UNKNOWN; UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call
+    with RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 

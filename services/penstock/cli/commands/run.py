@@ -1,7 +1,7 @@
 """Commands that start a mesh or send it a request."""
 
 from asyncio import run as run_async
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -38,14 +38,20 @@ def run(prompt: str | None, options: MeshOptions) -> None:
 @click.option("--temperature", type=FiniteFloat(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1))
 @click.option("--raw", is_flag=True, help="without the chat template: continue PROMPT")
+@click.option("--json-schema", type=click.File(), help="file with a JSON schema that the answer obeys; - for stdin")
+@click.option("--regex", help="regular expression that the answer matches as a whole")
 @click.option("--explain", is_flag=True, help="show the time of each tier")
 @json_option
-def generate(target: str, key: str, as_json: bool, **given: Any) -> None:
+def generate(target: str, key: str, as_json: bool, json_schema: TextIO | None, regex: str | None, **given: Any) -> None:
     """Send one request over the gRPC stub and stream the answer."""
     from penstock.cli.generate import GenerateOptions
     from penstock.cli.generate import generate as send
+    from penstock.client import Form
 
-    run_async(send(*find_target(target, key), GenerateOptions(**given), as_json=as_json))
+    if json_schema and regex:
+        raise click.UsageError("--json-schema and --regex exclude each other; give one of them")
+    form = Form(json_schema=json_schema.read()) if json_schema else Form(regex=regex) if regex else None
+    run_async(send(*find_target(target, key), GenerateOptions(form=form, **given), as_json=as_json))
 
 
 RUN_COMMANDS = (up, run, generate)

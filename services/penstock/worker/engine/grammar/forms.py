@@ -1,4 +1,4 @@
-"""Sequences whose output has a form: their grammars compile in one thread, and another computes their masks.
+"""Sequences whose output has a form: their grammars compile in one thread, and others compute their masks.
 
 No step of other sequences waits for a grammar, and a mask is computed while the model computes the logits.
 """
@@ -28,10 +28,11 @@ class _Pending:
 class FormSequences:
     """Sequences before and while they run. `compiler`: of the model; None rejects every form."""
 
-    def __init__(self, compiler: GrammarCompiler | None) -> None:
+    def __init__(self, compiler: GrammarCompiler | None, mask_threads: int = 1) -> None:
         self._compiler = compiler
+        self._mask_threads = mask_threads
         self._compiling = ThreadPoolExecutor(1, "grammar")
-        self._computing = ThreadPoolExecutor(1, "mask")
+        self._computing = ThreadPoolExecutor(mask_threads, "mask")
         self._pending: dict[int, _Pending] = {}  # by seq_id, in order of arrival
         self._cancelled: list[SequenceCancelled] = []
         self._rejected: list[SequenceRejected] = []
@@ -80,11 +81,12 @@ class FormSequences:
 
     @contextmanager
     def masking(self, plan: StepPlan) -> Iterator[None]:
-        """Compute the masks of a plan's sequences in a thread during the block."""
+        """Compute the masks of a plan's sequences in threads during the block."""
         sequences = [each for each in plan.sampled if isinstance(each.mask, GrammarMask)]
-        job = self._computing.submit(_prepare, sequences) if sequences else None
+        parts = [part for first in range(self._mask_threads) if (part := sequences[first :: self._mask_threads])]
+        jobs = [self._computing.submit(_prepare, part) for part in parts]
         yield
-        if job:
+        for job in jobs:
             job.result()
 
     def report(self, plan: StepPlan, result: StepResult) -> StepResult:

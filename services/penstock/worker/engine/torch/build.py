@@ -67,7 +67,7 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
         _warm_up_sampler(sampler, torch.zeros(options.slots, shape.vocab_size, device=device))
     # Without an id that ends a text, no output could have a form.
     card = replace(card, enforces_forms=bool(card.eos_ids))
-    forms = FormSequences(GrammarCompiler(card) if card.enforces_forms else None)
+    forms = FormSequences(GrammarCompiler(card) if card.enforces_forms else None, max(1, threads // 2))
     return TorchEngine(runner, build_batch(options, card, blocks), sampler, forms), card
 
 
