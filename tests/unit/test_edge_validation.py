@@ -7,6 +7,7 @@ from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
+from penstock.mesh.forms import CHOICES, FORM_BYTES, Choices, Regex
 
 
 def spec(**fields):
@@ -66,6 +67,9 @@ FIELD_LIMITS = [
     ("timeout_s", 0.001, 0.0),
     ("timeout_s", limits.TIMEOUT_S, limits.TIMEOUT_S + 1),
     ("resume_ids", (0,) * limits.OUTPUT_TOKENS, (0,) * (limits.OUTPUT_TOKENS + 1)),
+    ("form", Regex("é" * (FORM_BYTES // 2)), Regex("é" * (FORM_BYTES // 2) + "x")),
+    ("form", Choices(("x",) * CHOICES), Choices(("x",) * (CHOICES + 1))),
+    ("form", Choices(("x",)), Choices(())),
 ]
 
 
@@ -94,3 +98,8 @@ def test_all_violations_are_reported_together_with_the_callers_field_names():
         f"temperature is 3.0; allowed are 0 to 2.0; max_tokens is 0; allowed are 1 to {limits.OUTPUT_TOKENS}"
     )
     assert [each.field for each in failure.value.field_violations] == ["temperature", "max_tokens"]
+
+
+def test_a_form_excludes_ignoring_the_end():
+    with pytest.raises(InvalidArgument, match="ignore_eos is set together with a form"):
+        validate(spec(form=Regex("a"), ignore_eos=True))

@@ -58,8 +58,7 @@ def unsupported(schema):
 def test_an_error_names_what_cannot_be_enforced(form, named):
     with pytest.raises(FormUnsupported, match=named) as raised:
         check_form(form)
-    assert raised.value.reason == "FORM_UNSUPPORTED"
-    assert len(raised.value.message) < MAX_ERROR_CHARS + 100
+    assert len(str(raised.value)) < MAX_ERROR_CHARS + 100
 
 
 def deep(levels):

@@ -10,7 +10,6 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
-from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.forms import Choices, Form, JsonSchema, Lark, Regex, form_problem
 
 # Between the tokens of JSON: enough for indented output, and bounded, so that no output is whitespace without an end.
@@ -18,14 +17,12 @@ _JSON_OPTIONS: Mapping[str, Any] = MappingProxyType({"whitespace_pattern": r" |\
 MAX_ERROR_CHARS = 500
 
 
-class FormUnsupported(InvalidArgument):
+class FormUnsupported(ValueError):
     """The form is not valid, has a keyword that cannot be enforced, or is too complex."""
-
-    default_reason = "FORM_UNSUPPORTED"
 
     def __init__(self, found: str) -> None:
         text = " ".join(found.split())[:MAX_ERROR_CHARS]
-        super().__init__(f"form cannot be enforced: {text}; correct it, or leave it out", field="form")
+        super().__init__(f"form cannot be enforced: {text}; correct it, or leave it out")
 
 
 def limits() -> LLParserLimits:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from penstock.v1 import inference_pb2 as pb
 
+FORM_UNSUPPORTED = "FORM_UNSUPPORTED"  # reason of an error
 FORM_BYTES = 64 << 10  # of one form; a schema of this size compiles in about 0.2 s
 CHOICES = 1_024  # texts
 

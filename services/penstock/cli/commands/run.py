@@ -38,7 +38,9 @@ def run(prompt: str | None, options: MeshOptions) -> None:
 @click.option("--temperature", type=FiniteFloat(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1))
 @click.option("--raw", is_flag=True, help="without the chat template: continue PROMPT")
-@click.option("--json-schema", type=click.File(), help="file with a JSON schema that the answer obeys; - for stdin")
+@click.option(
+    "--json-schema", type=click.File(lazy=True), help="file with a JSON schema that the answer obeys; - for stdin"
+)
 @click.option("--regex", help="regular expression that the answer matches as a whole")
 @click.option("--explain", is_flag=True, help="show the time of each tier")
 @json_option

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.lifecycle.output import GenerationPlan
+from penstock.edge.models.form_checks import FormRejected
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.errors import TokenUnknown
@@ -25,7 +26,7 @@ def plan_generation(
             text = f"token id {token_id} at position {position} of the answer so far is not in the model's vocabulary"
             raise TokenUnknown(text, field="resume_ids")
     if spec.form and not model.enforces_forms:
-        raise FormUnsupported(f"the workers of {model.name} enforce none")
+        raise FormRejected(FormUnsupported(f"the workers of {model.name} enforce none"))
     detokenizer = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
     resumed_stop = ""
     for token_id in spec.resume_ids:

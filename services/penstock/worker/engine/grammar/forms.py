@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.chassis.errors import PenstockError
-from penstock.mesh.forms import Form
+from penstock.mesh.form_grammar import FormUnsupported
+from penstock.mesh.forms import FORM_UNSUPPORTED, Form
 from penstock.worker.engine.batching.errors import StartInvalid
 from penstock.worker.engine.batching.sequence import Sequence, StepPlan
 from penstock.worker.engine.grammar.compiler import GrammarCompiler
@@ -22,7 +22,7 @@ MAX_WAIT_S = 0.005  # of an engine without other work; it receives messages betw
 @dataclass(frozen=True, slots=True)
 class _Pending:
     spec: SequenceSpec
-    mask: "Future[GrammarMask | PenstockError]"
+    mask: "Future[GrammarMask | FormUnsupported]"
 
 
 class FormSequences:
@@ -77,7 +77,7 @@ class FormSequences:
             if isinstance(mask, GrammarMask):
                 yield pending.spec, mask
             else:
-                self._rejected.append(SequenceRejected(seq_id, mask.reason, mask.message))
+                self._reject(seq_id, mask)
 
     @contextmanager
     def masking(self, plan: StepPlan) -> Iterator[None]:
@@ -93,7 +93,7 @@ class FormSequences:
         """Add what happened to sequences with forms. One whose grammar failed has just ended, and is rejected."""
         for sequence in plan.sampled:
             if isinstance(sequence.mask, GrammarMask) and (error := sequence.mask.error):
-                self._rejected.append(SequenceRejected(sequence.spec.seq_id, error.reason, error.message))
+                self._reject(sequence.spec.seq_id, error)
         rejected = {each.seq_id for each in self._rejected}
         if rejected:
             result.finished = [each for each in result.finished if each.seq_id not in rejected]
@@ -102,14 +102,17 @@ class FormSequences:
         self._cancelled = []
         return result
 
+    def _reject(self, seq_id: int, error: FormUnsupported) -> None:
+        self._rejected.append(SequenceRejected(seq_id, FORM_UNSUPPORTED, str(error)))
+
 
 def _mask_or_error(
     compiler: GrammarCompiler, spec: SequenceSpec, end_ids: frozenset[int]
-) -> GrammarMask | PenstockError:
+) -> GrammarMask | FormUnsupported:
     assert isinstance(spec.constraint, Form)
     try:
         mask = compiler.mask(spec.constraint, end_ids)
-    except PenstockError as error:
+    except FormUnsupported as error:
         return error
     mask.prepare(spec.token_ids[len(spec.token_ids) - spec.emitted :])
     return mask.error or mask
