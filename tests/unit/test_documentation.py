@@ -44,7 +44,7 @@ NAMES = set(re.findall(r"PENSTOCK_[A-Z0-9_]*[A-Z0-9]", CONFIGURATION.partition("
 COMMON = {f"PENSTOCK_<TIER>_{name}" for name in re.findall(r"`PENSTOCK_<TIER>_([A-Z_]+)`", CONFIGURATION)}
 # Words in code spans that are not in Penstock's code: Kubernetes, packages, folders, naming conventions.
 ALLOWED_WORDS = {"maxUnavailable", "terminationGracePeriodSeconds", "ops", "venv", "vllm", "on_x", "pop_", "is_"}
-ALLOWED_WORDS |= {"uniqueItems", "propertyNames", "dependentSchemas"}  # of JSON Schema
+ALLOWED_WORDS |= {"uniqueItems", "propertyNames", "dependentSchemas", "oneOf"}  # of JSON Schema
 # Reasons that end within the mesh, and defaults of types that are always raised with a reason of their own.
 BETWEEN_TIERS = {
     *("LEASE_LOST", "START_INVALID", "TICKET_INVALID", "PROFILE_INVALID", "ENGINE_DIED", "LOADING"),
