@@ -82,6 +82,20 @@ ADMISSION: Table = {
         "epochs": Many(PARTITIONS, Whole(bounds.EPOCH)),
     },
     "penstock.mesh.v1.NotOwner": {"request_id": ID, "reservation_id": ID, "identity": Part()},
+    "penstock.mesh.v1.Routes": {"routes": Many(bounds.ROUTES, Part())},
+    "penstock.v1.Route": {
+        "name": MODEL_NAME,
+        "tenant_id": ID,
+        "definition": Part(),
+        "revision": Unchecked("is shown to operators, and only compared"),
+        "former": Part(),
+    },
+    "penstock.v1.RouteDefinition": {
+        "targets": Many(bounds.ROUTE_TARGETS, Part()),
+        "affinity": Unchecked("an affinity that only a later release knows is none"),
+        "fallbacks": Many(bounds.ROUTE_FALLBACKS, MODEL_NAME),
+    },
+    "penstock.v1.RouteTarget": {"model": MODEL_NAME, "weight": Whole(bounds.ROUTE_WEIGHT)},
     "penstock.mesh.v1.IdentityKeys": {
         "keys": Many(bounds.IDENTITY_KEYS, Part()),
         "clock_nanos": Whole(bounds.CLOCK_NANOS),
