@@ -74,7 +74,7 @@ class FakeGateway:
     async def parse(self, size, parse):
         return parse()
 
-    def admit(self, estimate, credential, *, traceparent=""):
+    def admit(self, estimate, credential, *, traceparent="", session=str):
         if self.rejection:
             raise self.rejection
         return AdmissionResult(0.0, 60.0)
