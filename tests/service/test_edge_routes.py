@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from edge_calls import read_answer, rejected_call
+from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import KEY, TIMEOUT_S, FakeWorker, edge_mesh, token_at
 from penstock.v1.inference_pb2 import CountTokensRequest, ListModelsRequest, Resume
 from penstock.v1.route_pb2 import (
@@ -143,6 +143,38 @@ async def test_a_fallback_serves_while_the_target_has_no_worker():
         assert await model_of(mesh) == "a"
         figures = await mesh.figures()
         assert (figures["routed"], figures["routed_to_fallback"]) == (2, 1)
+
+
+async def test_a_waiting_request_moves_to_the_fallback_when_the_worker_of_its_target_is_gone():
+    async with edge_mesh(fakes=two_models()) as mesh:
+        await set_routes(mesh, route({"a": 1}, fallbacks=["b"]))
+        mesh.queue.holds_tickets = True
+        call = mesh.generate(model="gpt-4o", max_output_tokens=2)
+        ticket = await mesh.queue.held_tickets.get()
+        assert ticket.model == "a@da"
+        mesh.queue.holds_tickets = False
+        await serve(mesh, "b")
+        accepted, _, ids, _ = await read_answer(call)
+        assert (accepted.model, ids) == ("b", [token_at(0), token_at(1)])
+        assert [(each.model, each.attempt) for each in mesh.queue.tickets] == [("a@da", 1), ("b@db", 2)]
+        await wait_at_rest(mesh)
+
+
+async def test_a_waiting_request_with_output_or_without_a_fallback_keeps_its_target():
+    async with edge_mesh(fakes=two_models()) as mesh:
+        await set_routes(mesh, route({"a": 1}, fallbacks=["b"]))
+        mesh.queue.holds_tickets = True
+        resume = Resume(token_ids=[token_at(0)], model_version="da")
+        calls = [
+            mesh.generate(model="gpt-4o", max_output_tokens=2, resume=resume),
+            mesh.generate(model="a", max_output_tokens=2),
+        ]
+        for _ in calls:
+            await mesh.queue.held_tickets.get()
+        await serve(mesh, "b")
+        assert [each.model for each in mesh.queue.tickets] == ["a@da", "a@da"]
+        for call in calls:
+            call.cancel()
 
 
 async def test_a_route_whose_models_have_no_worker_is_unavailable_for_a_moment():

@@ -24,7 +24,6 @@ from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
-from penstock.edge.models.router import ModelRouter
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
@@ -62,15 +61,10 @@ class Gateway:
         self._runner = runner
         self._catalog = catalog
         self._pools = pools
-        self._router = ModelRouter(runner.auth.routes, catalog)
+        self._router = runner.router
         self.identification = CallerIdentification(
             lambda credential: runner.auth.authenticate(credential, config.upstream_timeout)
         )
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Figures of the admin snapshot."""
-        return self._router.figures
 
     @property
     def memory(self) -> MemoryBudget:
@@ -171,6 +165,7 @@ class Gateway:
             sink=sink,
             telemetry=RequestTelemetry(spec, ticket_id, request_id, traceparent, now),
             size_bytes=size,
+            route=spec.model if admission.model else "",
         )
         self._runner.add(context)
         return context

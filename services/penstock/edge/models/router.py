@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock.chassis.errors import Unavailable
 from penstock.chassis.ids import new_id
+from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.routes import Route, RouteTable, choose, target_messages
 from penstock.edge.request.estimate import RequestEstimate
+from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.v1.inference_pb2 import Model
 from penstock.v1.route_pb2 import ROUTE_AFFINITY_CONVERSATION, ROUTE_AFFINITY_KEY
@@ -48,6 +51,28 @@ class ModelRouter:
         if estimate.model_version and (model := self._model_of_version(route, estimate.model_version)):
             return model
         return self._choose(route, _affinity_value(route, estimate, caller, session))
+
+    def is_replaced(self, context: RequestContext) -> bool:
+        """Whether a request that has no run must be planned again.
+
+        No worker serves the version of its plan at present, while workers serve another version of the model, or
+        another model of its route. A request with output does not move to another model.
+        """
+        return self._catalog.is_replaced(context.request.plan) or bool(context.route and self._next_model(context))
+
+    def spec_of(self, context: RequestContext) -> RequestSpec:
+        """Return the spec for the next plan of a request, with the model that serves its route now."""
+        model = self._next_model(context) if context.route else ""
+        return replace(context.spec, model=model) if model else context.spec
+
+    def _next_model(self, context: RequestContext) -> str:
+        """Return the model to which a request moves because no worker serves its own; empty if it stays."""
+        request = context.request
+        if request.output.token_ids or self._catalog.is_available(context.spec.model):
+            return ""
+        route = self._routes.find(context.route, request.identity.tenant_id)
+        model = choose(route, context.request_id, self._catalog.is_available) if route else ""
+        return model if model and self._catalog.is_available(model) else ""
 
     def list(self, tenant_id: str) -> list[Model]:
         """Return the models and routes that a tenant can name, by name. A route hides the model of its name."""
