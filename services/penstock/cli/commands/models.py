@@ -14,7 +14,7 @@ MAX_WEIGHT = 1_000_000
 tenant_option = click.option("--tenant", "tenant_id", default="", help="a route for this tenant only; default: for all")
 
 
-class WeightedModel(click.ParamType):
+class WeightedModel(click.ParamType[tuple[str, int]]):
     """MODEL=WEIGHT; the weight follows the last equals sign."""
 
     name = "MODEL=WEIGHT"
