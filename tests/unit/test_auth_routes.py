@@ -12,7 +12,7 @@ from penstock.mesh.limits import bounds
 from penstock.v1.route_pb2 import Route as RouteMessage
 
 TO_A = RouteDefinition((RouteTarget("a", 1),))
-TO_B = RouteDefinition((RouteTarget("a", 95), RouteTarget("b", 5)), Affinity.CONVERSATION, ("c", "d"))
+TO_B = RouteDefinition((RouteTarget("a", 95), RouteTarget("b", 5)), Affinity.CONVERSATION, ("c", "d"), "m", 0.25)
 
 
 def test_a_rollback_exchanges_a_definition_and_its_former_one():
@@ -99,6 +99,10 @@ def test_values_of_a_later_release_are_ignored_in_the_store():
             {"definition": replace(TO_A, targets=tuple(RouteTarget(f"m{each}", 1) for each in range(17)))},
             "route.definition.targets",
         ),
+        ({"definition": replace(TO_A, mirror="m")}, "route.definition.mirror_share"),
+        ({"definition": replace(TO_A, mirror="m", mirror_share=1.1)}, "route.definition.mirror_share"),
+        ({"definition": replace(TO_A, mirror_share=0.5)}, "route.definition.mirror_share"),
+        ({"definition": replace(TO_A, mirror="x" * 257, mirror_share=0.5)}, "route.definition.mirror"),
         ({"definition": replace(TO_A, fallbacks=("a",))}, "route.definition.fallbacks[0]"),
         ({"definition": replace(TO_A, fallbacks=tuple("bcdefghij"))}, "route.definition.fallbacks"),
     ],

@@ -16,7 +16,9 @@ STORED = Route(
     name="chat",
     tenant_id="acme",
     revision=3,
-    definition=definition([("old", 1)], affinity=ROUTE_AFFINITY_KEY, fallbacks=["new", "other"]),
+    definition=definition(
+        [("old", 1)], affinity=ROUTE_AFFINITY_KEY, fallbacks=["new", "other"], mirror="m", mirror_share=0.5
+    ),
     former=definition([("x", 1)]),
 )
 
@@ -26,19 +28,21 @@ def change(*weights, **more):
 
 
 def test_a_new_route_has_what_the_options_say():
-    made = change(("old", 95), ("new", 5), fallbacks=("other",), affinity="key").applied_to(None)
-    expected = definition([("old", 95), ("new", 5)], affinity=ROUTE_AFFINITY_KEY, fallbacks=["other"])
+    made = change(("old", 95), ("new", 5), fallbacks=("other",), affinity="key", mirror=("m", 0.1)).applied_to(None)
+    parts = {"fallbacks": ["other"], "mirror": "m", "mirror_share": 0.1}
+    expected = definition([("old", 95), ("new", 5)], affinity=ROUTE_AFFINITY_KEY, **parts)
     assert made == Route(name="chat", tenant_id="acme", definition=expected)
 
 
-def test_a_change_keeps_affinity_and_fallbacks_and_names_the_revision_that_it_read():
+def test_a_change_keeps_the_other_parts_and_names_the_revision_that_it_read():
     made = change(("old", 95), ("new", 5)).applied_to(STORED)
-    kept = definition([("old", 95), ("new", 5)], affinity=ROUTE_AFFINITY_KEY, fallbacks=["other"])
+    parts = {"fallbacks": ["other"], "mirror": "m", "mirror_share": 0.5}
+    kept = definition([("old", 95), ("new", 5)], affinity=ROUTE_AFFINITY_KEY, **parts)
     assert made == Route(name="chat", tenant_id="acme", revision=3, definition=kept)
 
 
-def test_affinity_and_fallbacks_can_be_removed():
-    made = change(("old", 1), keeps_fallbacks=False, affinity="none").applied_to(STORED)
+def test_the_other_parts_can_be_removed():
+    made = change(("old", 1), keeps_fallbacks=False, keeps_mirror=False, affinity="none").applied_to(STORED)
     assert made.definition == definition([("old", 1)])
 
 
@@ -59,6 +63,9 @@ def test_targets_are_shown_with_their_shares(weights, text):
         (["split", "chat"], "Missing argument"),
         (["route", "chat"], "Missing option '--to'"),
         (["route", "chat", "--to", "a", "--sticky", "ip"], "is not one of"),
+        (["route", "chat", "--to", "a", "--mirror", "m"], "must be MODEL=SHARE"),
+        (["route", "chat", "--to", "a", "--mirror", "m=1.5"], "must be MODEL=SHARE"),
+        (["route", "chat", "--to", "a", "--mirror", "m=1", "--no-mirror"], "exclude each other"),
         (["route", "chat", "--to", "a", "--fallback", "b", "--no-fallback"], "exclude each other"),
     ],
 )

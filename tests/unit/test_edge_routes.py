@@ -1,10 +1,11 @@
 """The choice of the model of a route: shares, affinity, fallbacks."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from penstock.edge.models.routes import Route, RouteTable, choose
+from penstock.edge.models.routes import Route, RouteTable, choose, is_mirrored
 from penstock.edge.request.session_names import session_of
 from penstock.mesh.v1.admission_pb2 import Routes
 from penstock.v1.route_pb2 import ROUTE_AFFINITY_KEY, RouteDefinition, RouteTarget
@@ -69,6 +70,15 @@ def test_a_target_without_a_worker_moves_only_its_own_requests():
 def test_fallbacks_serve_in_order_while_no_target_has_a_worker(available, chosen):
     given = route({"a": 1, "b": 1}, ["c", "d"])
     assert set(choices(given, lambda model: model in available)) == chosen
+
+
+def test_a_mirror_receives_its_share_of_the_requests_of_each_target():
+    given = replace(route({"a": 1, "b": 1}), mirror="m", mirror_share=0.1)
+    copied = Counter(choose(given, value, everything) for value in VALUES if is_mirrored(given, value))
+    assert abs(copied["a"] / REQUESTS - 0.05) < 0.005
+    assert abs(copied["b"] / REQUESTS - 0.05) < 0.005
+    assert all(is_mirrored(replace(given, mirror_share=1.0), value) for value in VALUES)
+    assert not any(is_mirrored(replace(given, mirror=""), value) for value in VALUES)
 
 
 def message(name, *targets, tenant_id="", **former):

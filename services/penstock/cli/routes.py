@@ -40,6 +40,8 @@ class RouteChange:
     fallbacks: tuple[str, ...] = ()  # empty: as before, or none
     keeps_fallbacks: bool = True
     affinity: str | None = None  # None: as before
+    mirror: tuple[str, float] | None = None  # model and share; None: as before, or none
+    keeps_mirror: bool = True
 
     def applied_to(self, stored: Route | None) -> Route:
         """Return the route with this change. It keeps the revision of `stored`, so that auth rejects a lost update."""
@@ -55,6 +57,8 @@ class RouteChange:
         else:  # a former fallback may be a target now
             served = {model for model, _ in self.weights}
             definition.fallbacks[:] = [each for each in definition.fallbacks if each not in served]
+        if self.mirror or not self.keeps_mirror:
+            definition.mirror, definition.mirror_share = self.mirror or ("", 0.0)
         if self.affinity is not None:
             definition.affinity = AFFINITIES[self.affinity]
         return route
@@ -115,13 +119,14 @@ def _show(target: AdminTarget, routes: list[Route]) -> None:
     if target.as_json:
         stdout_console.print_json(data=[MessageToDict(each) for each in routes])
         return
-    table = new_table("route", "tenant", "targets", "sticky", "fallbacks", "before", numbers=("revision",))
+    table = new_table("route", "tenant", "targets", "sticky", "fallbacks", "mirror", "before", numbers=("revision",))
     for each in routes:
         definition = each.definition
         affinity = AFFINITY_NAMES.get(definition.affinity, "none")
         before = targets_text(each.former) if each.HasField("former") else "-"
         fallbacks = ", ".join(definition.fallbacks) or "-"
-        row = (each.name, each.tenant_id or "all", targets_text(definition), affinity, fallbacks, before)
+        mirror = f"{definition.mirror} {definition.mirror_share:.3%}" if definition.mirror else "-"
+        row = (each.name, each.tenant_id or "all", targets_text(definition), affinity, fallbacks, mirror, before)
         table.add_row(*row, str(each.revision))
     stdout_console.print(table)
 

@@ -22,6 +22,7 @@ from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
+from penstock.edge.mirror import RequestMirror
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
@@ -62,9 +63,16 @@ class Gateway:
         self._catalog = catalog
         self._pools = pools
         self._router = runner.router
+        self._mirror = RequestMirror(runner, self.generate, key=config.mirror_key, max_copies=config.max_mirror_copies)
+        runner.on_routed = self._mirror.copy
         self.identification = CallerIdentification(
             lambda credential: runner.auth.authenticate(credential, config.upstream_timeout)
         )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot."""
+        return self._mirror.figures
 
     @property
     def memory(self) -> MemoryBudget:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -73,6 +73,7 @@ class RequestRunner:
         self._memory.on_exhausted = self._on_memory_exhausted
         self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits, dialer=dialer)
         self.router = ModelRouter(self.auth.routes, catalog)
+        self.on_routed: Callable[[RequestContext], None] = lambda _: None  # a request of a route was accepted
         self.admission = AdmissionFilter(
             self.auth.find_identity, catalog, default_output_tokens=config.default_output_tokens
         )
@@ -208,6 +209,8 @@ class RequestRunner:
                 self.auth.settle(context.ticket_id, request.reservation_id, effect, request.identity.tenant_id)
             case Accept():
                 context.sink.send_accepted(_accepted_message(context))
+                if context.route and request.attempt == 1:
+                    self.on_routed(context)
             case Finish():
                 context.sink.send_finished(_finished_message(context, effect))
             case Fail(error):

@@ -78,8 +78,14 @@ class RouteDefinition(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     AFFINITY_FIELD_NUMBER: _builtins.int
     FALLBACKS_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
+    MIRROR_SHARE_FIELD_NUMBER: _builtins.int
     affinity: Global___RouteAffinity.ValueType
     """Which requests stay on one target."""
+    mirror: _builtins.str
+    """Model that receives copies of requests, whose answers are discarded. Empty: none."""
+    mirror_share: _builtins.float
+    """Share of the requests that are copied, above 0 and at most 1; 0 without a mirror."""
     @_builtins.property
     def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteTarget]:
         """The models, each once; 1 to 16."""
@@ -94,10 +100,12 @@ class RouteDefinition(_message.Message):
         targets: _abc.Iterable[Global___RouteTarget] | None = ...,
         affinity: Global___RouteAffinity.ValueType = ...,
         fallbacks: _abc.Iterable[_builtins.str] | None = ...,
+        mirror: _builtins.str = ...,
+        mirror_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["affinity", b"affinity", "fallbacks", b"fallbacks", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affinity", b"affinity", "fallbacks", b"fallbacks", "mirror", b"mirror", "mirror_share", b"mirror_share", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

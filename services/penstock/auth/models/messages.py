@@ -30,6 +30,10 @@ def definition_of(message: pb.Route) -> RouteDefinition:
         errors["route.definition.targets"] = f"must have 1 to {bounds.ROUTE_TARGETS} entries"
     if len(given.fallbacks) > bounds.ROUTE_FALLBACKS:
         errors["route.definition.fallbacks"] = f"must have at most {bounds.ROUTE_FALLBACKS} entries"
+    if given.mirror and not _MODEL_NAME.fullmatch(given.mirror):
+        errors["route.definition.mirror"] = _NAME_RULE
+    if not (0 < given.mirror_share <= 1 if given.mirror else given.mirror_share == 0):
+        errors["route.definition.mirror_share"] = "must be above 0 and at most 1 with a mirror, else 0"
     if given.affinity not in _AFFINITIES:
         errors["route.definition.affinity"] = "must be an affinity of this release"
     models: set[str] = set()
@@ -52,6 +56,8 @@ def definition_of(message: pb.Route) -> RouteDefinition:
         targets=tuple(RouteTarget(each.model, each.weight) for each in given.targets),
         affinity=_AFFINITIES[given.affinity],
         fallbacks=tuple(given.fallbacks),
+        mirror=given.mirror,
+        mirror_share=given.mirror_share,
     )
 
 
@@ -70,4 +76,6 @@ def _definition_message(definition: RouteDefinition) -> pb.RouteDefinition:
         targets=[pb.RouteTarget(**each._asdict()) for each in definition.targets],
         affinity=_AFFINITY_VALUES[definition.affinity],
         fallbacks=definition.fallbacks,
+        mirror=definition.mirror,
+        mirror_share=definition.mirror_share,
     )

@@ -29,6 +29,8 @@ class RouteDefinition:
     targets: tuple[RouteTarget, ...]  # at least one
     affinity: Affinity = Affinity.NONE
     fallbacks: tuple[str, ...] = ()  # models for the time in which no target has a worker, in order
+    mirror: str = ""  # model that receives copies of requests; empty: none
+    mirror_share: float = 0.0  # share of the requests that are copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ def definition_text(definition: RouteDefinition) -> str:
         "targets": [[each.model, each.weight] for each in definition.targets],
         "affinity": definition.affinity,
         "fallbacks": definition.fallbacks,
+        "mirror": definition.mirror,
+        "mirror_share": definition.mirror_share,
     }
     return orjson.dumps({name: value for name, value in found.items() if value}).decode()
 
@@ -36,4 +38,6 @@ def definition_of(text: str) -> RouteDefinition:
         targets=tuple(RouteTarget(model, weight) for model, weight in found["targets"]),
         affinity=Affinity(found.get("affinity", "")),
         fallbacks=tuple(found.get("fallbacks", ())),
+        mirror=found.get("mirror", ""),
+        mirror_share=found.get("mirror_share", 0.0),
     )

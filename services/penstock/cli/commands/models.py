@@ -28,11 +28,31 @@ class WeightedModel(click.ParamType[tuple[str, int]]):
         return model, int(weight)
 
 
+class MirrorShare(click.ParamType[tuple[str, float]]):
+    """MODEL=SHARE; the share follows the last equals sign."""
+
+    name = "MODEL=SHARE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        model, _, text = str(value).rpartition("=")
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if not model or not 0 < share <= 1:
+            self.fail(f"{value!r} must be MODEL=SHARE with a share above 0 and at most 1", param, ctx)
+        return model, share
+
+
 def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the parts of a definition that it replaces; those that are not given stay."""
     for option in (
         click.option("--fallback", "fallbacks", multiple=True, help="model while no target has a worker; repeatable"),
         click.option("--no-fallback", is_flag=True, help="remove the fallbacks"),
+        click.option("--mirror", type=MirrorShare(), help="model that receives a share of copies, such as MODEL=0.1"),
+        click.option("--no-mirror", is_flag=True, help="copy no requests any more"),
         click.option("--sticky", "affinity", type=click.Choice(AFFINITIES), help="requests that stay on one target"),
         tenant_option,
         target_option,
@@ -112,10 +132,16 @@ def unroute(name: str, tenant_id: str, target: str, as_json: bool) -> None:
     run_async(routes.delete_route(admin.auth_target(target, as_json=as_json), name, tenant_id))
 
 
-def _put(name: str, weights: Any, *, target: str, as_json: bool, no_fallback: bool, **options: Any) -> None:
+def _put(
+    name: str, weights: Any, *, target: str, as_json: bool, no_fallback: bool, no_mirror: bool, **options: Any
+) -> None:
     from penstock.cli import admin, routes
 
     if no_fallback and options["fallbacks"]:
         raise click.UsageError("--fallback and --no-fallback exclude each other")
-    change = routes.RouteChange(name=name, weights=tuple(weights), keeps_fallbacks=not no_fallback, **options)
+    if no_mirror and options["mirror"]:
+        raise click.UsageError("--mirror and --no-mirror exclude each other")
+    change = routes.RouteChange(
+        name=name, weights=tuple(weights), keeps_fallbacks=not no_fallback, keeps_mirror=not no_mirror, **options
+    )
     run_async(routes.put_route(admin.auth_target(target, as_json=as_json), change))

@@ -8,7 +8,7 @@ from penstock.chassis.errors import Unavailable
 from penstock.chassis.ids import new_id
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.models.routes import Route, RouteTable, choose, target_messages
+from penstock.edge.models.routes import Route, RouteTable, choose, is_mirrored, target_messages
 from penstock.edge.request.estimate import RequestEstimate
 from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.v1.admission_pb2 import Identity
@@ -51,6 +51,16 @@ class ModelRouter:
         if estimate.model_version and (model := self._model_of_version(route, estimate.model_version)):
             return model
         return self._choose(route, _affinity_value(route, estimate, caller, session))
+
+    def mirror_of(self, context: RequestContext) -> str:
+        """Return the model that receives a copy of a request; empty if none does. A resumed answer is not copied."""
+        spec = context.spec
+        if not context.route or spec.resume_ids or spec.answer_id:
+            return ""
+        route = self._routes.find(context.route, context.request.identity.tenant_id)
+        if route is None or not is_mirrored(route, context.request_id):
+            return ""
+        return route.mirror if self._catalog.is_available(route.mirror) else ""
 
     def is_replaced(self, context: RequestContext) -> bool:
         """Whether a request that has no run must be planned again.

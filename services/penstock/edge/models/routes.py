@@ -22,6 +22,8 @@ class Route:
     affinity: RouteAffinity.ValueType
     fallbacks: tuple[str, ...]  # in order
     former: tuple[str, ...]
+    mirror: str = ""  # empty: no request is copied
+    mirror_share: float = 0.0
 
     @property
     def models(self) -> Iterator[str]:
@@ -51,11 +53,20 @@ def choose(route: Route, value: str, is_available: Callable[[str], bool]) -> str
     return min(targets, key=lambda each: (_arrival(route.name, each[0], value) / each[1], each[0]))[0]
 
 
+def is_mirrored(route: Route, request_id: str) -> bool:
+    """Whether a request is copied to the mirror of its route."""
+    return bool(route.mirror) and _uniform("mirror", route.name, route.mirror, request_id) <= route.mirror_share
+
+
 def _arrival(name: str, model: str, value: str) -> float:
     """Return an exponential random number of rate 1, which the arguments determine."""
-    text = f"{name}\0{model}\0{value}".encode(errors="surrogatepass")
-    uniform = (int.from_bytes(blake2b(text, digest_size=8).digest()) + 1) / (_HASHES + 1)
-    return -math.log(uniform)
+    return -math.log(_uniform(name, model, value))
+
+
+def _uniform(*parts: str) -> float:
+    """Return a random number above 0 and below 1, which the arguments determine."""
+    text = "\0".join(parts).encode(errors="surrogatepass")
+    return (int.from_bytes(blake2b(text, digest_size=8).digest()) + 1) / (_HASHES + 2)
 
 
 class RouteTable:
@@ -96,6 +107,8 @@ def route_of(message: RouteMessage) -> Route:
         affinity=definition.affinity,
         fallbacks=tuple(definition.fallbacks),
         former=(*(each.model for each in message.former.targets), *message.former.fallbacks),
+        mirror=definition.mirror,
+        mirror_share=definition.mirror_share,
     )
 
 

@@ -2,7 +2,7 @@
 
 from penstock.mesh.limits import bounds
 from penstock.mesh.limits.rules import Data, Many, Part, Real, Table, Text, Unchecked, Whole
-from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, REQUEST_NANOS, SALT, TOKENS, TRACEPARENT
+from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, REQUEST_NANOS, SALT, SHARE, TOKENS, TRACEPARENT
 from penstock.mesh.partitions import PARTITIONS
 
 GRANT = Data(64)
@@ -94,6 +94,8 @@ ADMISSION: Table = {
         "targets": Many(bounds.ROUTE_TARGETS, Part()),
         "affinity": Unchecked("an affinity that only a later release knows is none"),
         "fallbacks": Many(bounds.ROUTE_FALLBACKS, MODEL_NAME),
+        "mirror": MODEL_NAME,
+        "mirror_share": SHARE,
     },
     "penstock.v1.RouteTarget": {"model": MODEL_NAME, "weight": Whole(bounds.ROUTE_WEIGHT)},
     "penstock.mesh.v1.IdentityKeys": {
