@@ -2,11 +2,15 @@
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import KEY, TIMEOUT_S, FakeWorker, edge_mesh, token_at
+from edge_sessions import session
+from penstock.chassis.errors import Overloaded
+from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.inference_pb2 import CountTokensRequest, ListModelsRequest, Resume
 from penstock.v1.route_pb2 import (
     ROUTE_AFFINITY_CONVERSATION,
@@ -219,3 +223,42 @@ async def test_routes_stay_while_auth_is_away():
             while not mesh.auth.peers:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.005)
         assert await model_of(mesh) == "b"
+
+
+async def test_a_session_is_routed_and_may_be_one_conversation():
+    async with edge_mesh(fakes=two_models()) as mesh:
+        await set_routes(mesh, route({"a": 1, "b": 1}, ROUTE_AFFINITY_CONVERSATION))
+        served = set()
+        for number in range(12):
+            metadata = (*KEY, ("x-session-id", f"conversation-{number}"))
+            async with session(mesh, metadata) as client:
+                for handle in range(2):
+                    client.generate(handle, model="gpt-4o", max_output_tokens=1)
+                accepted = [(await client.next_frame("accepted")).accepted.model for _ in range(2)]
+                assert len(set(accepted)) == 1
+                served |= set(accepted)
+        assert served == {"a", "b"}
+
+
+async def test_an_overloaded_target_rejects_requests_of_its_route_at_the_edge(monkeypatch):
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.PROBE_INTERVAL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.MAX_REJECTION_TTL_S", TIMEOUT_S)
+    async with edge_mesh(fakes=two_models()) as mesh:
+        await set_routes(mesh, route({"a": 1}))
+        mesh.queue.sheds = [Overloaded("full", retry_after=TIMEOUT_S)]
+        lasting = timedelta(seconds=TIMEOUT_S)
+        mesh.queue.shed_windows = [RejectionWindow(duration=lasting, min_prompt_tokens=1, min_output_tokens=1)]
+        errors = [await rejected_call(mesh.generate(model="gpt-4o", max_output_tokens=1)) for _ in range(2)]
+        assert [each.reason for each in errors] == ["OVERLOADED", "OVERLOADED"]
+        assert len(mesh.queue.tickets) == 1
+        assert (await mesh.figures())["rejected_by_edge"] == 1
+        mesh.auth.send_routes(route({"b": 1}))
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await listed_targets(mesh)) != ["b"]:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.005)
+        assert await model_of(mesh) == "b", "the other model is not overloaded"
+
+
+async def listed_targets(mesh):
+    models = (await mesh.inference.ListModels(ListModelsRequest(), metadata=KEY)).models
+    return [target.model for each in models for target in each.targets]
