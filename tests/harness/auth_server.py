@@ -15,6 +15,7 @@ from penstock.auth.config import AuthConfig
 from penstock.auth.ext_authz.authorization import Authorization
 from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.models.routes import RouteList
 from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
@@ -34,6 +35,7 @@ from penstock.mesh.v1.admission_pb2 import (
     NotOwner,
     OwnedPartitions,
     Reserve,
+    Routes,
     Settle,
 )
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
@@ -94,8 +96,11 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
         tokens = None
         if config.issuers:
             tokens = await stack.enter_async_context(accepting_tokens(config, authorizer.authenticator, clock))
+        routes = RouteList(state.routes)
         wait = {"wait_for_keys": tokens.wait if tokens else None}
-        served = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=identity_keys, **wait)
+        served = AdmissionService(
+            authorizer, edges, store, hello, clock, identity_keys=identity_keys, routes=routes, **wait
+        )
         authorization = Authorization(authorizer, identity_keys, clock, trusted_hops=config.trusted_hops, **wait)
         usage_reader = UsageReader(config.store_location)
         stack.callback(usage_reader.close)
@@ -103,6 +108,7 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
             *("auth-1", authorizer, store, clock, lambda: served.figures),
             usage_reader=usage_reader,
             key_retention=config.ledger_retention,
+            routes=routes,
         )
         sweeping = asyncio.create_task(served.sweep())
         registrations = [(add_AdmissionServiceServicer_to_server, served)]
@@ -131,6 +137,7 @@ class AuthEdge:
     instance_id: str = "edge-1"
     identity_keys: IdentityKeys | None = None  # the latest frame
     owned_partitions: OwnedPartitions | None = None  # the latest frame
+    routes: list[Routes] = field(default_factory=list)  # all frames
     credential: Credential = field(default_factory=lambda: Credential(bearer=DEV_KEY, loopback=True))
 
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -154,6 +161,8 @@ class AuthEdge:
                 self.identity_keys = frame.identity_keys
             elif kind == "owned_partitions":
                 self.owned_partitions = frame.owned_partitions
+            elif kind == "routes":
+                self.routes.append(frame.routes)
             elif kind != "heartbeat":
                 return getattr(frame, kind)
 

@@ -13,6 +13,7 @@ from edge_mesh import FakeQueue, FakeWorker, hello, served
 from operators import admin_socket
 from penstock.auth.config import AuthConfig
 from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.models.routes import RouteList
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
@@ -74,6 +75,7 @@ class RestartableAuth:
     service: PausableAdmission | None = None
     authorizer: object = None
     identity_keys: IdentityKeyRing | None = None
+    routes: RouteList | None = None
     _running: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -89,7 +91,8 @@ class RestartableAuth:
         edges = edges_to_expect(config, self.authorizer, self.now)
         self.identity_keys = IdentityKeyRing(self.now)
         given = self.authorizer, edges, store, hello("auth", "auth-1"), lambda: self.now
-        self.service = PausableAdmission(*given, identity_keys=self.identity_keys)
+        self.routes = RouteList(kept.routes)
+        self.service = PausableAdmission(*given, identity_keys=self.identity_keys, routes=self.routes)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_AdmissionServiceServicer_to_server(self.service, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")

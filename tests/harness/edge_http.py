@@ -61,6 +61,7 @@ class FakeGateway:
         self.rejection: Exception | None = None
         self.auth_rejection: Exception | None = None
         self.credentials = []
+        self.sessions = []  # names of the conversations of admitted requests
         self.authenticated = []
         self.holds_identification = False  # callers stay unknown until `release_identification`
         self._identification = asyncio.Event()
@@ -74,9 +75,10 @@ class FakeGateway:
     async def parse(self, size, parse):
         return parse()
 
-    def admit(self, estimate, credential, *, traceparent=""):
+    def admit(self, estimate, credential, *, traceparent="", session=str):
         if self.rejection:
             raise self.rejection
+        self.sessions.append(session())
         return AdmissionResult(0.0, 60.0)
 
     @asynccontextmanager

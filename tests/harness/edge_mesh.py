@@ -17,7 +17,7 @@ from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.model_key import model_key
-from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
+from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Routes, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
 from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
@@ -36,6 +36,7 @@ from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, PRIORITY_STANDARD, GenerateRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
+from penstock.v1.route_pb2 import Route
 from penstock.v1.stream_pb2 import Hello
 from tiny_model import CHAT_TEMPLATE, EOS_ID, tiny_tokenizer
 
@@ -69,10 +70,18 @@ class FakeAuth(AdmissionServiceServicer):
         self.settles = asyncio.Queue()
         self.open_reservations = set()
         self.peers = set()
+        self.routes: list[Route] = []
+
+    def send_routes(self, *routes):
+        self.routes = list(routes)
+        for peer in self.peers:
+            peer.send(AdmitResponse(routes=Routes(routes=self.routes)))
 
     async def Admit(self, request_iterator, context):
         async with accept_stream(context, AdmitResponse, hello("auth", "a1")) as peer:
             self.peers.add(peer)
+            if self.routes:
+                peer.send(AdmitResponse(routes=Routes(routes=self.routes)))
             try:
                 async for frame in peer:
                     if answer := self.answer(frame):
@@ -131,12 +140,12 @@ class FakeQueue(QueueServiceServicer):
                 self.peers.discard(peer)
 
     def catalog(self):
-        by_digest = {
-            each.digest: [other for other in self.workers if other.digest == each.digest] for each in self.workers
-        }
+        by_version = {}
+        for each in self.workers:
+            by_version.setdefault((each.model, each.digest), []).append(each)
         entries = [
-            CatalogEntry(model="tiny", card_digest=digest, worker_address=of[0].address, workers_hint=len(of))
-            for digest, of in by_digest.items()
+            CatalogEntry(model=model, card_digest=digest, worker_address=of[0].address, workers_hint=len(of))
+            for (model, digest), of in by_version.items()
         ]
         return SubmitResponse(catalog=Catalog(entries=entries))
 
@@ -166,7 +175,7 @@ class FakeQueue(QueueServiceServicer):
         )
 
     def lease(self, ticket):
-        served = [each for each in self.workers if ticket.model == model_key("tiny", each.digest)]
+        served = [each for each in self.workers if ticket.model == model_key(each.model, each.digest)]
         worker = next(each for each in served if each.name not in ticket.avoid_workers)
         lease = Lease(
             lease_id=f"l-{ticket.ticket_id}-{ticket.attempt}",
@@ -187,6 +196,7 @@ class FakeWorker(WorkerServiceServicer):
     name: str
     address: str = ""
     digest: str = "d1"
+    model: str = "tiny"
     bos_token_id: int | None = None  # of the card: another tokenization
     pause_at_index: int | None = None
     sends_one_frame: bool = False  # all tokens in one frame
@@ -198,7 +208,7 @@ class FakeWorker(WorkerServiceServicer):
 
     async def GetModelCard(self, request, context):
         card = ModelCard(
-            name="tiny",
+            name=self.model,
             digest=self.digest,
             bos_token_id=self.bos_token_id,
             context_length=CONTEXT,

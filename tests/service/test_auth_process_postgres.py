@@ -19,6 +19,7 @@ from penstock.mesh.v1.admission_pb2 import Admitted, Credential, Identified, Not
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
+from penstock.v1.route_pb2 import Route, RouteDefinition, RouteTarget
 from store_changes import stored_state
 from stores import administer
 from tier_process import address_of, tier_process, wait_for_event
@@ -165,6 +166,27 @@ async def test_limits_of_keys_prices_and_budgets_hold_at_all_replicas_and_over_a
         assert refused.reason == "BUDGET_EXCEEDED"
         use = await tenant_use(founds[1 - owner], "acme")
         assert [(each.spent, each.reserved) for each in use.budgets] == [(10, 50)]
+
+
+async def test_edges_of_each_replica_receive_a_route_that_one_replica_has_stored(database):
+    async with replica(database) as (one, here), replica(database) as (other, there):
+        await owned_by(here)
+        await owned_by(there)
+        for model, admin in (("a", one.admin), ("b", other.admin)):
+            definition = RouteDefinition(targets=[RouteTarget(model=model, weight=1)])
+            await admin.PutRoute(pb.PutRouteRequest(route=Route(name="gpt-4o", definition=definition)))
+            for stream in (here, there):
+                await until_routed(stream, model)
+        [route] = (await one.admin.ListRoutes(pb.ListRoutesRequest())).routes
+        assert (route.revision, [each.model for each in route.former.targets]) == (2, ["a"])
+
+
+async def until_routed(stream, model):
+    """Wait until an edge has received the route to a model as the latest one."""
+    async with asyncio.timeout(20):
+        while [each.model for route in stream.routes[-1].routes for each in route.definition.targets] != [model]:
+            await stream.identify(Credential())
+            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

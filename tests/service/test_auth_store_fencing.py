@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.auth.identity.tenant import Tenant
+from penstock.auth.models.routes import Route, RouteDefinition, RouteTarget
 from penstock.auth.partitions.lease import PartitionLease
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store.location import parse_location
@@ -25,6 +26,7 @@ from penstock.auth.store.store import (
     Giving,
     Lost,
     PartitionsLost,
+    PutRoute,
     PutTenant,
     Release,
     Reserved,
@@ -371,3 +373,15 @@ def test_the_name_of_a_session_fits_and_tells_owners_apart():
     names = {application_name(f"{'auth-instance-' * 9}.{number:08x}") for number in range(3)}
     assert len(names) == 3
     assert max(map(len, names)) <= 63
+
+
+def test_another_replica_receives_the_routes_of_a_change(database):
+    with backend(database, "first", ttl=60.0) as (first, _), backend(database, "second", ttl=60.0) as (second, _):
+        given = told(second)
+        look(second)
+        changes = [each for each in given if isinstance(each, CatalogChanged)]
+        route = Route("gpt-4o", "", 1, RouteDefinition((RouteTarget("m", 1),)))
+        assert first.commit(pending(PutRoute(route))) is None
+        look(second)
+        [change] = [each for each in given if isinstance(each, CatalogChanged)][len(changes) :]
+        assert change.routes == [route]

@@ -203,3 +203,17 @@ async def test_metric_labels_cannot_be_created_by_callers(receiver):
             return
         receiver.wait_for_export()
     assert expected <= counted(receiver)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_conversation_is_named_by_a_header_or_a_field_of_the_body(path):
+    given = [{}, {"extra_body": {"user": "one"}}, {"extra_headers": {"X-Session-Affinity": "two"}}]
+    async with http_edge() as edge:
+        for more in given:
+            pending = asyncio.create_task(CREATE[path](edge.api, **more))
+            call = await edge.gateway.call()
+            call.accept()
+            call.finish()
+            await pending
+            await call.wait_left()
+        assert edge.gateway.sessions == ["", "one", "two"]

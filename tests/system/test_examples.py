@@ -9,6 +9,7 @@ import sys
 import pytest
 import pytest_asyncio
 
+from command import run_penstock
 from documents import blocks
 from mesh import TIMEOUT_S, running_mesh, snapshot, stub_client
 from paths import REPO
@@ -32,7 +33,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # the loop of the mesh
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model, edges=2, settings=SLOW_STEPS) as running:
+        async with stub_client(running) as client:
+            [model] = [each.name for each in await listed_models(client)]
+            target = running.plan.processes_of("auth")[0].admin_address
+            code, _, error = await run_penstock("models", "route", "gpt-4o", "--to", model, "--target", target)
+            assert code == 0, error
+            while len(await listed_models(client)) == 1:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.05)
         yield running
+
+
+async def listed_models(client):
+    """Return the models that an edge serves, and its routes, by name."""
+    response = await client.stub.ListModels(ListModelsRequest(), metadata=client.metadata, timeout=TIMEOUT_S)
+    return list(response.models)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +98,9 @@ async def test_the_node_example_streams_an_answer(mesh, first_edge):
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 async def test_python_code_of_the_documents_runs_unchanged(mesh, first_edge, tmp_path, block):
     async with stub_client(mesh) as client:
-        models = await client.stub.ListModels(ListModelsRequest(), metadata=client.metadata, timeout=TIMEOUT_S)
+        [model] = [each.name for each in await listed_models(client) if not each.targets]
     addresses = {"127.0.0.1:7080": first_edge.http, "127.0.0.1:7001": first_edge.address, "pk_…": mesh.api_key}
-    text = block.text.replace("SmolLM2-135M-Instruct", models.models[0].name)
+    text = block.text.replace("SmolLM2-135M-Instruct", model)
     for shown, real in addresses.items():
         text = text.replace(shown, real)
     source = tmp_path / "block.py"

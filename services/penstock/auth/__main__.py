@@ -7,6 +7,7 @@ from penstock.auth.config import AuthConfig
 from penstock.auth.ext_authz.authorization import Authorization
 from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.models.routes import RouteList
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
@@ -46,8 +47,10 @@ async def run_auth(config: AuthConfig) -> None:
         edges = edges_to_expect(config, authorizer, clock())
         hello = hello_of("auth", config.instance_id)
         hello.partitioned = authorizer.served.is_partitioned
-        proxied = IdentityKeyRing(clock())
-        service = AdmissionService(authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait)
+        proxied, routes = IdentityKeyRing(clock()), RouteList(state.routes)
+        service = AdmissionService(
+            authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait, routes=routes
+        )
         authorization = Authorization(authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait)
         security = open_security(config)
         usage_reader = UsageReader(config.store_location)
@@ -60,6 +63,7 @@ async def run_auth(config: AuthConfig) -> None:
             lambda: service.figures | authorization.figures | (tokens.figures if tokens else {}),
             usage_reader=usage_reader,
             key_retention=config.ledger_retention,
+            routes=routes,
         )
         async with (
             background(service.sweep(), store.watch()),

@@ -6,6 +6,7 @@ from typing import TypeAlias
 from penstock.auth import frames
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.models.routes import RouteList
 from penstock.auth.partitions.owned import ServedPartitions
 from penstock.chassis.streams.link import Peer
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse
@@ -16,7 +17,7 @@ EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
 
 
 class EdgeStreams:
-    """Tells every edge what is not an answer: owned partitions, the state of the store, identity keys and the end."""
+    """Sends every edge the frames that answer none: owned partitions, routes, store state, identity keys, the end."""
 
     def __init__(
         self,
@@ -25,8 +26,13 @@ class EdgeStreams:
         identity_keys: IdentityKeyRing | None,  # None: no proxy asks this process
         clock: Callable[[], float],
         on_count: Callable[[int], None],
+        *,
+        routes: RouteList | None = None,  # None: edges receive none
     ) -> None:
         """`on_count` receives the number of connected edges at each change."""
+        self._routes = routes
+        if routes is not None:
+            routes.on_changed = self._send_routes
         self._on_count = on_count
         self._sessions = sessions
         self._served = served
@@ -41,6 +47,8 @@ class EdgeStreams:
         self._on_count(len(self._sessions))
         if self._served.is_partitioned:
             peer.send(frames.owned_partitions(self._served.frame()))
+        if self._routes is not None:
+            peer.send(frames.routes(self._routes))
         if not is_store_available:
             peer.send(frames.store_state(is_unavailable=True))
         self._send_identity_keys(peer)
@@ -64,6 +72,10 @@ class EdgeStreams:
             self._identity_keys_due = now + IDENTITY_KEYS_INTERVAL_S
             for peer in self._peers:
                 self._send_identity_keys(peer)
+
+    def _send_routes(self) -> None:
+        if self._routes is not None:
+            self._send_all(frames.routes(self._routes))
 
     def _send_all(self, frame: AdmitResponse) -> None:
         for peer in self._peers:

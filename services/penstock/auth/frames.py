@@ -1,6 +1,8 @@
 """Frames that auth sends to edges."""
 
 from penstock.auth.identity.keys import Key
+from penstock.auth.models.messages import route_message
+from penstock.auth.models.routes import RouteList
 from penstock.auth.quota.rejection import LimitsExceeded
 from penstock.auth.quota.reservation import Reservation
 from penstock.chassis.errors import PenstockError
@@ -12,6 +14,7 @@ from penstock.mesh.v1.admission_pb2 import (
     NotOwner,
     OwnedPartitions,
     Rejected,
+    Routes,
     Settled,
     StoreState,
 )
@@ -51,6 +54,10 @@ def store_state(*, is_unavailable: bool) -> AdmitResponse:
 
 def owned_partitions(owned: OwnedPartitions) -> AdmitResponse:
     return AdmitResponse(owned_partitions=owned)
+
+
+def routes(listed: RouteList) -> AdmitResponse:
+    return AdmitResponse(routes=Routes(routes=map(route_message, listed.all)))
 
 
 def not_owner_of_request(request_id: str, identity: Identity | None) -> AdmitResponse:

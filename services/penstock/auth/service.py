@@ -1,7 +1,7 @@
 """AdmissionService: turns frames of edges into calls of the authorizer. A promise to an edge is persisted first."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from penstock.auth.edge_streams import EdgePeer, EdgeStreams
 from penstock.auth.identity.authenticator import SigningKeyPending
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.identity.keys import Key
+from penstock.auth.models.routes import Route, RouteList
 from penstock.auth.partitions.owned import NotOwner
 from penstock.auth.quota.grant import GrantInvalid
 from penstock.auth.quota.reservation import Charge, Reservation
@@ -71,6 +72,7 @@ class AdmissionService(AdmissionServiceServicer):
         *,
         identity_keys: IdentityKeyRing | None = None,  # None: no proxy asks this process
         wait_for_keys: WaitForKeys | None = None,  # None: no tokens are accepted
+        routes: RouteList | None = None,  # None: edges receive none
     ) -> None:
         self._authorizer = authorizer
         self._wait_for_keys = wait_for_keys
@@ -79,7 +81,10 @@ class AdmissionService(AdmissionServiceServicer):
         self._hello = hello
         self._clock = clock
         self._grant_time_left_nanos = nanos_left(authorizer.grants.ttl, 0.0)
-        self._streams = EdgeStreams(edge_sessions, authorizer.served, identity_keys, clock, store.count_edges)
+        self._routes = routes
+        self._streams = EdgeStreams(
+            edge_sessions, authorizer.served, identity_keys, clock, store.count_edges, routes=routes
+        )
         self._invalid_grants = 0
         self._budget_warnings = 0
         store.notify_availability(self._on_store_availability)
@@ -98,6 +103,7 @@ class AdmissionService(AdmissionServiceServicer):
             "invalid_grants": self._invalid_grants,
             "shadow_refusals": reservations.shadow_refusals,
             "budget_warnings": self._budget_warnings,
+            "routes": len(self._routes or ()),
             "models_without_price": reservations.prices.unpriced_models,
             "partitions": len(self._authorizer.served),
             "failed_authentications": self._authorizer.authenticator.failures,
@@ -149,6 +155,7 @@ class AdmissionService(AdmissionServiceServicer):
         match event:
             case Taken(epochs, state):
                 self._authorizer.take(epochs, state, now)
+                self._replace_routes(state.routes)
                 for reservation in state.reservations:
                     self._edge_sessions.expect(reservation.request.edge_id, now)
             case Giving(partitions):
@@ -156,14 +163,19 @@ class AdmissionService(AdmissionServiceServicer):
             case Lost(partitions):
                 self._authorizer.give(partitions, now)
                 log.warning("partitions_lost", partitions=len(partitions))
-            case CatalogChanged(tenants, keys, prices):
+            case CatalogChanged(tenants, keys, prices, routes):
                 self._authorizer.put_catalog(tenants, keys, prices, now)
+                self._replace_routes(routes)
                 return
             case _:
                 return
         self._streams.send_owned_partitions()
         if isinstance(event, Giving | Lost):
             self._store.write(Release(event.partitions), lambda _: None)
+
+    def _replace_routes(self, routes: Iterable[Route]) -> None:
+        if self._routes is not None:
+            self._routes.replace(routes)
 
     def _on_frame(self, peer: EdgePeer, edge_id: str, frame: AdmitRequest) -> None:
         match frame.WhichOneof("frame"):

@@ -70,7 +70,10 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     config.listen,
                     [(doors.grpc.add_to_server, InferenceService(gateway, hello))],
                     admin=AdminService(
-                        "edge", config.instance_id, lambda: {**runner.figures(), **doors.figures}, runner.tables
+                        "edge",
+                        config.instance_id,
+                        lambda: {**runner.figures(), **gateway.figures, **doors.figures},
+                        runner.tables,
                     ),
                     operators=OperatorListeners.of(config),
                     drain_grace=config.drain_grace,

@@ -93,6 +93,10 @@ class EdgeConfig(ServiceConfig):
     worker_idle_timeout: float = setting(
         60.0, "Time without a run after which the stream to a worker is closed.", unit="s"
     )
+    mirror_key: str = setting(
+        "", "API key of the requests that copy others to the mirrors of routes. Empty: no copies.", secret=True
+    )
+    max_mirror_copies: int = setting(16, "Most copies for mirrors at one time; further ones are dropped.")
     tokenizer_threads: int = setting(2, "Tokenizer threads for short prompts, and as many again for long prompts.")
 
     max_connections: int = setting(4_096, "Most client connections of the gRPC port, and of the HTTP port.")
@@ -141,6 +145,7 @@ class EdgeConfig(ServiceConfig):
         if not 0 < self.default_timeout <= TIMEOUT_S:
             raise ValueError(f"default_timeout must be above 0 s and at most {TIMEOUT_S:.0f} s, a day")
         for name in (
+            "max_mirror_copies",
             "auth_fallback_after",
             "auth_fallback_duration",
             "auth_fallback_identity_ttl",

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -21,9 +22,10 @@ from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
+from penstock.edge.mirror import RequestMirror
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
-from penstock.edge.request.estimate import AdmissionResult, RequestEstimate
+from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.edge.runner import RequestRunner
@@ -60,9 +62,17 @@ class Gateway:
         self._runner = runner
         self._catalog = catalog
         self._pools = pools
+        self._router = runner.router
+        self._mirror = RequestMirror(runner, self.generate, key=config.mirror_key, max_copies=config.max_mirror_copies)
+        runner.on_routed = self._mirror.copy
         self.identification = CallerIdentification(
             lambda credential: runner.auth.authenticate(credential, config.upstream_timeout)
         )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot."""
+        return self._mirror.figures
 
     @property
     def memory(self) -> MemoryBudget:
@@ -110,13 +120,33 @@ class Gateway:
         traceparent: str = "",
         time_left: float | None = None,  # s until the call's own deadline; the earlier of both limits applies
         caller_classes: CallerClassCache | None = None,  # of the session; None for a single call
+        session: Callable[[], str] = str,  # returns the name of the request's conversation; empty: it has none
     ) -> AdmissionResult:
-        """Admit or reject a request before it is parsed. Raises Overloaded if the queue would reject it."""
+        """Admit or reject a request before it is parsed.
+
+        If its model is the name of a route, the result has the model that serves it. Raises Overloaded if the queue
+        would reject the request, and Unavailable / NO_WORKER for a route without a worker.
+        """
+        model = ""
+        if self._router.has(estimate.model):
+            model = self._router.model_of(estimate, self._caller(credential), session)
+            estimate = estimate._replace(model=model)
         time_limit = self._time_limit(estimate.timeout_s, time_left)
         now = self._runner.now()
-        return self._runner.admission.admit(
+        admission = self._runner.admission.admit(
             estimate, credential, traceparent, arrived_at=now, time_limit=time_limit, caller_classes=caller_classes
         )
+        return admission._replace(model=model) if model else admission
+
+    def routed(self, spec: RequestSpec, credential: Credential, session: Callable[[], str] = str) -> RequestSpec:
+        """Return the spec with the model that serves it, for a request that is not admitted. Raises as `admit`."""
+        if not self._router.has(spec.model):
+            return spec
+        return replace(spec, model=self._router.model_of(estimate_from_spec(spec), self._caller(credential), session))
+
+    def _caller(self, credential: Credential) -> Identity | None:
+        """Return the identity of a caller that auth has admitted or identified recently, also while it is away."""
+        return self._runner.auth.fallback.find_known(credential)
 
     def create(
         self,
@@ -138,11 +168,12 @@ class Gateway:
                 ticket_id, arrived_at=now, deadline=now + admission.time_limit, limits=self._lifecycle_limits
             ),
             request_id=request_id,
-            spec=spec,
+            spec=replace(spec, model=admission.model) if admission.model else spec,
             credential=credential,
             sink=sink,
             telemetry=RequestTelemetry(spec, ticket_id, request_id, traceparent, now),
             size_bytes=size,
+            route=spec.model if admission.model else "",
         )
         self._runner.add(context)
         return context
@@ -217,7 +248,8 @@ class Gateway:
 
     async def list_models(self, credential: Credential, identity_header: str = "") -> list[Model]:
         await self.identify(credential, identity_header)
-        return self._catalog.list()
+        caller = self._caller(credential)
+        return self._router.list(caller.tenant_id if caller else "")
 
     def accept_identity_header(self, header: str, credential: Credential) -> bool:
         """Return whether a header of our own proxy identifies the caller, who is then known. Another one is ignored."""

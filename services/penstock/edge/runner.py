@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
+from penstock.edge.models.router import ModelRouter
 from penstock.edge.upstreams.auth import AuthClient
 from penstock.edge.upstreams.queue import QueueClient
 from penstock.edge.upstreams.worker import WorkerClient
@@ -63,7 +64,6 @@ class RequestRunner:
         dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._clock = clock
-        self._catalog = catalog
         self._planner = planner
         self._response_buffer_bytes = config.response_buffer_bytes
         self.requests = ActiveRequests(
@@ -72,11 +72,20 @@ class RequestRunner:
         self._memory = self.requests.memory
         self._memory.on_exhausted = self._on_memory_exhausted
         self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits, dialer=dialer)
+        self.router = ModelRouter(self.auth.routes, catalog)
+        self.on_routed: Callable[[RequestContext], None] = lambda _: None  # a request of a route was accepted
         self.admission = AdmissionFilter(
             self.auth.find_identity, catalog, default_output_tokens=config.default_output_tokens
         )
         self.queue = QueueClient(
-            config.queues, hello, self.requests, self, catalog=catalog, admission=self.admission, dialer=dialer
+            config.queues,
+            hello,
+            self.requests,
+            self,
+            catalog=catalog,
+            router=self.router,
+            admission=self.admission,
+            dialer=dialer,
         )
         self.workers = WorkerClient(hello, self, idle_timeout=config.worker_idle_timeout, dialer=dialer)
         self.cancels = 0
@@ -200,6 +209,8 @@ class RequestRunner:
                 self.auth.settle(context.ticket_id, request.reservation_id, effect, request.identity.tenant_id)
             case Accept():
                 context.sink.send_accepted(_accepted_message(context))
+                if context.route and request.attempt == 1:
+                    self.on_routed(context)
             case Finish():
                 context.sink.send_finished(_finished_message(context, effect))
             case Fail(error):
@@ -210,13 +221,14 @@ class RequestRunner:
 
     def _enqueue(self, context: RequestContext) -> None:
         self._release_run(context)
-        if self._catalog.is_replaced(context.request.plan) and (effects := context.request.on_model_replaced()):
+        if self.router.is_replaced(context) and (effects := context.request.on_model_replaced()):
             self.apply(context, effects)
         elif not self.queue.enqueue(context):
             self.apply(context, context.request.on_no_queue(self.now()))
 
     async def _plan_again(self, context: RequestContext) -> None:
         former = context.request.plan
+        context.spec = self.router.spec_of(context)
         try:
             plan = await self._planner.plan_again(context.spec, context.size_bytes, former)
             self.requests.add_bytes(context, max(0, plan.prompt_bytes - former.prompt_bytes))
@@ -283,6 +295,7 @@ class RequestRunner:
             "reservations_open": self.auth.unsettled
             + sum(bool(context.request.reservation_id) for context in self.requests),
             **self.auth.figures,
+            **self.router.figures,
             "identity_headers_accepted": self.auth.identity_headers.accepted,
             "identity_headers_rejected": self.auth.identity_headers.rejected,
             "queue_links_up": self.queue.links_up,

@@ -12,6 +12,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock.v1 import inference_pb2 as _inference_pb2
+from penstock.v1 import route_pb2 as _route_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -872,6 +873,190 @@ class DeletePriceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeletePriceResponse: _TypeAlias = DeletePriceResponse  # noqa: Y015
+
+@_typing.final
+class PutRouteRequest(_message.Message):
+    """PutRouteRequest carries the definition of a route."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def route(self) -> _route_pb2.Route:
+        """The definition is replaced, and `former` is ignored. `revision` is the stored one, so that the change of another
+        operator is not overwritten, or 0 to replace any.
+        """
+
+    def __init__(
+        self,
+        *,
+        route: _route_pb2.Route | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutRouteRequest: _TypeAlias = PutRouteRequest  # noqa: Y015
+
+@_typing.final
+class PutRouteResponse(_message.Message):
+    """PutRouteResponse contains the route as stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def route(self) -> _route_pb2.Route:
+        """With its revision and its former definition."""
+
+    def __init__(
+        self,
+        *,
+        route: _route_pb2.Route | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutRouteResponse: _TypeAlias = PutRouteResponse  # noqa: Y015
+
+@_typing.final
+class ListRoutesRequest(_message.Message):
+    """ListRoutesRequest asks for all routes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRoutesRequest: _TypeAlias = ListRoutesRequest  # noqa: Y015
+
+@_typing.final
+class ListRoutesResponse(_message.Message):
+    """ListRoutesResponse lists routes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def routes(self) -> _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]:
+        """By name and tenant."""
+
+    def __init__(
+        self,
+        *,
+        routes: _abc.Iterable[_route_pb2.Route] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["routes", b"routes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRoutesResponse: _TypeAlias = ListRoutesResponse  # noqa: Y015
+
+@_typing.final
+class RollBackRouteRequest(_message.Message):
+    """RollBackRouteRequest names a route."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As in ListRoutes."""
+    tenant_id: _builtins.str
+    """As in ListRoutes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollBackRouteRequest: _TypeAlias = RollBackRouteRequest  # noqa: Y015
+
+@_typing.final
+class RollBackRouteResponse(_message.Message):
+    """RollBackRouteResponse contains the route as stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def route(self) -> _route_pb2.Route:
+        """With its next revision."""
+
+    def __init__(
+        self,
+        *,
+        route: _route_pb2.Route | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollBackRouteResponse: _TypeAlias = RollBackRouteResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRouteRequest(_message.Message):
+    """DeleteRouteRequest names a route."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As in ListRoutes."""
+    tenant_id: _builtins.str
+    """As in ListRoutes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRouteRequest: _TypeAlias = DeleteRouteRequest  # noqa: Y015
+
+@_typing.final
+class DeleteRouteResponse(_message.Message):
+    """DeleteRouteResponse confirms that the route is deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRouteResponse: _TypeAlias = DeleteRouteResponse  # noqa: Y015
 
 @_typing.final
 class RevokeKeyRequest(_message.Message):

@@ -90,6 +90,26 @@ class AdminStub:
                 request_serializer=penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.FromString,
                 _registered_method=True)
+        self.PutRoute = channel.unary_unary(
+                '/penstock.v1.Admin/PutRoute',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.PutRouteRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.PutRouteResponse.FromString,
+                _registered_method=True)
+        self.ListRoutes = channel.unary_unary(
+                '/penstock.v1.Admin/ListRoutes',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.ListRoutesRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.ListRoutesResponse.FromString,
+                _registered_method=True)
+        self.RollBackRoute = channel.unary_unary(
+                '/penstock.v1.Admin/RollBackRoute',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.RollBackRouteRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.RollBackRouteResponse.FromString,
+                _registered_method=True)
+        self.DeleteRoute = channel.unary_unary(
+                '/penstock.v1.Admin/DeleteRoute',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.DeleteRouteRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.DeleteRouteResponse.FromString,
+                _registered_method=True)
         self.QueryUsage = channel.unary_stream(
                 '/penstock.v1.Admin/QueryUsage',
                 request_serializer=penstock_dot_v1_dot_admin__pb2.QueryUsageRequest.SerializeToString,
@@ -201,6 +221,36 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutRoute(self, request, context):
+        """PutRoute sets the definition of a route for later requests. INVALID_ARGUMENT with BadRequest; FAILED_PRECONDITION /
+        ROUTE_CHANGED if `route.revision` is set and is not the stored one, or TOO_MANY_ROUTES.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRoutes(self, request, context):
+        """ListRoutes lists routes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBackRoute(self, request, context):
+        """RollBackRoute exchanges the definition of a route and the former one. NOT_FOUND / ROUTE_UNKNOWN;
+        FAILED_PRECONDITION / ROUTE_NOT_CHANGED if the route has no former definition.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRoute(self, request, context):
+        """DeleteRoute deletes a route. NOT_FOUND / ROUTE_UNKNOWN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QueryUsage(self, request, context):
         """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
         BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
@@ -291,6 +341,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeletePrice,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.SerializeToString,
+            ),
+            'PutRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutRoute,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.PutRouteRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.PutRouteResponse.SerializeToString,
+            ),
+            'ListRoutes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRoutes,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ListRoutesRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.ListRoutesResponse.SerializeToString,
+            ),
+            'RollBackRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBackRoute,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.RollBackRouteRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.RollBackRouteResponse.SerializeToString,
+            ),
+            'DeleteRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRoute,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DeleteRouteRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.DeleteRouteResponse.SerializeToString,
             ),
             'QueryUsage': grpc.unary_stream_rpc_method_handler(
                     servicer.QueryUsage,
@@ -594,6 +664,114 @@ class Admin:
             '/penstock.v1.Admin/DeletePrice',
             penstock_dot_v1_dot_admin__pb2.DeletePriceRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.DeletePriceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/PutRoute',
+            penstock_dot_v1_dot_admin__pb2.PutRouteRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.PutRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRoutes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/ListRoutes',
+            penstock_dot_v1_dot_admin__pb2.ListRoutesRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.ListRoutesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/RollBackRoute',
+            penstock_dot_v1_dot_admin__pb2.RollBackRouteRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.RollBackRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DeleteRoute',
+            penstock_dot_v1_dot_admin__pb2.DeleteRouteRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.DeleteRouteResponse.FromString,
             options,
             channel_credentials,
             insecure,

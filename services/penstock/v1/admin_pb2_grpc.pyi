@@ -68,6 +68,18 @@ class AdminStub:
     """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
     NOT_FOUND / PRICE_UNKNOWN.
     """
+    PutRoute: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PutRouteRequest, _admin_pb2.PutRouteResponse]
+    """PutRoute sets the definition of a route for later requests. INVALID_ARGUMENT with BadRequest; FAILED_PRECONDITION /
+    ROUTE_CHANGED if `route.revision` is set and is not the stored one, or TOO_MANY_ROUTES.
+    """
+    ListRoutes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRoutesRequest, _admin_pb2.ListRoutesResponse]
+    """ListRoutes lists routes."""
+    RollBackRoute: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RollBackRouteRequest, _admin_pb2.RollBackRouteResponse]
+    """RollBackRoute exchanges the definition of a route and the former one. NOT_FOUND / ROUTE_UNKNOWN;
+    FAILED_PRECONDITION / ROUTE_NOT_CHANGED if the route has no former definition.
+    """
+    DeleteRoute: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteRouteRequest, _admin_pb2.DeleteRouteResponse]
+    """DeleteRoute deletes a route. NOT_FOUND / ROUTE_UNKNOWN."""
     QueryUsage: _grpc.UnaryStreamMultiCallable[_admin_pb2.QueryUsageRequest, _admin_pb2.QueryUsageResponse]
     """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
     BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
@@ -124,6 +136,18 @@ class AdminAsyncStub(AdminStub):
     """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
     NOT_FOUND / PRICE_UNKNOWN.
     """
+    PutRoute: _aio.UnaryUnaryMultiCallable[_admin_pb2.PutRouteRequest, _admin_pb2.PutRouteResponse]  # type: ignore[assignment]
+    """PutRoute sets the definition of a route for later requests. INVALID_ARGUMENT with BadRequest; FAILED_PRECONDITION /
+    ROUTE_CHANGED if `route.revision` is set and is not the stored one, or TOO_MANY_ROUTES.
+    """
+    ListRoutes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRoutesRequest, _admin_pb2.ListRoutesResponse]  # type: ignore[assignment]
+    """ListRoutes lists routes."""
+    RollBackRoute: _aio.UnaryUnaryMultiCallable[_admin_pb2.RollBackRouteRequest, _admin_pb2.RollBackRouteResponse]  # type: ignore[assignment]
+    """RollBackRoute exchanges the definition of a route and the former one. NOT_FOUND / ROUTE_UNKNOWN;
+    FAILED_PRECONDITION / ROUTE_NOT_CHANGED if the route has no former definition.
+    """
+    DeleteRoute: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteRouteRequest, _admin_pb2.DeleteRouteResponse]  # type: ignore[assignment]
+    """DeleteRoute deletes a route. NOT_FOUND / ROUTE_UNKNOWN."""
     QueryUsage: _aio.UnaryStreamMultiCallable[_admin_pb2.QueryUsageRequest, _admin_pb2.QueryUsageResponse]  # type: ignore[assignment]
     """QueryUsage sends usage from hourly and daily totals, grouped. It reads no row of the ledger. INVALID_ARGUMENT with
     BadRequest; RESOURCE_EXHAUSTED / TOO_MANY_QUERIES with RetryInfo; FAILED_PRECONDITION / STORE_IN_MEMORY;
@@ -237,6 +261,42 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """DeletePrice deletes the price of a model, whose later requests cost the default price, or nothing without one.
         NOT_FOUND / PRICE_UNKNOWN.
         """
+
+    @_abc_1.abstractmethod
+    def PutRoute(
+        self,
+        request: _admin_pb2.PutRouteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PutRouteResponse, _abc.Awaitable[_admin_pb2.PutRouteResponse]]:
+        """PutRoute sets the definition of a route for later requests. INVALID_ARGUMENT with BadRequest; FAILED_PRECONDITION /
+        ROUTE_CHANGED if `route.revision` is set and is not the stored one, or TOO_MANY_ROUTES.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRoutes(
+        self,
+        request: _admin_pb2.ListRoutesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRoutesResponse, _abc.Awaitable[_admin_pb2.ListRoutesResponse]]:
+        """ListRoutes lists routes."""
+
+    @_abc_1.abstractmethod
+    def RollBackRoute(
+        self,
+        request: _admin_pb2.RollBackRouteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RollBackRouteResponse, _abc.Awaitable[_admin_pb2.RollBackRouteResponse]]:
+        """RollBackRoute exchanges the definition of a route and the former one. NOT_FOUND / ROUTE_UNKNOWN;
+        FAILED_PRECONDITION / ROUTE_NOT_CHANGED if the route has no former definition.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteRoute(
+        self,
+        request: _admin_pb2.DeleteRouteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DeleteRouteResponse, _abc.Awaitable[_admin_pb2.DeleteRouteResponse]]:
+        """DeleteRoute deletes a route. NOT_FOUND / ROUTE_UNKNOWN."""
 
     @_abc_1.abstractmethod
     def QueryUsage(

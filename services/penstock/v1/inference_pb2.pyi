@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock.v1 import failure_pb2 as _failure_pb2
+from penstock.v1 import route_pb2 as _route_pb2
 from penstock.v1 import stream_pb2 as _stream_pb2
 import builtins as _builtins
 import sys
@@ -1173,6 +1174,7 @@ class Model(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     WORKERS_HINT_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for `model` of a request."""
     context_length: _builtins.int
@@ -1185,6 +1187,12 @@ class Model(_message.Message):
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelVersion]:
         """Versions that are served now, by number of workers; more than one while the model is being replaced."""
 
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[_route_pb2.RouteTarget]:
+        """Models that serve requests of this name, if it is a route; the other fields are then the smallest limits of its
+        targets and the sum of their workers.
+        """
+
     def __init__(
         self,
         *,
@@ -1193,10 +1201,11 @@ class Model(_message.Message):
         vocabulary_size: _builtins.int = ...,
         workers_hint: _builtins.int = ...,
         versions: _abc.Iterable[Global___ModelVersion] | None = ...,
+        targets: _abc.Iterable[_route_pb2.RouteTarget] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "name", b"name", "versions", b"versions", "vocabulary_size", b"vocabulary_size", "workers_hint", b"workers_hint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "name", b"name", "targets", b"targets", "versions", b"versions", "vocabulary_size", b"vocabulary_size", "workers_hint", b"workers_hint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

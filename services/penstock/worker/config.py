@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, setting
+from penstock.mesh.limits.bounds import MODEL_NAME_CHARS
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.simulated.step_time import StepTimeModel, read_step_time_model
 
@@ -64,6 +65,9 @@ class WorkerConfig(ServiceConfig):
 
     model: str = setting(
         "SmolLM2-135M-Instruct", "Model: a known name, a Hugging Face folder, a .gguf file or a llama2.c .bin file."
+    )
+    served_name: str = setting(
+        "", "Name under which callers request the model, at most 256 characters. Empty: the model's own name."
     )
     engine: EngineKind = setting(
         EngineKind.TORCH,
@@ -128,6 +132,8 @@ class WorkerConfig(ServiceConfig):
         ServiceConfig.__post_init__(self)
         if not self.schedulers:
             raise ValueError("schedulers must name at least one scheduler, which places runs on this worker")
+        if len(self.served_name) > MODEL_NAME_CHARS or not self.served_name.isprintable():
+            raise ValueError(f"served_name must have at most {MODEL_NAME_CHARS} printable characters")
         for name in ("slots", "token_budget", "block_size", "max_outbox_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

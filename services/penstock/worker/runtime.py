@@ -50,7 +50,7 @@ class WorkerRuntime:
         self.hello = hello
         self.on_ready: Callable[[bool], None] = lambda _: None  # called as the engine becomes ready and unready
         self.runs = RunTable(leases=LeaseTable(hello.instance_id), lease_announce_timeout=config.lease_announce_timeout)
-        self.state = EngineState()
+        self.state = EngineState(config.served_name)
         self.prefix_cache = PrefixCacheTracker()
         self._progress = ProgressReporter()
         self.engine = EngineSupervisor(

@@ -1,4 +1,4 @@
-"""Admin service of auth: keys, tenants, prices and usage, in addition to the RPCs of every tier."""
+"""Admin service of auth: keys, tenants, prices, routes and usage, in addition to the RPCs of every tier."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.auth.admin import messages, policies, usage
+from penstock.auth.admin.routes import RouteChanges
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key, mint
 from penstock.auth.identity.policy import Policy
+from penstock.auth.models.routes import RouteList
 from penstock.auth.quota.tenant_quota import TenantQuota
 from penstock.auth.store.store import (
     Change,
@@ -32,7 +34,7 @@ from penstock.v1 import admin_pb2 as pb
 
 
 class AuthAdmin(AdminService):
-    """Changes keys, tenants and prices. A change takes effect once it is in the store, a revocation at once."""
+    """Changes keys, tenants, prices and routes. A change takes effect once it is in the store, a revocation at once."""
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class AuthAdmin(AdminService):
         *,
         usage_reader: UsageReader,
         key_retention: float,
+        routes: RouteList,
     ) -> None:
         """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state."""
         super().__init__("auth", instance_id, figures, self._tables)
@@ -53,6 +56,8 @@ class AuthAdmin(AdminService):
         self._key_retention = key_retention
         self._usage = usage_reader
         self._changes = asyncio.Lock()  # so that no key is created for a tenant that is being deleted
+        self._routes = routes
+        self._route_changes = RouteChanges(routes, self._persist, self._changes)
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
         ttl = messages.key_ttl_of(request)
@@ -144,6 +149,7 @@ class AuthAdmin(AdminService):
             except Unavailable:
                 self._authorizer.restore_tenant(removed)
                 raise
+            self._routes.delete_tenant(request.tenant_id)
         return pb.DeleteTenantResponse(deleted_keys=len(removed.keys))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
@@ -189,6 +195,18 @@ class AuthAdmin(AdminService):
             await self._persist(DeletePrice(request.model))
             self._authorizer.delete_price(request.model)
         return pb.DeletePriceResponse()
+
+    async def PutRoute(self, request: pb.PutRouteRequest, context: Any) -> pb.PutRouteResponse:
+        return await self._route_changes.put(request)
+
+    async def ListRoutes(self, request: pb.ListRoutesRequest, context: Any) -> pb.ListRoutesResponse:
+        return self._route_changes.list()
+
+    async def RollBackRoute(self, request: pb.RollBackRouteRequest, context: Any) -> pb.RollBackRouteResponse:
+        return await self._route_changes.roll_back(request)
+
+    async def DeleteRoute(self, request: pb.DeleteRouteRequest, context: Any) -> pb.DeleteRouteResponse:
+        return await self._route_changes.delete(request)
 
     async def QueryUsage(
         self, request: pb.QueryUsageRequest, context: Any

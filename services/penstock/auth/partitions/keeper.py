@@ -198,7 +198,7 @@ class PartitionKeeper:
     def _read_catalog(self, table: PartitionTable, version: int) -> None:
         state = table.read(())
         self._catalog_version = version
-        self.on_event(CatalogChanged(state.tenants, state.keys, state.prices))
+        self.on_event(CatalogChanged(state.tenants, state.keys, state.prices, state.routes))
 
     def _is_noticed(self, now: float) -> bool:
         if self._notice_until is None:

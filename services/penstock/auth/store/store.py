@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
+from penstock.auth.models.routes import Route
 from penstock.auth.quota.grant_uses import GrantUse
 from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation
@@ -83,6 +84,19 @@ class DeletePrice(NamedTuple):
     model: str
 
 
+class PutRoute(NamedTuple):
+    """A route was created or changed."""
+
+    route: Route
+
+
+class DeleteRoute(NamedTuple):
+    """A route was deleted."""
+
+    name: str
+    tenant_id: str
+
+
 class Reserved(NamedTuple):
     """A reservation was made."""
 
@@ -117,7 +131,8 @@ class Barrier(NamedTuple):
     partition: int | None = None
 
 
-Change = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | Reserved | Charged | Release | Barrier
+Administration = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute
+Change = Administration | Reserved | Charged | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
@@ -138,6 +153,7 @@ class StoredState(NamedTuple):
     )  # by name, of a store that all processes share; none: they are files
     scope_uses: Sequence[ScopeUse] = ()
     prices: Sequence[Price] = ()
+    routes: Sequence[Route] = ()
 
     @property
     def uses_by_tenant(self) -> dict[str, list[ScopeUse]]:
@@ -167,11 +183,12 @@ class Lost(NamedTuple):
 
 
 class CatalogChanged(NamedTuple):
-    """Another process has changed tenants, keys or prices; these are all of them."""
+    """Another process has changed tenants, keys, prices or routes; these are all of them."""
 
     tenants: list[Tenant]
     keys: list[Key]
     prices: Sequence[Price] = ()
+    routes: Sequence[Route] = ()
 
 
 class HandedOver(NamedTuple):

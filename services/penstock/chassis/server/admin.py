@@ -132,6 +132,18 @@ class AdminService(AdminServicer):
     async def DeletePrice(self, request: pb.DeletePriceRequest, context: Any) -> pb.DeletePriceResponse:
         self._reject_not_auth()
 
+    async def PutRoute(self, request: pb.PutRouteRequest, context: Any) -> pb.PutRouteResponse:
+        self._reject_not_auth()
+
+    async def ListRoutes(self, request: pb.ListRoutesRequest, context: Any) -> pb.ListRoutesResponse:
+        self._reject_not_auth()
+
+    async def RollBackRoute(self, request: pb.RollBackRouteRequest, context: Any) -> pb.RollBackRouteResponse:
+        self._reject_not_auth()
+
+    async def DeleteRoute(self, request: pb.DeleteRouteRequest, context: Any) -> pb.DeleteRouteResponse:
+        self._reject_not_auth()
+
     async def QueryUsage(self, request: pb.QueryUsageRequest, context: Any) -> AsyncIterator[pb.QueryUsageResponse]:
         self._reject_not_auth()
         yield  # it is a stream
@@ -143,9 +155,7 @@ class AdminService(AdminServicer):
         yield  # as above
 
     def _reject_not_auth(self) -> NoReturn:
-        text = (
-            f"auth serves keys, tenants, prices and usage, and this process is {self.tier}; call auth's Admin service"
-        )
+        text = f"auth serves keys, tenants, prices, routes and usage, not {self.tier}; call auth's Admin service"
         raise Unimplemented(text, reason="NOT_AUTH")
 
 

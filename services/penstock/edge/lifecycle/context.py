@@ -31,6 +31,7 @@ class RequestContext:
     sink: ResponseSink = field(repr=False)
     telemetry: RequestTelemetry = field(repr=False)
     size_bytes: int  # of the prompt and its token ids
+    route: str = ""  # by which the caller named the model; empty: by its own name
     limit_headers: Headers = ()  # of its admission or rejection by auth; empty if its caller has no such limits
     shard: str = ""  # address of the shard that holds the ticket; empty if none does
     poison_fingerprint: int = 0  # of its ticket; 0 until it is computed

@@ -78,6 +78,19 @@ class ModelCatalog:
         """Whether no worker serves the version of a plan at present, while workers serve another version."""
         return self._registry.is_replaced(plan.model_key, plan.model, self._clock.now())
 
+    def is_available(self, name: str) -> bool:
+        """Whether a worker serves the model now, and its tokenizer is built."""
+        return self._registry.is_named(name, self._clock.now()) and bool(self._loaded_weights(name))
+
+    def may_serve(self, name: str) -> bool:
+        """Whether a request of the model may wait for it: it was served a moment ago, or no model is known yet."""
+        versions = self._versions()
+        return not versions or name in versions
+
+    def has_version(self, name: str, version: str) -> bool:
+        """Whether workers serve a version of the model, or did a moment ago."""
+        return self.contains(model_key(name, version))
+
     async def wait_ready(self) -> None:
         """Wait until at least one model is served and every served model is loaded."""
         while not self._is_ready:

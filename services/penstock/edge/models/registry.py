@@ -19,6 +19,7 @@ class ServedModels:
     entries: dict[str, CatalogEntry] = field(default_factory=dict)  # by key
     # By name: the versions that a shard names now, or else those that were named a moment ago.
     versions: dict[str, dict[str, CatalogEntry]] = field(default_factory=dict)
+    named: frozenset[str] = frozenset()  # the names that a shard has now
 
 
 class ModelRegistry:
@@ -59,6 +60,10 @@ class ModelRegistry:
         """Return by name the versions, by key, to which new requests may go."""
         return self._served(now).versions
 
+    def is_named(self, name: str, now: float) -> bool:
+        """Whether a shard names a version of the model now, so that a worker serves it."""
+        return name in self._served(now).named
+
     def is_replaced(self, key: str, name: str, now: float) -> bool:
         """Whether no worker serves the model at present, while workers serve another version of its name."""
         versions = self._served(now).versions.get(name, {})
@@ -80,9 +85,9 @@ class ModelRegistry:
         served = ServedModels(named | lost)
         for key, entry in named.items():
             served.versions.setdefault(entry.model, {})[key] = entry
-        names = set(served.versions)
+        served.named = frozenset(served.versions)
         for key, entry in lost.items():
-            if entry.model not in names:
+            if entry.model not in served.named:
                 served.versions.setdefault(entry.model, {})[key] = entry
         return served, until
 

@@ -52,6 +52,7 @@ class RequestEstimate(NamedTuple):
     max_output_tokens: int | None
     timeout_s: float | None
     is_new: bool  # whether it resumes no earlier answer
+    model_version: str = ""  # of the model that began the answer that it resumes; empty: unknown
 
 
 class AdmissionResult(NamedTuple):
@@ -59,6 +60,7 @@ class AdmissionResult(NamedTuple):
 
     arrived_at: float  # s of the unix clock
     time_limit: float  # s
+    model: str = ""  # that serves the request in place of the one that it names; empty: that one
 
 
 def estimate_from_spec(spec: RequestSpec) -> RequestEstimate:
@@ -70,4 +72,5 @@ def estimate_from_spec(spec: RequestSpec) -> RequestEstimate:
         spec.max_output_tokens,
         spec.timeout_s,
         is_new=not (spec.resume_ids or spec.answer_id),
+        model_version=spec.model_version if spec.resume_ids else "",
     )

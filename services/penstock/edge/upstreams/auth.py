@@ -14,6 +14,7 @@ from penstock.edge.lifecycle.effects import Settle
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.models.routes import RouteTable
 from penstock.edge.request.identity_headers import IdentityHeaders
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.auth_answers import AuthAnswers
@@ -86,6 +87,7 @@ class AuthClient:
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self.identity_headers = IdentityHeaders()
+        self.routes = RouteTable()
 
     @property
     def is_up(self) -> bool:
@@ -214,6 +216,8 @@ class AuthClient:
             return
         if kind == "identity_keys":
             self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
+        elif kind == "routes":
+            self.routes.on_routes(frame.routes)
         elif kind == "store_state":
             self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
 

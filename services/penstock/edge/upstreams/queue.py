@@ -11,6 +11,7 @@ from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.router import ModelRouter
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.hashing import shard_for
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
@@ -35,6 +36,7 @@ class QueueClient:
         runner: EffectRunner,
         *,
         catalog: ModelCatalog,
+        router: ModelRouter,
         admission: AdmissionFilter,
         dialer: Dialer = PLAINTEXT,
     ) -> None:
@@ -43,6 +45,7 @@ class QueueClient:
         self._requests = requests
         self._runner = runner
         self._catalog = catalog
+        self._router = router
         self._admission = admission
         self._streams: dict[str, ShardStream] = {}
         self._draining: set[str] = set()
@@ -136,7 +139,7 @@ class QueueClient:
 
     def _move_from_replaced_models(self) -> None:
         for context in self._requests.in_state(RequestState.QUEUED):
-            if self._catalog.is_replaced(context.request.plan):
+            if self._router.is_replaced(context):
                 self._runner.apply(context, context.request.on_model_replaced())
 
     def _context_at(self, shard: str, ticket_id: str) -> RequestContext | None:
@@ -156,7 +159,7 @@ class QueueClient:
             self._admission.on_queue_rejected(context, shed, error, self._runner.now())
             # A shard that has just started may not have received every model's catalog entry.
             request, now = context.request, self._runner.now()
-            is_replaced = error.reason in LACKS_MODEL and self._catalog.is_replaced(request.plan)
+            is_replaced = error.reason in LACKS_MODEL and self._router.is_replaced(context)
             is_shard_behind = error.reason == MODEL_UNKNOWN and self._catalog.contains(request.model_key)
             is_transient = error.reason == SUSPECT or (is_shard_behind and not is_replaced)
             effects = request.on_queue_rejected(error, now, is_transient=is_transient, is_replaced=is_replaced)

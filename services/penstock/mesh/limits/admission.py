@@ -2,7 +2,7 @@
 
 from penstock.mesh.limits import bounds
 from penstock.mesh.limits.rules import Data, Many, Part, Real, Table, Text, Unchecked, Whole
-from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, REQUEST_NANOS, SALT, TOKENS, TRACEPARENT
+from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, REQUEST_NANOS, SALT, SHARE, TOKENS, TRACEPARENT
 from penstock.mesh.partitions import PARTITIONS
 
 GRANT = Data(64)
@@ -82,6 +82,22 @@ ADMISSION: Table = {
         "epochs": Many(PARTITIONS, Whole(bounds.EPOCH)),
     },
     "penstock.mesh.v1.NotOwner": {"request_id": ID, "reservation_id": ID, "identity": Part()},
+    "penstock.mesh.v1.Routes": {"routes": Many(bounds.ROUTES, Part())},
+    "penstock.v1.Route": {
+        "name": MODEL_NAME,
+        "tenant_id": ID,
+        "definition": Part(),
+        "revision": Unchecked("is shown to operators, and only compared"),
+        "former": Part(),
+    },
+    "penstock.v1.RouteDefinition": {
+        "targets": Many(bounds.ROUTE_TARGETS, Part()),
+        "affinity": Unchecked("an affinity that only a later release knows is none"),
+        "fallbacks": Many(bounds.ROUTE_FALLBACKS, MODEL_NAME),
+        "mirror": MODEL_NAME,
+        "mirror_share": SHARE,
+    },
+    "penstock.v1.RouteTarget": {"model": MODEL_NAME, "weight": Whole(bounds.ROUTE_WEIGHT)},
     "penstock.mesh.v1.IdentityKeys": {
         "keys": Many(bounds.IDENTITY_KEYS, Part()),
         "clock_nanos": Whole(bounds.CLOCK_NANOS),

@@ -17,6 +17,7 @@ RATE: Final = 1e12  # tokens/s
 TOKEN_SECONDS: Final = 1e6  # s that one token adds to a step
 VIRTUAL_TOKENS: Final = 1e24
 WEIGHT: Final = 1e6  # share of a tenant within its class
+ROUTE_WEIGHT: Final = 1_000_000  # share of a target within its route
 SPAN_S: Final = 366 * 86_400  # s, of every duration
 REQUEST_NANOS: Final = 48 * 3600 * 10**9  # ns, time left and age of a request
 CLOCK_NANOS: Final = 1 << 62  # ns, reading of a clock
@@ -55,6 +56,9 @@ PLACED: Final = 1_024  # prompts of one report
 VIRTUAL_TIMES: Final = 4 * MODELS  # one for each class
 WINDOWS: Final = 64  # rejection windows beside one rejection
 IDENTITY_KEYS: Final = 16
+ROUTES: Final = 1_024  # of all tenants
+ROUTE_TARGETS: Final = 16  # of one route
+ROUTE_FALLBACKS: Final = 8  # of one route
 FRAMES: Final = 1_024  # of one bundle
 
 

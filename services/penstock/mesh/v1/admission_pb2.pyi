@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from penstock.v1 import failure_pb2 as _failure_pb2
 from penstock.v1 import inference_pb2 as _inference_pb2
+from penstock.v1 import route_pb2 as _route_pb2
 from penstock.v1 import stream_pb2 as _stream_pb2
 import builtins as _builtins
 import sys
@@ -322,6 +323,7 @@ class AdmitResponse(_message.Message):
     IDENTITY_KEYS_FIELD_NUMBER: _builtins.int
     OWNED_PARTITIONS_FIELD_NUMBER: _builtins.int
     NOT_OWNER_FIELD_NUMBER: _builtins.int
+    ROUTES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -368,6 +370,10 @@ class AdmitResponse(_message.Message):
         """Answers `reserve` or `settle` for a tenant that another replica admits."""
 
     @_builtins.property
+    def routes(self) -> Global___Routes:
+        """Replaces the routes of models."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -385,13 +391,14 @@ class AdmitResponse(_message.Message):
         identity_keys: Global___IdentityKeys | None = ...,
         owned_partitions: Global___OwnedPartitions | None = ...,
         not_owner: Global___NotOwner | None = ...,
+        routes: Global___Routes | None = ...,
         more: _abc.Iterable[Global___AdmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "routes", b"routes", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "more", b"more", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "more", b"more", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "routes", b"routes", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state", "identity_keys", "owned_partitions", "not_owner"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state", "identity_keys", "owned_partitions", "not_owner", "routes"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -725,6 +732,32 @@ class NotOwner(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NotOwner: _TypeAlias = NotOwner  # noqa: Y015
+
+@_typing.final
+class Routes(_message.Message):
+    """Routes are all routes of models. Auth sends them at the beginning of a stream if there are any, and at each change;
+    each frame replaces the former one, of whichever replica. The edge keeps the last ones while auth is unreachable.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def routes(self) -> _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]:
+        """By name and tenant, at most 1,024."""
+
+    def __init__(
+        self,
+        *,
+        routes: _abc.Iterable[_route_pb2.Route] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["routes", b"routes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Routes: _TypeAlias = Routes  # noqa: Y015
 
 @_typing.final
 class IdentityKeys(_message.Message):

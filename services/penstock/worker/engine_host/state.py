@@ -1,6 +1,6 @@
 """The last reported state of the engine: its model card, its capacity (None without an engine) and its throughput."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1 import worker_pb2 as pb
@@ -14,6 +14,7 @@ from penstock.worker.scheduler_session.throughput import EngineThroughput
 
 @dataclass(slots=True)
 class EngineState:
+    served_name: str = ""  # of the model toward schedulers and edges; empty: the card's own
     card: pb.ModelCard | None = None
     capacity: Capacity | None = None
     throughput: EngineThroughput = field(default_factory=EngineThroughput)
@@ -44,7 +45,8 @@ class EngineState:
         return load_report_of(self.capacity, self.throughput, sum([tokens for _, tokens in self._sent.values()]))
 
     def on_ready(self, card: ModelCard, capacity: Capacity) -> None:
-        self.card, self.capacity = card_message(card, capacity.block_size), capacity
+        named = replace(card, name=self.served_name) if self.served_name else card
+        self.card, self.capacity = card_message(named, capacity.block_size), capacity
 
     def on_sent(self, seq_id: int, tokens: int, now: float) -> None:
         """Count a prompt that is on its way to the engine."""

@@ -139,6 +139,12 @@ MIGRATIONS = (
     );
     """,
     LEDGER_BY_DAY,
+    """
+    CREATE TABLE routes (
+        name text NOT NULL, tenant_id text NOT NULL, revision bigint NOT NULL, definition text NOT NULL,
+        former text NOT NULL, PRIMARY KEY (name, tenant_id)
+    );
+    """,
 )
 
 

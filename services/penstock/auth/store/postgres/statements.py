@@ -14,16 +14,20 @@ from penstock.auth.store import rows
 from penstock.auth.store.postgres.charges import ChargeRun, Statement
 from penstock.auth.store.postgres.documents import without_nul
 from penstock.auth.store.postgres.latest_rows import latest_charges, latest_lost
+from penstock.auth.store.routes import ROUTE_COLUMNS, route_of, route_row
 from penstock.auth.store.rows import Row
 from penstock.auth.store.store import (
+    Administration,
     Barrier,
     Change,
     Charged,
     DeleteKey,
     DeletePrice,
+    DeleteRoute,
     DeleteTenant,
     PutKey,
     PutPrice,
+    PutRoute,
     PutTenant,
     Release,
     Reserved,
@@ -50,6 +54,11 @@ _PUT_PRICE = f"""
     INSERT INTO prices ({rows.PRICE_COLUMNS}) VALUES (%s, %s, %s, %s)
     ON CONFLICT (model) DO UPDATE SET input_nanos = excluded.input_nanos,
         cached_input_nanos = excluded.cached_input_nanos, output_nanos = excluded.output_nanos
+"""
+_PUT_ROUTE = f"""
+    INSERT INTO routes ({ROUTE_COLUMNS}) VALUES (%s, %s, %s, %s, %s)
+    ON CONFLICT (name, tenant_id) DO UPDATE SET revision = excluded.revision, definition = excluded.definition,
+        former = excluded.former
 """
 _SELECT_USES = """
     SELECT tenant_id, coalesce(active, 0), coalesce(reserved, 0)::bigint, coalesce(prompt_tokens, 0),
@@ -82,9 +91,7 @@ def statements(changes: Iterable[Change]) -> Iterator[Statement]:
         yield _CHANGE_CATALOG, ()
 
 
-def _administration(
-    change: PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice,
-) -> Iterator[Statement]:
+def _administration(change: Administration) -> Iterator[Statement]:
     match change:
         case PutTenant(tenant):
             yield _PUT_TENANT, _values(rows.tenant_row(tenant))
@@ -97,11 +104,16 @@ def _administration(
             yield _PUT_PRICE, _values(price)
         case DeletePrice(model):
             yield "DELETE FROM prices WHERE model = %s", _values((model,))
+        case PutRoute(route):
+            yield _PUT_ROUTE, _values(route_row(route))
+        case DeleteRoute(name, tenant_id):
+            yield "DELETE FROM routes WHERE name = %s AND tenant_id = %s", _values((name, tenant_id))
         case DeleteTenant(tenant_id, deleted_at):
             yield _DELETE_TENANT, (deleted_at, tenant_id)
             yield "DELETE FROM keys WHERE tenant_id = %s", (tenant_id,)
             yield "DELETE FROM balances WHERE tenant_id = %s", (tenant_id,)
             yield "DELETE FROM scope_uses WHERE tenant_id = %s", (tenant_id,)
+            yield "DELETE FROM routes WHERE tenant_id = %s", (tenant_id,)
 
 
 def _values(row: Row) -> Row:
@@ -119,6 +131,7 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         tenants = connection.execute(f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL")
         keys = connection.execute(f"SELECT {rows.KEY_COLUMNS} FROM keys")
         prices = connection.execute(f"SELECT {rows.PRICE_COLUMNS} FROM prices")
+        routes = connection.execute(f"SELECT {ROUTE_COLUMNS} FROM routes")
         secrets = connection.execute("SELECT name, secret FROM secrets")
         balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", of_partitions)
         scope_uses = connection.execute(_SELECT_SCOPE_USES, of_partitions)
@@ -135,6 +148,7 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         secrets={str(name): bytes(secret) for name, secret in secrets},
         scope_uses=[ScopeUse(*row) for row in scope_uses],
         prices=[Price(*row) for row in prices],
+        routes=[route_of(row) for row in routes],
     )
 
 

@@ -12,6 +12,7 @@ from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
+from penstock.auth.store.routes import route_of, route_row
 from penstock.auth.store.sqlite.hourly_usage import HOURLY_USAGE, put_charge
 from penstock.auth.store.store import (
     Barrier,
@@ -19,9 +20,11 @@ from penstock.auth.store.store import (
     Charged,
     DeleteKey,
     DeletePrice,
+    DeleteRoute,
     DeleteTenant,
     PutKey,
     PutPrice,
+    PutRoute,
     PutTenant,
     Release,
     Reserved,
@@ -117,6 +120,12 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     """,
     HOURLY_USAGE,
+    """
+    CREATE TABLE routes (
+        name TEXT NOT NULL, tenant_id TEXT NOT NULL, revision INTEGER NOT NULL, definition TEXT NOT NULL,
+        former TEXT NOT NULL, PRIMARY KEY (name, tenant_id)
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 
@@ -139,6 +148,7 @@ _PUT_SCOPE_USE = (
     f"INSERT OR REPLACE INTO scope_uses ({rows.SCOPE_USE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # as above
 )
 _PUT_PRICE = "INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)"
+_PUT_ROUTE = "INSERT OR REPLACE INTO routes VALUES (?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = f"""
     INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -169,10 +179,15 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM scope_uses WHERE tenant_id = ?", (tenant_id,))
+            connection.execute("DELETE FROM routes WHERE tenant_id = ?", (tenant_id,))
         case PutPrice(price):
             connection.execute(_PUT_PRICE, price)
         case DeletePrice(model):
             connection.execute("DELETE FROM prices WHERE model = ?", (model,))
+        case PutRoute(route):
+            connection.execute(_PUT_ROUTE, route_row(route))
+        case DeleteRoute(name, tenant_id):
+            connection.execute("DELETE FROM routes WHERE name = ? AND tenant_id = ?", (name, tenant_id))
         case Reserved(reservation, balance, grant_use, scope_uses):
             connection.execute(_INSERT_RESERVATION, rows.reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
@@ -217,4 +232,5 @@ def read(connection: sqlite3.Connection) -> StoredState:
         charged=latest[::-1],
         scope_uses=[ScopeUse(*row) for row in connection.execute(_SELECT_SCOPE_USES)],
         prices=[Price(*row) for row in connection.execute("SELECT * FROM prices")],
+        routes=[route_of(row) for row in connection.execute("SELECT * FROM routes")],
     )

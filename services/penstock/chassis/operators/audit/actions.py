@@ -83,6 +83,20 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
     "DeletePrice": AuditedAction(
         name="prices.delete", parameters=lambda request: {"model": request.model}, outcome=lambda _: {}
     ),
+    "PutRoute": AuditedAction(
+        name="routes.put",
+        parameters=lambda request: _fields_of(request.route, except_for=frozenset({"former"})),
+        outcome=lambda response: {"revision": response.route.revision},
+    ),
+    "RollBackRoute": AuditedAction(
+        name="routes.roll_back",
+        parameters=_fields_of,
+        outcome=lambda response: {
+            "revision": response.route.revision,
+            "definition": _fields_of(response.route.definition),
+        },
+    ),
+    "DeleteRoute": AuditedAction(name="routes.delete", parameters=_fields_of, outcome=lambda _: {}),
     "PutTenant": AuditedAction(name="tenants.put", parameters=_tenant, outcome=lambda _: {}),
     "DeleteTenant": AuditedAction(
         name="tenants.delete",
@@ -97,7 +111,10 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
     ),
 }
 UNRECORDED_METHODS = frozenset(  # they change nothing
-    {"ListKeys", "ListTenants", "ListPrices", "QueryUsage", "ExportLedger", "GetSnapshot", "WatchSnapshot"}
+    {
+        *("ListKeys", "ListTenants", "ListPrices", "ListRoutes"),
+        *("QueryUsage", "ExportLedger", "GetSnapshot", "WatchSnapshot"),
+    }
 )
 
 

@@ -91,6 +91,7 @@ def estimate_from_message(request: GenerateRequest) -> RequestEstimate:
         request.max_output_tokens if request.HasField("max_output_tokens") else None,
         (seconds_of(request.timeout) or None) if request.HasField("timeout") else None,
         is_new=not request.HasField("resume"),
+        model_version=request.resume.model_version if request.resume.token_ids else "",
     )
 
 

@@ -12,6 +12,7 @@ from penstock.edge.api.grpc.messages import count_spec_of, estimate_from_message
 from penstock.edge.api.grpc.session import SessionHandler
 from penstock.edge.gateway import Gateway
 from penstock.edge.request.caller import credential_of, identity_header_of
+from penstock.edge.request.session_names import session_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2_grpc import InferenceServicer
@@ -29,7 +30,11 @@ class InferenceService(InferenceServicer):
         credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
         with self._gateway.naming(credential):
             admission = self._gateway.admit(
-                estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
+                estimate_from_message(request),
+                credential,
+                traceparent=traceparent,
+                time_left=context.time_remaining(),
+                session=lambda: session_of(context.invocation_metadata() or ()),
             )
             generating = self._gateway.generate(
                 spec_of(request),
@@ -53,13 +58,16 @@ class InferenceService(InferenceServicer):
         credential = _credential(context)
         async with accept_stream(context, pb.SessionResponse, self._hello) as peer:
             with self._gateway.naming(credential):
-                await SessionHandler(self._gateway, peer, credential, current_traceparent.get()).run()
+                session = session_of(context.invocation_metadata() or ())
+                await SessionHandler(self._gateway, peer, credential, current_traceparent.get(), session).run()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
         credential, identity_header = _caller(context)
         with self._gateway.naming(credential):
             await self._gateway.identify(credential, identity_header)
-            spec = count_spec_of(request)
+            spec = self._gateway.routed(
+                count_spec_of(request), credential, lambda: session_of(context.invocation_metadata() or ())
+            )
             return await self._gateway.count_tokens(spec, include_token_ids=request.include_token_ids)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:

@@ -29,12 +29,18 @@ class SessionHandler:
     """Serves one session. Step frames are written one at a time; later output waits in the sinks of its requests."""
 
     def __init__(
-        self, gateway: Gateway, peer: Peer[pb.SessionResponse, Any], credential: Credential, traceparent: str
+        self,
+        gateway: Gateway,
+        peer: Peer[pb.SessionResponse, Any],
+        credential: Credential,
+        traceparent: str,
+        session: str = "",  # name of the conversation of all its requests; empty: it names none
     ) -> None:
         self._gateway = gateway
         self._peer = peer
         self._credential = credential
         self._traceparent = traceparent
+        self._session = session
         self._caller_classes = CallerClassCache()
         self._contexts: dict[int, RequestContext] = {}
         self._starting: dict[int, asyncio.Task[None]] = {}
@@ -117,6 +123,7 @@ class SessionHandler:
                 self._credential,
                 traceparent=traceparent,
                 caller_classes=self._caller_classes,
+                session=lambda: self._session,
             )
             self._start(frame, admission, traceparent)
         except InvalidArgument as error:

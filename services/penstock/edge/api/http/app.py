@@ -26,6 +26,7 @@ from penstock.edge.api.openai.responses import ResponsesSerializer, parse_respon
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
 from penstock.edge.request.estimate import estimate_from_spec
+from penstock.edge.request.session_names import session_of
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -130,8 +131,13 @@ class OpenAIApp:
         await self._gateway.authenticate(credential)
         exchange.mark_identified()
         body = await exchange.body(self._body_budget)
-        request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
-        admission = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
+        request, fields = await self._gateway.parse(len(body), partial(_parsed, parse, body, exchange.request_id))
+        admission = self._gateway.admit(
+            estimate_from_spec(request.spec),
+            credential,
+            traceparent=traceparent,
+            session=lambda: session_of(exchange.headers, fields.members),
+        )
         serializer = serializer_type(request, created=int(time.time()))
         write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
@@ -160,3 +166,8 @@ class OpenAIApp:
         if current_stop().is_requested:
             return "draining"
         return "serving" if self._is_ready() else "starting"
+
+
+def _parsed(parse: Callable[[Fields, str], ApiRequest], body: bytes, request_id: str) -> tuple[ApiRequest, Fields]:
+    fields = parse_body(body)
+    return parse(fields, request_id), fields

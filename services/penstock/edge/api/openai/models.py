@@ -24,10 +24,13 @@ def model_object(models: Iterable[Model], name: str, *, created: int) -> bytes:
 
 
 def _model(model: Model, created: int) -> Json:
-    return {
+    described: Json = {
         "id": model.name,
         "object": "model",
         "created": created,
         "owned_by": "penstock",
         "max_model_len": model.context_length,  # a field of vLLM that load tools read
     }
+    if model.targets:
+        described["route"] = {each.model: each.weight for each in model.targets}
+    return described

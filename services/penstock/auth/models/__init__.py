@@ -1,0 +1,1 @@
+"""Routes: names of models that operators point at other models."""
