@@ -82,8 +82,8 @@ def _is_planned_inline(spec: RequestSpec, model: LoadedModel) -> bool:
             units = len(text)
         case TokenInput(ids):
             units = len(ids) // CHECKED_IDS_PER_TOKENIZED_CHAR
-        case ChatInput(messages):
-            if len(messages) > MAX_INLINE_MESSAGES or not model.renders_inline:
+        case ChatInput(messages, tools):
+            if tools or len(messages) > MAX_INLINE_MESSAGES or not model.renders_inline:
                 return False
             units = sum(len(each.content) for each in messages)
     return units <= MAX_INLINE_PROMPT_CHARS and not spec.resume_ids

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.edge.request.tools import AUTO, Tool, ToolCall, ToolChoice, ToolMode
 from penstock.mesh.forms import Form
 from penstock.v1.inference_pb2 import Priority
 
@@ -10,6 +11,15 @@ from penstock.v1.inference_pb2 import Priority
 class Message:
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant's turn
+    tool_call_id: str = ""  # of the call that a tool's turn answers
+    name: str = ""  # of the author, or of the tool
+    reasoning: str = ""  # of an assistant's turn
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the message has a role and a content only."""
+        return not (self.tool_calls or self.tool_call_id or self.name or self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,14 @@ class TextInput:
 @dataclass(frozen=True, slots=True)
 class ChatInput:
     messages: tuple[Message, ...]  # oldest first; rendered with the model's template
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = AUTO
+    parallel_tool_calls: bool = True  # whether an answer may make more than one call
+
+    @property
+    def shown_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is told of."""
+        return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
 
 @dataclass(frozen=True, slots=True)

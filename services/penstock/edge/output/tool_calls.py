@@ -1,0 +1,224 @@
+"""Incremental parser of tool calls in the text of a model."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from penstock.edge.output.events import CallArguments, CallBroken, CallFinished, CallStarted, Event, TextPart
+from penstock.edge.output.formats import ToolFormat
+from penstock.edge.output.json_scanner import JsonScanner, Scan
+from penstock.edge.output.markers import held_from
+
+MAX_HEAD_CHARS = 512  # of an object up to its arguments, if they are to be streamed
+_HEAD = r'\{\s*"name"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,\s*"%s"\s*:\s*(?=\{)'
+Step = Callable[[list[Event]], bool]
+
+
+class ToolCallParser:
+    """Finds calls of known tools in a text that arrives in pieces.
+
+    A call is reported as soon as its name is known and its arguments begin; they are passed on as they arrive. Anything
+    else is text, unchanged, except for whitespace before a call and at the end of an answer with calls. Text is held
+    back only while it may be the start of a call. The events do not depend on how the text is divided, except that
+    texts and arguments may be divided themselves.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_calls",
+        "_expects_list",
+        "_format",
+        "_head",
+        "_head_pattern",
+        "_is_in_arguments",
+        "_is_started",
+        "_max_calls",
+        "_names",
+        "_object",
+        "_raw",
+        "_scanner",
+        "_step",
+    )
+
+    def __init__(self, tool_format: ToolFormat, names: frozenset[str], *, max_calls: int) -> None:
+        self._format = tool_format
+        self._names = names
+        self._max_calls = max_calls
+        self._head_pattern = re.compile(_HEAD % tool_format.arguments_key)
+        self._buffer = ""  # text that no step has taken yet
+        self._calls = 0  # that were started
+        self._raw: list[str] = []  # text of the call in work before its object
+        self._expects_list = False
+        self._step: Step = self._begin_answer if tool_format.can_begin_bare else self._find_call
+        self._begin_object()
+
+    def feed(self, text: str) -> list[Event]:
+        self._buffer += text
+        events: list[Event] = []
+        while self._buffer and self._step(events):
+            pass
+        return events
+
+    def flush(self) -> list[Event]:
+        """Return the end of the answer: what was held back."""
+        rest, self._buffer = self._buffer, ""
+        if self._step == self._end_call or (not self._raw and not rest.strip() and self._calls):
+            return []
+        if self._step in (self._begin_answer, self._find_call):
+            return [TextPart(rest)] if rest else []
+        events: list[Event] = []
+        self._break_call(events, rest)
+        return events
+
+    # Steps. Each takes text from the buffer, and returns False if it needs more.
+
+    def _begin_answer(self, events: list[Event]) -> bool:
+        """Find a call without a marker at the start of the answer."""
+        begun = self._buffer.lstrip()
+        if begun.startswith("{"):
+            self._take_raw(len(self._buffer) - len(begun))
+            self._step = self._parse_object
+        elif self._format.begin.startswith(begun):
+            return False
+        else:
+            self._step = self._find_call
+        return True
+
+    def _find_call(self, events: list[Event]) -> bool:
+        if self._calls >= self._max_calls:
+            text, self._buffer = self._buffer, ""
+        else:
+            at = self._buffer.find(self._format.begin)
+            end = held_from(self._buffer, self._format.begin) if at < 0 else len(self._buffer[:at].rstrip())
+            text, self._buffer = self._buffer[:end], self._buffer[end:]
+            if at >= 0:
+                self._take_raw(at - end + len(self._format.begin))
+                self._expects_list = bool(self._format.list_open)
+                self._step = self._open_call
+        if text:
+            events.append(TextPart(text))
+        return self._step == self._open_call
+
+    def _open_call(self, events: list[Event]) -> bool:
+        """Take what stands between a marker, or a separator, and the object."""
+        begun = self._buffer.lstrip()
+        if not begun:
+            return False
+        begin = len(self._buffer) - len(begun)
+        if self._expects_list and begun.startswith(self._format.list_open):
+            self._expects_list = False
+            self._take_raw(begin + len(self._format.list_open))
+        elif not self._expects_list and begun.startswith("{"):
+            self._take_raw(begin)
+            self._step = self._parse_object
+        else:
+            self._break_call(events)
+        return True
+
+    def _parse_object(self, events: list[Event]) -> bool:
+        text, self._buffer = self._buffer, ""
+        if not self._is_started and (started := self._match_head(text, events)) is not None:
+            text = started
+        while text:
+            scan = self._scanner.scan(text, depth=1 if self._is_in_arguments else 0)
+            part, text = text[: self._scanner.position], text[self._scanner.position :]
+            self._object.append(part)
+            if scan is Scan.INVALID:
+                self._buffer = text
+                self._break_call(events)
+                return True
+            if self._is_in_arguments:
+                events.append(CallArguments(self._calls - 1, part))
+                self._is_in_arguments = scan is Scan.INCOMPLETE
+            elif scan is Scan.CLOSED:
+                self._buffer = text
+                self._end_object(events)
+                return True
+        return False
+
+    def _end_call(self, events: list[Event]) -> bool:
+        """Take what follows a complete call: the end marker, or a separator and the next call."""
+        ending, separator = self._format.end, self._format.separator
+        begun = self._buffer.lstrip()
+        if not begun:
+            return False
+        if ending and begun.startswith(ending):
+            self._buffer = begun.removeprefix(ending)
+            self._step = self._find_call
+        elif ending.startswith(begun):
+            return False
+        elif separator and begun.startswith(separator) and self._calls < self._max_calls:
+            self._take_raw(len(self._buffer) - len(begun) + len(separator))
+            self._step = self._open_call
+        else:
+            self._step = self._find_call
+        return True
+
+    # Parts of steps.
+
+    def _match_head(self, text: str, events: list[Event]) -> str | None:
+        """Start a call if the object so far reaches its arguments. Returns the text from there."""
+        before = len(self._head)
+        self._head += text[: MAX_HEAD_CHARS - before]
+        found = self._head_pattern.match(self._head)
+        if found is None or found[1] not in self._names:
+            return None
+        self._is_started = self._is_in_arguments = True
+        self._object, self._scanner = [found[0]], JsonScanner(depth=1)
+        events.append(CallStarted(self._calls, found[1]))
+        self._calls += 1
+        return text[found.end() - before :]
+
+    def _end_object(self, events: list[Event]) -> None:
+        """Report the call of a complete object."""
+        call = _call_in("".join(self._object), self._format.arguments_key)
+        if call is None or call[0] not in self._names:
+            self._break_call(events)
+            return
+        if not self._is_started:
+            events += [CallStarted(self._calls, call[0]), CallArguments(self._calls, call[1])]
+            self._calls += 1
+        events.append(CallFinished(self._calls - 1))
+        self._raw.clear()
+        self._begin_object()
+        self._step = self._end_call
+
+    def _break_call(self, events: list[Event], rest: str = "") -> None:
+        """Return the text of what is no call after all."""
+        if self._is_started:
+            events.append(CallBroken(self._calls - 1))
+        events.append(TextPart("".join((*self._raw, *self._object, rest))))
+        self._raw.clear()
+        self._begin_object()
+        self._step = self._find_call
+
+    def _begin_object(self) -> None:
+        self._head = ""
+        self._object: list[str] = []
+        self._scanner = JsonScanner()
+        self._is_started = self._is_in_arguments = False
+
+    def _take_raw(self, size: int) -> None:
+        self._raw.append(self._buffer[:size])
+        self._buffer = self._buffer[size:]
+
+
+def _call_in(text: str, arguments_key: str) -> tuple[str, str] | None:
+    """Return name and arguments of a call as a JSON object, in any order of its members. None if it is none."""
+    try:
+        members = orjson.loads(text)
+        arguments = members.get(arguments_key)
+        if isinstance(arguments, str):  # some models write the arguments as a string
+            return _named(members, arguments) if isinstance(orjson.loads(arguments), dict) else None
+    except ValueError:
+        return None
+    if arguments is None:
+        return _named(members, "{}")
+    return _named(members, orjson.dumps(arguments).decode()) if isinstance(arguments, dict) else None
+
+
+def _named(members: dict[str, Any], arguments: str) -> tuple[str, str] | None:
+    name = members.get("name")
+    return (name, arguments) if isinstance(name, str) else None
