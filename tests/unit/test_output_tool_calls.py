@@ -36,7 +36,7 @@ def merged(output, pieces):
         if isinstance(event, TextPart | ReasoningPart) and type(last) is type(event):
             events[-1] = type(event)(last.text + event.text)
         elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
-            events[-1] = CallArguments(event.index, last.text + event.text)
+            events[-1] = CallArguments(event.call_index, last.text + event.text)
         else:
             events.append(event)
     return events

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.edge.lifecycle.effects import Emit, Finish
+from penstock.edge.output.answer import PLAIN, OutputFormat
 from penstock.edge.text.detokenizer import TextDelta
 from penstock.mesh.forms import Form
 from penstock.mesh.model_key import model_key
@@ -39,6 +40,7 @@ class GenerationPlan:
     block_size: int = 0  # tokens per KV block of the model, for the hashes of prompt prefixes
     model_version: str = ""  # digest of the model card by which the prompt was tokenized
     form: Form | None = None  # of the output; None: free text
+    output_format: OutputFormat = PLAIN  # of the text
 
     @property
     def prompt_bytes(self) -> int:

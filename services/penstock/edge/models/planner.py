@@ -37,9 +37,11 @@ class RequestPlanner:
         A request that continues an answer stays on the version that began it, because the token ids of another
         vocabulary have another meaning, and other weights continue with another text.
         """
+        model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids else "")
+        if required := model.codec.required_form(spec.input):
+            spec = replace(spec, form=required)
         if spec.form:
             await self._forms.check(spec.form)
-        model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids else "")
         make_plan = partial(
             plan_generation,
             spec,

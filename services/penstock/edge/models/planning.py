@@ -11,6 +11,7 @@ from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.models.form_checks import FormRejected
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.request.spec import RequestSpec
+from penstock.edge.text.detokenizer import RecordingDetokenizer, StoppingDetokenizer
 from penstock.edge.text.errors import TokenUnknown
 from penstock.mesh.form_grammar import FormUnsupported
 from penstock.v1.inference_pb2 import Sampling
@@ -27,7 +28,11 @@ def plan_generation(
             raise TokenUnknown(text, field="resume_ids")
     if spec.form and not model.enforces_forms:
         raise FormRejected(FormUnsupported(f"the workers of {model.name} enforce none"))
+    output_format = model.codec.output_format(spec.input)
+    detokenizer: StoppingDetokenizer | RecordingDetokenizer
     detokenizer = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
+    if output_format.tool_names:
+        detokenizer = RecordingDetokenizer(detokenizer)
     resumed_stop = ""
     for token_id in spec.resume_ids:
         resumed_stop = resumed_stop or detokenizer.push(token_id).stop_string
@@ -44,6 +49,7 @@ def plan_generation(
         block_size=model.block_size,
         model_version=model.digest,
         form=spec.form,
+        output_format=output_format,
     )
 
 

@@ -12,27 +12,27 @@ class ReasoningPart(NamedTuple):
 
 
 class CallStarted(NamedTuple):
-    index: int  # of the call in its answer, from 0
+    call_index: int  # of the call in its answer, from 0
     name: str
 
 
 class CallArguments(NamedTuple):
     """The next part of the arguments of the call that was started last."""
 
-    index: int
+    call_index: int
     text: str  # of JSON
 
 
 class CallFinished(NamedTuple):
     """A call is complete and valid."""
 
-    index: int
+    call_index: int
 
 
 class CallBroken(NamedTuple):
     """A started call is not valid JSON after all. All of its text follows as text."""
 
-    index: int
+    call_index: int
 
 
 Event = TextPart | ReasoningPart | CallStarted | CallArguments | CallFinished | CallBroken

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -14,6 +15,17 @@ from penstock.edge.output.markers import held_from
 MAX_HEAD_CHARS = 512  # of an object up to its arguments, if they are to be streamed
 _HEAD = r'\{\s*"name"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,\s*"%s"\s*:\s*(?=\{)'
 Step = Callable[[list[Event]], bool]
+
+
+@dataclass(slots=True)
+class _Object:
+    """A JSON object in work, which may be a call."""
+
+    parts: list[str] = field(default_factory=list)
+    scanner: JsonScanner = field(default_factory=JsonScanner)
+    head: str = ""  # the first characters
+    is_started: bool = False  # a call with its name was reported
+    is_in_arguments: bool = False
 
 
 class ToolCallParser:
@@ -30,15 +42,11 @@ class ToolCallParser:
         "_calls",
         "_expects_list",
         "_format",
-        "_head",
         "_head_pattern",
-        "_is_in_arguments",
-        "_is_started",
         "_max_calls",
         "_names",
         "_object",
         "_raw",
-        "_scanner",
         "_step",
     )
 
@@ -52,7 +60,7 @@ class ToolCallParser:
         self._raw: list[str] = []  # text of the call in work before its object
         self._expects_list = False
         self._step: Step = self._begin_answer if tool_format.can_begin_bare else self._find_call
-        self._begin_object()
+        self._object = _Object()
 
     def feed(self, text: str) -> list[Event]:
         self._buffer += text
@@ -119,19 +127,20 @@ class ToolCallParser:
 
     def _parse_object(self, events: list[Event]) -> bool:
         text, self._buffer = self._buffer, ""
-        if not self._is_started and (started := self._match_head(text, events)) is not None:
-            text = started
+        if not self._object.is_started:
+            text = self._start_call(text, events)
+        call = self._object
         while text:
-            scan = self._scanner.scan(text, depth=1 if self._is_in_arguments else 0)
-            part, text = text[: self._scanner.position], text[self._scanner.position :]
-            self._object.append(part)
+            scan = call.scanner.scan(text, depth=1 if call.is_in_arguments else 0)
+            part, text = text[: call.scanner.position], text[call.scanner.position :]
+            call.parts.append(part)
             if scan is Scan.INVALID:
                 self._buffer = text
                 self._break_call(events)
                 return True
-            if self._is_in_arguments:
+            if call.is_in_arguments:
                 events.append(CallArguments(self._calls - 1, part))
-                self._is_in_arguments = scan is Scan.INCOMPLETE
+                call.is_in_arguments = scan is Scan.INCOMPLETE
             elif scan is Scan.CLOSED:
                 self._buffer = text
                 self._end_object(events)
@@ -158,47 +167,40 @@ class ToolCallParser:
 
     # Parts of steps.
 
-    def _match_head(self, text: str, events: list[Event]) -> str | None:
-        """Start a call if the object so far reaches its arguments. Returns the text from there."""
-        before = len(self._head)
-        self._head += text[: MAX_HEAD_CHARS - before]
-        found = self._head_pattern.match(self._head)
+    def _start_call(self, text: str, events: list[Event]) -> str:
+        """Report a call if the object so far reaches its arguments. Returns the text that is not scanned yet."""
+        head = self._object.head
+        self._object.head += text[: MAX_HEAD_CHARS - len(head)]
+        found = self._head_pattern.match(self._object.head)
         if found is None or found[1] not in self._names:
-            return None
-        self._is_started = self._is_in_arguments = True
-        self._object, self._scanner = [found[0]], JsonScanner(depth=1)
+            return text
+        self._object = _Object([found[0]], JsonScanner(depth=1), is_started=True, is_in_arguments=True)
         events.append(CallStarted(self._calls, found[1]))
         self._calls += 1
-        return text[found.end() - before :]
+        return text[found.end() - len(head) :]
 
     def _end_object(self, events: list[Event]) -> None:
         """Report the call of a complete object."""
-        call = _call_in("".join(self._object), self._format.arguments_key)
+        call = _call_in("".join(self._object.parts), self._format.arguments_key)
         if call is None or call[0] not in self._names:
             self._break_call(events)
             return
-        if not self._is_started:
+        if not self._object.is_started:
             events += [CallStarted(self._calls, call[0]), CallArguments(self._calls, call[1])]
             self._calls += 1
         events.append(CallFinished(self._calls - 1))
         self._raw.clear()
-        self._begin_object()
+        self._object = _Object()
         self._step = self._end_call
 
     def _break_call(self, events: list[Event], rest: str = "") -> None:
         """Return the text of what is no call after all."""
-        if self._is_started:
+        if self._object.is_started:
             events.append(CallBroken(self._calls - 1))
-        events.append(TextPart("".join((*self._raw, *self._object, rest))))
+        events.append(TextPart("".join((*self._raw, *self._object.parts, rest))))
         self._raw.clear()
-        self._begin_object()
+        self._object = _Object()
         self._step = self._find_call
-
-    def _begin_object(self) -> None:
-        self._head = ""
-        self._object: list[str] = []
-        self._scanner = JsonScanner()
-        self._is_started = self._is_in_arguments = False
 
     def _take_raw(self, size: int) -> None:
         self._raw.append(self._buffer[:size])

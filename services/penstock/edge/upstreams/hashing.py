@@ -75,8 +75,9 @@ def _parts_of(prompt: Prompt) -> Iterator[bytes]:
                     rest = message.tool_calls, message.tool_call_id, message.name, message.reasoning
                     yield b"rest" + repr(rest).encode(errors="surrogatepass")
             if tools:
-                rest = tools, prompt.tool_choice, prompt.parallel_tool_calls
-                yield b"tools" + repr(rest).encode(errors="surrogatepass")
+                yield b"tools" + repr((tools, prompt.tool_choice, prompt.parallel_tool_calls)).encode(
+                    errors="surrogatepass"
+                )
         case TokenInput(ids):
             yield from (b"ids", array("I", ids).tobytes())
 

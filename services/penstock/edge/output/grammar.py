@@ -1,0 +1,82 @@
+"""Grammar of an answer that must call tools, in the format of the model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from penstock.edge.output.answer import OutputFormat
+from penstock.edge.output.formats import HERMES, LLAMA, ToolFormat
+from penstock.edge.request.spec import ChatInput
+from penstock.edge.request.tools import Tool, ToolMode
+from penstock.mesh.forms import Lark
+
+MAX_REQUIRED_CALLS = 16  # of an answer that must call tools; a loop of calls must end
+# Written as models are trained to write JSON; free whitespace would never have to end.
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_COMPOSITIONS = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if", "dependentSchemas")
+
+
+def required_calls(chat: ChatInput, output: OutputFormat, marker_ids: Mapping[str, int]) -> Lark | None:
+    """Return the grammar of an answer that makes the calls which the tool choice demands. None if it demands none.
+
+    `marker_ids`: ids of the markers that are special tokens, and so have no text in a grammar.
+    """
+    match chat.tool_choice.mode:
+        case ToolMode.REQUIRED:
+            tools, max_calls = chat.tools, MAX_REQUIRED_CALLS if chat.parallel_tool_calls else 1
+        case ToolMode.NAMED:
+            tools, max_calls = tuple(tool for tool in chat.tools if tool.name == chat.tool_choice.name), 1
+        case _:
+            return None
+    rules = [*_start(output, max_calls, marker_ids), *_calls(tools, output.tool_format)]
+    return Lark("\n".join(rules) + "\n")
+
+
+def _start(output: OutputFormat, max_calls: int, marker_ids: Mapping[str, int]) -> list[str]:
+    calls = _sequence(output.tool_format, max_calls, marker_ids)
+    if not (output.reasoning and output.begins_in_reasoning):
+        return [f"start: {calls}"]
+    end = output.reasoning.end
+    if end in marker_ids:
+        return [f'start: REASONING <[{marker_ids[end]}]> "\\n\\n" {calls}', r"REASONING: /(.|\n)*/"]
+    return [f'start: reasoning "\\n\\n" {calls}', f"reasoning[suffix={_text(end)}]: /(.|\\n)*/"]
+
+
+def _sequence(tool_format: ToolFormat, max_calls: int, marker_ids: Mapping[str, int]) -> str:
+    """Return the expression of 1 to `max_calls` calls with their markers."""
+
+    def marker(text: str) -> str:
+        return f"<[{marker_ids[text]}]>" if text in marker_ids else _text(text)
+
+    def repeated(call: str, separator: str) -> str:
+        return f"{call} ({_text(separator)} {call}){{0,{max_calls - 1}}}" if max_calls > 1 else call
+
+    if tool_format is HERMES:
+        return repeated(f'{marker(HERMES.begin)} "\\n" call "\\n" {marker(HERMES.end)}', "\n")
+    if tool_format is LLAMA:  # whose template has one call in a turn
+        return "call"
+    calls = repeated("call", f"{tool_format.separator} ")
+    return f"{marker(tool_format.begin)} {_text(tool_format.list_open)} {calls} {_text(tool_format.end)}"
+
+
+def _calls(tools: Sequence[Tool], tool_format: ToolFormat) -> list[str]:
+    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+    for index, tool in enumerate(tools):
+        head = f'{{"name": "{tool.name}", "{tool_format.arguments_key}": '
+        rules.append(f'call_{index}: {_text(head)} arguments_{index} "}}"')
+        rules.append(f"arguments_{index}: %json {orjson.dumps(_schema_of(tool)).decode()}")
+    return rules
+
+
+def _schema_of(tool: Tool) -> dict[str, Any]:
+    """Return the schema of the arguments: an object without members that the schema does not name."""
+    schema: dict[str, Any] = orjson.loads(tool.parameters or "{}")
+    if not any(each in schema for each in _COMPOSITIONS):
+        schema = {"additionalProperties": False} | schema | {"type": "object"}
+    return schema | {"x-guidance": {**_LAYOUT, "lenient": not tool.strict}}
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)
