@@ -90,6 +90,7 @@ class Gateway:
         context = self.create(spec, credential, admission, stream, traceparent=traceparent)
         stream.cancel = partial(self._runner.cancel, context)
         stream.limit_headers = lambda: context.limit_headers
+        stream.output_format = lambda: context.request.plan.output_format
         try:
             await on_admitted()
             await self.start(context)

@@ -39,6 +39,11 @@ class ChatInput:
         """The tools that the model is told of."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is a tool call by force."""
+        return self.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenInput:

@@ -102,9 +102,9 @@ def _stops(spec: RequestSpec) -> Violations:
 
 
 def _form(spec: RequestSpec) -> Violations:
-    if spec.form is None:
+    if spec.form is None and not (isinstance(spec.input, ChatInput) and spec.input.must_call):
         return
-    if problem := form_problem(spec.form):
+    if spec.form and (problem := form_problem(spec.form)):
         yield "form", problem
     if spec.ignore_eos:
         yield (

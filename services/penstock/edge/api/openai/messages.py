@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.tools import calls_in
 from penstock.edge.request.spec import Message
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -16,12 +17,26 @@ def message_from(members: Any, path: str) -> Message:
     if not isinstance(members, dict):
         raise wrong_type(path, "an object with role and content", members)
     fields = Fields(members, path)
-    if fields.get("tool_calls") or fields.get("function_call"):
-        raise InvalidArgument(f"{path} calls a tool; this server accepts text only", field=f"{path}.tool_calls")
+    if fields.get("function_call"):
+        raise InvalidArgument(
+            f"{path} has a function_call; send it in tool_calls, which replace it", field=f"{path}.function_call"
+        )
     role = fields.text("role")
     if not role:
         raise InvalidArgument(f"{path}.role is missing; give user, assistant or system", field=f"{path}.role")
-    return Message(_ROLES.get(role, role), content_text(fields.get("content"), f"{path}.content"))
+    calls = calls_in(fields)
+    content = fields.get("content")
+    text = "" if content is None and calls else content_text(content, f"{path}.content")
+    if role == "tool" and not fields.text("tool_call_id"):
+        raise InvalidArgument(f"{path}.tool_call_id is missing", field=f"{path}.tool_call_id")
+    return Message(
+        _ROLES.get(role, role),
+        text,
+        calls,
+        fields.text("tool_call_id"),
+        fields.text("name"),
+        fields.text("reasoning_content"),
+    )
 
 
 def content_text(content: Any, path: str) -> str:
