@@ -1,7 +1,6 @@
 """Conversations with tools, rendered by templates that know tools and by ones that do not."""
 
 import json
-import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -14,8 +13,8 @@ from penstock.edge.request.tools import Tool, ToolCall, ToolChoice, ToolMode
 from penstock.edge.text.codec import codec_from
 from penstock.edge.text.detokenizer import RecordingDetokenizer
 from penstock.edge.text.template import ChatTemplate
-from penstock.mesh.v1.worker_pb2 import ModelCard
 from real_tokenizers import smollm2_chat_template
+from tiny_cards import tiny_card
 from tiny_model import CHAT_TEMPLATE, tiny_tokenizer
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
@@ -30,10 +29,8 @@ CONVERSATION = (
 SHOWN = "{{ tools | tojson }}\n{% for message in messages %}{{ message | tojson }}\n{% endfor %}"
 
 
-def tiny_codec(tokenizer=None, chat_template=CHAT_TEMPLATE):
-    packed = zlib.compress((tokenizer or tiny_tokenizer(304)).to_str().encode())
-    card = ModelCard(tokenizer_json_zlib=packed, vocabulary_size=512, eos_token_ids=[2], chat_template=chat_template)
-    return codec_from(card)
+def tiny_codec(*of_card):
+    return codec_from(tiny_card(*of_card))
 
 
 def rendered(source, messages=CONVERSATION, tools=(WEATHER,)):
