@@ -70,7 +70,7 @@ def test_ids_of_calls_have_nine_letters_and_digits_where_mistral_s_templates_dem
 def test_a_template_that_knows_no_tools_gets_them_as_text_in_the_format_of_hermes():
     text = rendered(smollm2_chat_template())
     assert text.startswith("<|im_start|>system\n# Tools\n")
-    assert '<tools>\n{"type":"function","function":{"name":"get_weather","description":"Of a city.",' in text
+    assert '<tools>\n{"type": "function", "function": {"name": "get_weather", "description": "Of a city.",' in text
     assert '{"name": <function-name>, "arguments": <args-json-object>}' in text
     assert text.endswith(
         "<|im_start|>user\nWeather?<|im_end|>\n"

@@ -1,10 +1,9 @@
 """Chat template of a model: renders a conversation to the text of the prompt."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -17,7 +16,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.request.tools import Tool
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
-from penstock.edge.text.tool_prompt import Turn, plain_turns, tool_variable, turn_variable
+from penstock.edge.text.tool_prompt import Turn, plain_turns, to_json, tool_variable, turn_variable
 
 _TOOLS = re.compile(r"\btools\b")  # the variable of templates that render tools themselves
 
@@ -124,16 +123,12 @@ def _raise_exception(message: str) -> NoReturn:
     )
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own filter would escape HTML
-
-
 def _environment() -> ImmutableSandboxedEnvironment:
     # Without HTML escapes, because the output goes to a tokenizer.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise_exception
     return environment
 

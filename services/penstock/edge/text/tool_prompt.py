@@ -1,6 +1,7 @@
 """Conversations with tools for a chat template: as its variables, or as plain text if it knows no tools."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ def plain_turns(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Turn
         was_result = bool(message.tool_call_id)
     if not tools:
         return turns
-    listed = "\n".join(orjson.dumps(tool_variable(tool)).decode() for tool in tools)
+    listed = "\n".join(to_json(tool_variable(tool)) for tool in tools)
     instructions = _INSTRUCTIONS.format(tools=listed)
     if turns[0]["role"] == "system":
         turns[0]["content"] += f"\n\n{instructions}"
@@ -87,7 +88,12 @@ def plain_turns(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Turn
 
 
 def _call_text(call: ToolCall) -> str:
-    return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments or "{}"}}}\n</tool_call>'
+    return f'<tool_call>\n{{"name": "{call.name}", "arguments": {to_json(_arguments(call))}}}\n</tool_call>'
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON with the spaces that models are trained to write. jinja2's own filter would escape HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _arguments(call: ToolCall) -> Any:
