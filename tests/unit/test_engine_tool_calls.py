@@ -48,7 +48,7 @@ def codec():
 
 def texts_of(engine, chat):
     """The text of each draw."""
-    form = codec().required_form(chat)
+    form = codec().enforced_form(chat, None)
     check_form(form)
     waiting, tokens, reasons = list(range(DRAWS)), {}, {}
     while waiting or engine.has_work:
@@ -97,7 +97,7 @@ def is_valid(call):
 )
 def test_every_draw_makes_valid_calls(engine, choice, parallel, most):
     chat = ChatInput((Message("user", "hi"),), TOOLS, choice, parallel_tool_calls=parallel)
-    output = codec().output_format(chat)
+    output = codec().output_format(chat, None)
     for text in texts_of(engine, chat):
         found = parse_answer(output, text, "a1")
         assert found.text == ""

@@ -9,9 +9,10 @@ import pytest
 
 from penstock.edge.output.answer import OutputFormat, parse_answer
 from penstock.edge.output.formats import HERMES, LLAMA, MISTRAL, THINK
-from penstock.edge.output.grammar import MAX_REQUIRED_CALLS, required_calls
+from penstock.edge.output.grammar import MAX_REQUIRED_CALLS, enforced_form
 from penstock.edge.request.spec import ChatInput, Message
 from penstock.edge.request.tools import Tool, ToolChoice, ToolMode
+from penstock.mesh.forms import JsonSchema, Lark, Regex
 from tiny_model import EOS_ID, tiny_tokenizer
 
 VOCABULARY = 304
@@ -35,10 +36,10 @@ def output_of(tool_format, **fields):
     return OutputFormat(frozenset(tool.name for tool in TOOLS), tool_format, **fields)
 
 
-def grammar_of(output, mode=ToolMode.REQUIRED, name="", *, tools=TOOLS, parallel=True, marker_ids=()):
+def grammar_of(output, mode=ToolMode.REQUIRED, name="", *, tools=TOOLS, parallel=True, marker_ids=(), form=None):
     chat = ChatInput((Message("user", "hi"),), tools, ToolChoice(mode, name), parallel_tool_calls=parallel)
-    form = required_calls(chat, output, dict(marker_ids))
-    return form and form.grammar
+    enforced = enforced_form(chat, form, output, dict(marker_ids))
+    return enforced.grammar if isinstance(enforced, Lark) else enforced
 
 
 def compiled(grammar):
@@ -113,6 +114,23 @@ def test_a_marker_that_is_a_special_token_is_that_token():
 @pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.NONE])
 def test_no_call_is_enforced_unless_one_is_required(mode):
     assert grammar_of(output_of(HERMES), mode) is None
+    assert grammar_of(output_of(HERMES), mode, form=Regex("a")) == Regex("a")
+
+
+def test_tools_are_an_alternative_to_a_json_schema_if_none_is_required():
+    schema = JsonSchema(
+        '{"type": "object", "properties": {"answer": {"type": "boolean"}}, "required": ["answer"],'
+        ' "additionalProperties": false}'
+    )
+    for tool_format in (HERMES, LLAMA, MISTRAL):
+        output = output_of(tool_format)
+        source = compiled(grammar_of(output, ToolMode.AUTO, form=schema))
+        found = [parse_answer(output, walk(source, seed), "a1") for seed in range(40)]
+        values = [json.loads(each.text) for each in found if not each.calls]
+        assert 0 < len(values) < 40
+        assert all(isinstance(value["answer"], bool) for value in values)
+        assert all(is_valid(call) for each in found for call in each.calls)
+    assert grammar_of(output_of(HERMES), ToolMode.NONE, form=schema) is schema
 
 
 def test_an_unsupported_keyword_is_ignored_unless_the_tool_is_strict():

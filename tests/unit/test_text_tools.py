@@ -13,6 +13,7 @@ from penstock.edge.request.tools import Tool, ToolCall, ToolChoice, ToolMode
 from penstock.edge.text.codec import codec_from
 from penstock.edge.text.detokenizer import RecordingDetokenizer
 from penstock.edge.text.template import ChatTemplate
+from penstock.mesh.forms import Regex
 from real_tokenizers import smollm2_chat_template
 from tiny_cards import tiny_card
 from tiny_model import CHAT_TEMPLATE, tiny_tokenizer
@@ -146,8 +147,8 @@ def test_tools_are_not_shown_if_none_may_be_called():
     messages = (Message("user", "hi"),)
     none = ChatInput(messages, (WEATHER,), ToolChoice(ToolMode.NONE))
     assert codec.prompt_ids(none, NOW) == codec.prompt_ids(ChatInput(messages), NOW)
-    assert codec.output_format(none).is_plain
-    assert codec.output_format(ChatInput(messages, (WEATHER,))).tool_names == {"get_weather"}
+    assert codec.output_format(none, None).is_plain
+    assert codec.output_format(ChatInput(messages, (WEATHER,)), None).tool_names == {"get_weather"}
 
 
 def test_markers_that_are_special_tokens_have_a_text_in_chats_only():
@@ -159,8 +160,8 @@ def test_markers_that_are_special_tokens_have_a_text_in_chats_only():
     assert codec.marker_ids == {"[TOOL_CALLS]": marker}
     assert codec.new_detokenizer(chat, [1], ()).push(marker).text == "[TOOL_CALLS]"
     required = replace(chat, tool_choice=ToolChoice(ToolMode.REQUIRED))
-    assert f"<[{marker}]>" in codec.required_form(required).grammar
-    assert codec.required_form(chat) is None
+    assert f"<[{marker}]>" in codec.enforced_form(required, None).grammar
+    assert codec.enforced_form(chat, None) is None
 
 
 def test_a_recording_detokenizer_keeps_the_whole_text():
@@ -170,3 +171,12 @@ def test_a_recording_detokenizer_keeps_the_whole_text():
     ids = codec.tokenizer.encode("water ENough EN")
     texts = [detokenizer.push(each).text for each in ids]
     assert "".join([*texts, detokenizer.flush()]) == detokenizer.text == "water ENough EN"
+
+
+def test_an_output_in_a_form_has_no_reasoning_unless_the_form_is_of_required_calls():
+    codec = tiny_codec(tiny_tokenizer(304), CHAT_TEMPLATE + "{# </think> #}")
+    chat = ChatInput((Message("user", "hi"),))
+    assert codec.output_format(chat, None).reasoning is THINK
+    assert codec.output_format(chat, Regex("a")).is_plain
+    required = replace(chat, tools=(WEATHER,), tool_choice=ToolChoice(ToolMode.REQUIRED))
+    assert codec.output_format(required, Regex("a")).reasoning is THINK

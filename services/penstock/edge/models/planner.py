@@ -38,14 +38,14 @@ class RequestPlanner:
         vocabulary have another meaning, and other weights continue with another text.
         """
         model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids else "")
-        if required := model.codec.required_form(spec.input):
-            spec = replace(spec, form=required)
-        if spec.form:
-            await self._forms.check(spec.form)
+        form = model.codec.enforced_form(spec.input, spec.form)
+        if form:
+            await self._forms.check(form, field="form" if form is spec.form else "tools")
         make_plan = partial(
             plan_generation,
             spec,
             model,
+            form=form,
             now=datetime.now(UTC),
             default_output_tokens=self._default_output_tokens,
             draw_seed=partial(_seeds.getrandbits, 64),

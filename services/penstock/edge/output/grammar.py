@@ -1,4 +1,4 @@
-"""Grammar of an answer that must call tools, in the format of the model."""
+"""Grammar of an answer that calls tools, in the format of the model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from penstock.edge.output.answer import OutputFormat
 from penstock.edge.output.formats import HERMES, LLAMA, ToolFormat
 from penstock.edge.request.spec import ChatInput
 from penstock.edge.request.tools import Tool, ToolMode
-from penstock.mesh.forms import Lark
+from penstock.mesh.forms import Form, JsonSchema, Lark
 
 MAX_REQUIRED_CALLS = 16  # of an answer that must call tools; a loop of calls must end
 # Written as models are trained to write JSON; free whitespace would never have to end.
@@ -18,20 +18,31 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if", "dependentSchemas")
 
 
-def required_calls(chat: ChatInput, output: OutputFormat, marker_ids: Mapping[str, int]) -> Lark | None:
-    """Return the grammar of an answer that makes the calls which the tool choice demands. None if it demands none.
+def enforced_form(
+    chat: ChatInput, form: Form | None, output: OutputFormat, marker_ids: Mapping[str, int]
+) -> Form | None:
+    """Return the form that the engine enforces on an answer whose request asks for `form`.
 
-    `marker_ids`: ids of the markers that are special tokens, and so have no text in a grammar.
+    Calls that are required replace it. A JSON schema is an alternative to calls that are not. `marker_ids`: ids of the
+    markers that are special tokens, and so have no text in a grammar.
     """
+    tools, most_calls = chat.shown_tools, MAX_REQUIRED_CALLS if chat.parallel_tool_calls else 1
+    rules: list[str] = []
     match chat.tool_choice.mode:
-        case ToolMode.REQUIRED:
-            tools, max_calls = chat.tools, MAX_REQUIRED_CALLS if chat.parallel_tool_calls else 1
         case ToolMode.NAMED:
-            tools, max_calls = tuple(tool for tool in chat.tools if tool.name == chat.tool_choice.name), 1
-        case _:
-            return None
-    rules = [*_start(output, max_calls, marker_ids), *_calls(tools, output.tool_format)]
-    return Lark("\n".join(rules) + "\n")
+            tools, most_calls = tuple(tool for tool in tools if tool.name == chat.tool_choice.name), 1
+        case ToolMode.AUTO if tools and isinstance(form, JsonSchema):
+            calls = _sequence(output.tool_format, most_calls, marker_ids, has_marker=True)
+            rules = [f"start: {calls} | value", _value(form)]
+        case ToolMode.AUTO | ToolMode.NONE:
+            return form
+    rules = rules or _start(output, most_calls, marker_ids)
+    return Lark("\n".join((*rules, *_calls(tools, output.tool_format))) + "\n")
+
+
+def _value(form: JsonSchema) -> str:
+    schema: dict[str, Any] = orjson.loads(form.source)
+    return f"value: %json {orjson.dumps(schema | {'x-guidance': _LAYOUT}).decode()}"
 
 
 def _start(output: OutputFormat, max_calls: int, marker_ids: Mapping[str, int]) -> list[str]:
@@ -44,8 +55,13 @@ def _start(output: OutputFormat, max_calls: int, marker_ids: Mapping[str, int]) 
     return [f'start: reasoning "\\n\\n" {calls}', f"reasoning[suffix={_text(end)}]: /(.|\\n)*/"]
 
 
-def _sequence(tool_format: ToolFormat, max_calls: int, marker_ids: Mapping[str, int]) -> str:
-    """Return the expression of 1 to `max_calls` calls with their markers."""
+def _sequence(
+    tool_format: ToolFormat, max_calls: int, marker_ids: Mapping[str, int], *, has_marker: bool = False
+) -> str:
+    """Return the expression of 1 to `max_calls` calls with their markers.
+
+    `has_marker`: the first call has a marker even if it needs none, as another JSON object may stand in its place.
+    """
 
     def marker(text: str) -> str:
         return f"<[{marker_ids[text]}]>" if text in marker_ids else _text(text)
@@ -56,7 +72,7 @@ def _sequence(tool_format: ToolFormat, max_calls: int, marker_ids: Mapping[str, 
     if tool_format is HERMES:
         return repeated(f'{marker(HERMES.begin)} "\\n" call "\\n" {marker(HERMES.end)}', "\n")
     if tool_format is LLAMA:  # whose template has one call in a turn
-        return "call"
+        return f"{marker(LLAMA.begin)} call" if has_marker else "call"
     calls = repeated("call", f"{tool_format.separator} ")
     return f"{marker(tool_format.begin)} {_text(tool_format.list_open)} {calls} {_text(tool_format.end)}"
 

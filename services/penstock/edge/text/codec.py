@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.edge.output.answer import PLAIN, OutputFormat
-from penstock.edge.output.grammar import required_calls
+from penstock.edge.output.grammar import enforced_form
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Prompt, TextInput, TokenInput
 from penstock.edge.text.detokenizer import StoppingDetokenizer
@@ -16,7 +16,7 @@ from penstock.edge.text.escaping import escaped_message, escaped_tool
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.edge.text.vocabulary import Vocabulary
-from penstock.mesh.forms import Lark
+from penstock.mesh.forms import Form
 from penstock.mesh.v1.worker_pb2 import ModelCard
 
 _TOKENIZER_BYTES = 256 << 20  # after decompression; the largest public ones have 35 MB
@@ -49,26 +49,30 @@ class TextCodec:
         begins_text = is_chat or vocabulary.is_blank(prompt_ids)
         return StoppingDetokenizer(vocabulary, stops, begins_text=begins_text)
 
-    def output_format(self, prompt: Prompt) -> OutputFormat:
-        """Return how the text of an answer is to be divided into reasoning, content and tool calls."""
+    def output_format(self, prompt: Prompt, form: Form | None) -> OutputFormat:
+        """Return how the text of an answer is to be divided into reasoning, content and tool calls.
+
+        `form`: of the request. The whole output obeys it, so that there is no reasoning before it.
+        """
         if not isinstance(prompt, ChatInput):
             return PLAIN
         tools, template = prompt.shown_tools, self.template
-        if not tools and template.reasoning is None:
+        reasoning = None if form and not prompt.must_call else template.reasoning
+        if not tools and reasoning is None:
             return PLAIN
         return OutputFormat(
             tool_names=frozenset(tool.name for tool in tools),
             tool_format=template.tool_format,
             max_calls=limits.TOOL_CALLS if prompt.parallel_tool_calls else 1,
-            reasoning=template.reasoning,
-            begins_in_reasoning=template.opens_reasoning,
+            reasoning=reasoning,
+            begins_in_reasoning=reasoning is not None and template.opens_reasoning,
         )
 
-    def required_form(self, prompt: Prompt) -> Lark | None:
-        """Return the grammar of the tool calls that an answer must make. None if it need not make any."""
+    def enforced_form(self, prompt: Prompt, form: Form | None) -> Form | None:
+        """Return the form that the engine enforces: that of the request, or a grammar of tool calls."""
         if not isinstance(prompt, ChatInput) or not prompt.tools:
-            return None
-        return required_calls(prompt, self.output_format(prompt), self.marker_ids)
+            return form
+        return enforced_form(prompt, form, self.output_format(prompt, form), self.marker_ids)
 
     def _ids(self, prompt: Prompt, now: datetime) -> "array[int]":
         match prompt:
