@@ -151,14 +151,15 @@ def test_tools_are_not_shown_if_none_may_be_called():
     assert codec.output_format(ChatInput(messages, (WEATHER,)), None).tool_names == {"get_weather"}
 
 
-def test_markers_that_are_special_tokens_have_a_text_in_chats_only():
+def test_markers_that_are_special_tokens_have_a_text_where_they_are_shown():
     tokenizer = tiny_tokenizer(304)
     tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", normalized=False)])
     marker = tokenizer.token_to_id("[TOOL_CALLS]")
     codec = tiny_codec(tokenizer, CHAT_TEMPLATE + "{# [TOOL_CALLS] #}")
     chat = ChatInput((Message("user", "hi"),), (WEATHER,))
     assert codec.marker_ids == {"[TOOL_CALLS]": marker}
-    assert codec.new_detokenizer(chat, [1], ()).push(marker).text == "[TOOL_CALLS]"
+    assert codec.new_detokenizer(chat, [1], (), shows_markers=True).push(marker).text == "[TOOL_CALLS]"
+    assert codec.new_detokenizer(chat, [1], ()).push(marker).text == ""
     required = replace(chat, tool_choice=ToolChoice(ToolMode.REQUIRED))
     assert f"<[{marker}]>" in codec.enforced_form(required, None).grammar
     assert codec.enforced_form(chat, None) is None

@@ -40,7 +40,9 @@ def plan_generation(
         raise FormRejected(FormUnsupported(f"the workers of {model.name} enforce none"))
     output_format = model.codec.output_format(spec.input, spec.form)
     detokenizer: StoppingDetokenizer | RecordingDetokenizer
-    detokenizer = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
+    detokenizer = model.codec.new_detokenizer(
+        spec.input, prompt_ids, spec.stop, shows_markers=not output_format.is_plain
+    )
     if output_format.tool_names:
         detokenizer = RecordingDetokenizer(detokenizer)
     resumed_stop = ""

@@ -59,7 +59,8 @@ def _prompt(spec: RequestSpec) -> Violations:
             yield from _at_most("input", _size(text), limits.TEXT_BYTES, "bytes")
         case ChatInput(messages, tools, tool_choice):
             yield from _conversation(messages)
-            yield from violations_of_tools(tools, tool_choice)
+            if tools or spec.input.must_call:
+                yield from violations_of_tools(tools, tool_choice)
         case TokenInput(ids):
             yield from _within("input", len(ids), 1, limits.PROMPT_TOKENS, "token ids")
     yield from _at_most("resume_ids", len(spec.resume_ids), limits.OUTPUT_TOKENS, "token ids")
@@ -67,7 +68,7 @@ def _prompt(spec: RequestSpec) -> Violations:
 
 def _conversation(messages: tuple[Message, ...]) -> Violations:
     yield from _within("input", len(messages), 1, limits.MESSAGES, "messages")
-    yield from _at_most("input", sum(map(_text_size, messages)), limits.TEXT_BYTES, "bytes")
+    yield from _at_most("input", sum([_text_size(message) for message in messages]), limits.TEXT_BYTES, "bytes")
     for index, message in enumerate(messages):
         if message.tool_calls:
             yield from violations_of_calls(message.tool_calls, index)

@@ -12,7 +12,6 @@ from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Prompt, TextInput, TokenInput
 from penstock.edge.text.detokenizer import StoppingDetokenizer
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
-from penstock.edge.text.escaping import escaped_message, escaped_tool
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.edge.text.vocabulary import Vocabulary
@@ -42,11 +41,15 @@ class TextCodec:
             raise PromptEmpty("the prompt has no token; send some text, or a message", field="input")
         return ids
 
-    def new_detokenizer(self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str]) -> StoppingDetokenizer:
-        """Return a detokenizer for an answer. A chat turn is a new text; other answers continue the prompt's."""
-        is_chat = isinstance(prompt, ChatInput)
-        vocabulary = (is_chat and self.marked_vocabulary) or self.tokenizer.vocabulary
-        begins_text = is_chat or vocabulary.is_blank(prompt_ids)
+    def new_detokenizer(
+        self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_markers: bool = False
+    ) -> StoppingDetokenizer:
+        """Return a detokenizer for an answer. A chat turn is a new text; other answers continue the prompt's.
+
+        `shows_markers`: markers of tool calls and reasoning that are special tokens have a text.
+        """
+        vocabulary = (shows_markers and self.marked_vocabulary) or self.tokenizer.vocabulary
+        begins_text = isinstance(prompt, ChatInput) or vocabulary.is_blank(prompt_ids)
         return StoppingDetokenizer(vocabulary, stops, begins_text=begins_text)
 
     def output_format(self, prompt: Prompt, form: Form | None) -> OutputFormat:
@@ -80,11 +83,11 @@ class TextCodec:
                 bos = array("I", () if self.bos_token_id is None else (self.bos_token_id,))
                 return bos + self.tokenizer.encode(text)
             case ChatInput(messages):
-                escape = self.tokenizer.escape_special_tokens
-                escaped = [escaped_message(each, escape) for each in messages]
-                tools = [escaped_tool(each, escape) for each in prompt.shown_tools]
                 # Without a BOS, because the template writes its own.
-                return self.tokenizer.encode(self.template.render(escaped, now, tools=tools))
+                escape = self.tokenizer.escape_special_tokens
+                return self.tokenizer.encode(
+                    self.template.render(messages, now, tools=prompt.shown_tools, escape=escape)
+                )
             case TokenInput(ids):
                 return self._checked_ids(ids)
 

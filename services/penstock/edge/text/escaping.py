@@ -10,9 +10,7 @@ from penstock.edge.request.tools import Tool, ToolCall
 Escape = Callable[[str], str]
 
 
-def escaped_message(message: Message, escape: Escape) -> Message:
-    if message.is_plain:
-        return Message(escape(message.role), escape(message.content))
+def escaped_turn(message: Message, escape: Escape) -> Message:
     return Message(
         escape(message.role),
         escape(message.content),

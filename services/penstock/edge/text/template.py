@@ -16,6 +16,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.request.tools import Tool
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
+from penstock.edge.text.escaping import Escape, escaped_tool, escaped_turn
 from penstock.edge.text.tool_prompt import Turn, plain_turns, to_json, tool_variable, turn_variable
 
 _TOOLS = re.compile(r"\btools\b")  # the variable of templates that render tools themselves
@@ -54,14 +55,17 @@ class ChatTemplate:
         now: datetime,
         *,
         tools: Sequence[Tool] = (),
+        escape: Escape = str,
         add_generation_prompt: bool = True,
     ) -> str:
         """Return the text of the conversation up to the assistant's next turn. Raises TemplateRefused.
 
-        A template that knows no tools gets their descriptions, calls and results as plain text.
+        `escape` is applied to all texts of the caller. A template that knows no tools gets their descriptions, calls
+        and results as plain text.
         """
+        tools = [escaped_tool(tool, escape) for tool in tools]
         chunks = self._template.generate(
-            messages=self._turns(messages, tools),
+            messages=self._turns(messages, tools, escape),
             add_generation_prompt=add_generation_prompt,
             bos_token=self._bos_token,
             eos_token=self._eos_token,
@@ -79,12 +83,13 @@ class ChatTemplate:
                 field="messages",
             ) from error
 
-    def _turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Turn]:
+    def _turns(self, messages: Sequence[Message], tools: Sequence[Tool], escape: Escape) -> list[Turn]:
+        if not tools and all(message.is_plain for message in messages):
+            return [{"role": escape(message.role), "content": escape(message.content)} for message in messages]
+        escaped = [escaped_turn(message, escape) for message in messages]
         if self._knows_tools:
-            return [turn_variable(each, has_short_ids=self.tool_format is MISTRAL) for each in messages]
-        if tools or not all(message.is_plain for message in messages):
-            return plain_turns(messages, tools)
-        return [{"role": message.role, "content": message.content} for message in messages]
+            return [turn_variable(each, has_short_ids=self.tool_format is MISTRAL) for each in escaped]
+        return plain_turns(escaped, tools)
 
     def _ends_with(self, marker: str) -> bool:
         """Return whether the text of a short conversation ends with `marker`, so that the answer begins behind it."""

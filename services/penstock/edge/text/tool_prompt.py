@@ -44,8 +44,6 @@ def turn_variable(message: Message, *, has_short_ids: bool = False) -> Turn:
     `has_short_ids`: ids of calls are replaced by ones of 9 letters and digits, which templates of Mistral demand.
     """
     turn: Turn = {"role": message.role, "content": message.content}
-    if message.is_plain:
-        return turn
     id_of = _short_id if has_short_ids else str
     if message.tool_calls:
         turn["tool_calls"] = [

@@ -1,6 +1,5 @@
 """Input of a response: a text, or items, from which the turns of the conversation are made."""
 
-from dataclasses import replace
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
@@ -59,7 +58,7 @@ class _Turns:
 
     def _add_turn(self, message: Message) -> None:
         if self._reasoning and message.role == "assistant":
-            message, self._reasoning = replace(message, reasoning=self._reasoning), ""
+            message, self._reasoning = message._replace(reasoning=self._reasoning), ""
         self._messages.append(message)
 
     def _add_call(self, fields: Fields) -> None:
@@ -67,7 +66,7 @@ class _Turns:
         if not self._messages or self._messages[-1].role != "assistant" or self._reasoning:
             self._add_turn(Message("assistant", ""))
         last = self._messages[-1]
-        self._messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
+        self._messages[-1] = last._replace(tool_calls=(*last.tool_calls, call))
 
 
 def _required(fields: Fields, name: str) -> str:

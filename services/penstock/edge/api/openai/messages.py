@@ -17,25 +17,28 @@ def message_from(members: Any, path: str) -> Message:
     if not isinstance(members, dict):
         raise wrong_type(path, "an object with role and content", members)
     fields = Fields(members, path)
-    if fields.get("function_call"):
-        raise InvalidArgument(
-            f"{path} has a function_call; send it in tool_calls, which replace it", field=f"{path}.function_call"
-        )
     role = fields.text("role")
     if not role:
         raise InvalidArgument(f"{path}.role is missing; give user, assistant or system", field=f"{path}.role")
+    role = _ROLES.get(role, role)
+    if role != "tool" and len(members) == 2 and "content" in members:  # as most messages are
+        return Message(role, content_text(members["content"], f"{path}.content"))
+    return _turn_from(fields, role)
+
+
+def _turn_from(fields: Fields, role: str) -> Message:
+    """Parse a message that may have calls, be the result of one, or have a name or reasoning."""
+    if fields.get("function_call"):
+        path = fields.path("function_call")
+        raise InvalidArgument(f"{path} is not supported; send it in tool_calls, which replace it", field=path)
+    if role == "tool" and not fields.text("tool_call_id"):
+        path = fields.path("tool_call_id")
+        raise InvalidArgument(f"{path} is missing; give the id of the call", field=path)
     calls = calls_in(fields)
     content = fields.get("content")
-    text = "" if content is None and calls else content_text(content, f"{path}.content")
-    if role == "tool" and not fields.text("tool_call_id"):
-        raise InvalidArgument(f"{path}.tool_call_id is missing", field=f"{path}.tool_call_id")
+    text = "" if content is None and calls else content_text(content, fields.path("content"))
     return Message(
-        _ROLES.get(role, role),
-        text,
-        calls,
-        fields.text("tool_call_id"),
-        fields.text("name"),
-        fields.text("reasoning_content"),
+        role, text, calls, fields.text("tool_call_id"), fields.text("name"), fields.text("reasoning_content")
     )
 
 

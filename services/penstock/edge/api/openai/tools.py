@@ -27,10 +27,10 @@ def response_input(fields: Fields, messages: tuple[Message, ...]) -> ChatInput:
 
 
 def _conversation(fields: Fields, messages: tuple[Message, ...], function_of: FunctionOf) -> ChatInput:
+    if fields.get("tools") is None and fields.get("tool_choice") is None:
+        return ChatInput(messages)
     tools = _tools(fields, function_of)
     choice = _choice(fields, function_of)
-    if not tools and choice is AUTO:
-        return ChatInput(messages)
     parallel = fields.get("parallel_tool_calls")
     return ChatInput(messages, tools, choice, True if parallel is None else fields.flag("parallel_tool_calls"))
 
