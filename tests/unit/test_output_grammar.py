@@ -8,7 +8,7 @@ import llguidance.numpy
 import pytest
 
 from penstock.edge.output.answer import OutputFormat, parse_answer
-from penstock.edge.output.formats import HERMES, LLAMA, MISTRAL, THINK
+from penstock.edge.output.formats import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, THINK
 from penstock.edge.output.grammar import MAX_REQUIRED_CALLS, enforced_form
 from penstock.edge.request.spec import ChatInput, Message
 from penstock.edge.request.tools import Tool, ToolChoice, ToolMode
@@ -16,7 +16,8 @@ from penstock.mesh.forms import JsonSchema, Lark, Regex
 from tiny_model import EOS_ID, tiny_tokenizer
 
 VOCABULARY = 304
-WALKS = 170  # of each format: 510 together
+WALKS = 125  # of each format: 500 together
+FORMATS = pytest.mark.parametrize("tool_format", [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED], ids=lambda each: each.name)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -74,7 +75,7 @@ def is_valid(call):
     )
 
 
-@pytest.mark.parametrize("tool_format", [HERMES, LLAMA, MISTRAL], ids=lambda each: each.name)
+@FORMATS
 def test_every_random_walk_over_a_grammar_is_a_list_of_valid_calls(tool_format):
     output = output_of(tool_format)
     source = compiled(grammar_of(output))
@@ -85,7 +86,7 @@ def test_every_random_walk_over_a_grammar_is_a_list_of_valid_calls(tool_format):
         assert all(map(is_valid, found.calls))
 
 
-@pytest.mark.parametrize("tool_format", [HERMES, LLAMA, MISTRAL], ids=lambda each: each.name)
+@FORMATS
 @pytest.mark.parametrize(("mode", "name"), [(ToolMode.REQUIRED, ""), (ToolMode.NAMED, "get_weather")])
 def test_one_call_is_made_if_it_is_named_or_none_may_be_parallel(tool_format, mode, name):
     output = output_of(tool_format)
@@ -122,7 +123,7 @@ def test_tools_are_an_alternative_to_a_json_schema_if_none_is_required():
         '{"type": "object", "properties": {"answer": {"type": "boolean"}}, "required": ["answer"],'
         ' "additionalProperties": false}'
     )
-    for tool_format in (HERMES, LLAMA, MISTRAL):
+    for tool_format in (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED):
         output = output_of(tool_format)
         source = compiled(grammar_of(output, ToolMode.AUTO, form=schema))
         found = [parse_answer(output, walk(source, seed), "a1") for seed in range(40)]

@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 from penstock.edge.output.answer import Answer, AnswerParser, OutputFormat, call_id, parse_answer
 from penstock.edge.output.events import CallArguments, CallBroken, CallFinished, CallStarted, ReasoningPart, TextPart
-from penstock.edge.output.formats import BRACKETED_THINK, HERMES, LLAMA, MISTRAL, THINK
+from penstock.edge.output.formats import BRACKETED_THINK, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, THINK
 from penstock.edge.request.tools import ToolCall
 
 NAMES = frozenset({"f", "get_weather"})
-FORMATS = [HERMES, LLAMA, MISTRAL]
+FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
 CALL = {
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "}\\""}}\n</tool_call>',
     "llama3": '{"name": "f", "parameters": {"a": "}\\""}}',
     "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "}\\""}}]',
+    "mistral-named": '[TOOL_CALLS]f[ARGS]{"a": "}\\""}',
 }
 
 
@@ -56,7 +57,9 @@ def test_a_call_has_its_name_and_its_arguments_as_they_were_written(tool_format)
         (HERMES, '<tool_call>{"arguments": {}, "name": "f"}\n<tool_call>{"name": "f"}</tool_call>\n'),
         (LLAMA, '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}'),
         (LLAMA, '{"type": "function", "name": "f", "parameters": {}};{"name": "f", "parameters": "{}"}'),
-        (MISTRAL, '[TOOL_CALLS][{"name":"f","arguments":{}},{"name":"f","arguments":{}}]'),
+        (MISTRAL, '[TOOL_CALLS][{"name":"f","arguments":{}},{"name":"f","arguments":{}, "id": "abcdefghi"}]'),
+        (MISTRAL_NAMED, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f{}"),
+        (MISTRAL_NAMED, "[TOOL_CALLS] f[CALL_ID]abcdefghi[ARGS]{} [TOOL_CALLS]f [ARGS] {}"),
     ],
 )
 def test_an_answer_may_have_several_calls_with_members_in_any_order(tool_format, text):
@@ -92,6 +95,20 @@ def test_malformed_calls_stay_text(text):
 )
 def test_json_that_is_no_call_stays_text_where_calls_need_no_marker(text):
     assert answer(LLAMA, text) == Answer(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[TOOL_CALLS]g[ARGS]{}",
+        "[TOOL_CALLS]f[ARGS]{a}",
+        "[TOOL_CALLS]f[ARGS][1]",
+        "[TOOL_CALLS]f[ARGS]",
+        "[TOOL_CALLS]" + "f" * 300 + "{}",
+    ],
+)
+def test_malformed_calls_of_a_name_and_arguments_stay_text(text):
+    assert answer(MISTRAL_NAMED, f"Hm.{text}") == Answer(f"Hm.{text}")
 
 
 def test_a_valid_call_after_a_broken_one_is_found():

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from tokenizers import AddedToken
 
-from penstock.edge.output.formats import BRACKETED_THINK, HERMES, LLAMA, MISTRAL, THINK
+from penstock.edge.output.formats import BRACKETED_THINK, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, THINK
 from penstock.edge.request.spec import ChatInput, Message
 from penstock.edge.request.tools import Tool, ToolCall, ToolChoice, ToolMode
 from penstock.edge.text.codec import codec_from
@@ -24,7 +24,7 @@ CALL = ToolCall("call_1", "get_weather", '{"city": "Paris"}')
 CONVERSATION = (
     Message("user", "Weather?"),
     Message("assistant", "", (CALL,), reasoning="Look it up."),
-    Message("tool", "Rain.", tool_call_id="call_1", name="get_weather"),
+    Message("tool", "Rain.", tool_call_id="call_1"),
 )
 # The variables of a conversation with tools, as a template sees them.
 SHOWN = "{{ tools | tojson }}\n{% for message in messages %}{{ message | tojson }}\n{% endfor %}"
@@ -102,6 +102,7 @@ def test_earlier_calls_are_shown_even_if_no_tools_are_offered_now():
         ("{{ '<|python_tag|>' }}{{ tools }}", LLAMA),
         ("""{{ '{"name": function name, "parameters": dict}' }} ipython {{ tools }}""", LLAMA),
         ("{{ '[TOOL_CALLS] [' }}{{ tools }}", MISTRAL),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}{{ tools }}", MISTRAL_NAMED),
     ],
 )
 def test_the_format_of_calls_is_found_in_the_template(source, expected):

@@ -37,7 +37,7 @@ def enforced_form(
         case ToolMode.AUTO | ToolMode.NONE:
             return form
     rules = rules or _start(output, most_calls, marker_ids)
-    return Lark("\n".join((*rules, *_calls(tools, output.tool_format))) + "\n")
+    return Lark("\n".join((*rules, *_calls(tools, output.tool_format, marker_ids))) + "\n")
 
 
 def _value(form: JsonSchema) -> str:
@@ -51,7 +51,7 @@ def _start(output: OutputFormat, max_calls: int, marker_ids: Mapping[str, int]) 
         return [f"start: {calls}"]
     end = output.reasoning.end
     if end in marker_ids:
-        return [f'start: REASONING <[{marker_ids[end]}]> "\\n\\n" {calls}', r"REASONING: /(.|\n)*/"]
+        return [f'start: REASONING {_marker(end, marker_ids)} "\\n\\n" {calls}', r"REASONING: /(.|\n)*/"]
     return [f'start: reasoning "\\n\\n" {calls}', f"reasoning[suffix={_text(end)}]: /(.|\\n)*/"]
 
 
@@ -63,25 +63,30 @@ def _sequence(
     `has_marker`: the first call has a marker even if it needs none, as another JSON object may stand in its place.
     """
 
-    def marker(text: str) -> str:
-        return f"<[{marker_ids[text]}]>" if text in marker_ids else _text(text)
+    begin = _marker(tool_format.begin, marker_ids)
 
     def repeated(call: str, separator: str) -> str:
         return f"{call} ({_text(separator)} {call}){{0,{max_calls - 1}}}" if max_calls > 1 else call
 
     if tool_format is HERMES:
-        return repeated(f'{marker(HERMES.begin)} "\\n" call "\\n" {marker(HERMES.end)}', "\n")
+        return repeated(f'{begin} "\\n" call "\\n" {_marker(HERMES.end, marker_ids)}', "\n")
     if tool_format is LLAMA:  # whose template has one call in a turn
-        return f"{marker(LLAMA.begin)} call" if has_marker else "call"
+        return f"{begin} call" if has_marker else "call"
+    if tool_format.arguments_marker:
+        return f"({begin} call){{1,{max_calls}}}"
     calls = repeated("call", f"{tool_format.separator} ")
-    return f"{marker(tool_format.begin)} {_text(tool_format.list_open)} {calls} {_text(tool_format.end)}"
+    return f"{begin} {_text(tool_format.list_open)} {calls} {_text(tool_format.end)}"
 
 
-def _calls(tools: Sequence[Tool], tool_format: ToolFormat) -> list[str]:
+def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marker_ids: Mapping[str, int]) -> list[str]:
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
-        head = f'{{"name": "{tool.name}", "{tool_format.arguments_key}": '
-        rules.append(f'call_{index}: {_text(head)} arguments_{index} "}}"')
+        if tool_format.arguments_marker:
+            call = f"{_text(tool.name)} {_marker(tool_format.arguments_marker, marker_ids)} arguments_{index}"
+        else:
+            head = f'{{"name": "{tool.name}", "{tool_format.arguments_key}": '
+            call = f'{_text(head)} arguments_{index} "}}"'
+        rules.append(f"call_{index}: {call}")
         rules.append(f"arguments_{index}: %json {orjson.dumps(_schema_of(tool)).decode()}")
     return rules
 
@@ -92,6 +97,10 @@ def _schema_of(tool: Tool) -> dict[str, Any]:
     if not any(each in schema for each in _COMPOSITIONS):
         schema = {"additionalProperties": False} | schema | {"type": "object"}
     return schema | {"x-guidance": {**_LAYOUT, "lenient": not tool.strict}}
+
+
+def _marker(text: str, marker_ids: Mapping[str, int]) -> str:
+    return f"<[{marker_ids[text]}]>" if text in marker_ids else _text(text)
 
 
 def _text(text: str) -> str:

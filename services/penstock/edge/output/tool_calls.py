@@ -11,9 +11,12 @@ from penstock.edge.output.events import CallArguments, CallBroken, CallFinished,
 from penstock.edge.output.formats import ToolFormat
 from penstock.edge.output.json_scanner import JsonScanner, Scan
 from penstock.edge.output.markers import held_from
+from penstock.edge.request.tools import is_json_object
 
 MAX_HEAD_CHARS = 512  # of an object up to its arguments, if they are to be streamed
 _HEAD = r'\{\s*"name"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,\s*"%s"\s*:\s*(?=\{)'
+MAX_NAMED_HEAD_CHARS = 256  # between a marker and the arguments of a call that is no JSON object
+_NAMED_HEAD = r"\s*([A-Za-z0-9_-]{1,64})(?:\[CALL_ID\]\w+)?\s*(?:%s)?\s*"
 Step = Callable[[list[Event]], bool]
 
 
@@ -26,6 +29,8 @@ class _Object:
     head: str = ""  # the first characters
     is_started: bool = False  # a call with its name was reported
     is_in_arguments: bool = False
+    arguments_depth: int = 1  # of open brackets around the arguments
+    name: str = ""  # of the call, if the object is its arguments
 
 
 class ToolCallParser:
@@ -44,6 +49,7 @@ class ToolCallParser:
         "_format",
         "_head_pattern",
         "_max_calls",
+        "_named_head_pattern",
         "_names",
         "_object",
         "_raw",
@@ -55,6 +61,7 @@ class ToolCallParser:
         self._names = names
         self._max_calls = max_calls
         self._head_pattern = re.compile(_HEAD % tool_format.arguments_key)
+        self._named_head_pattern = re.compile(_NAMED_HEAD % re.escape(tool_format.arguments_marker))
         self._buffer = ""  # text that no step has taken yet
         self._calls = 0  # that were started
         self._raw: list[str] = []  # text of the call in work before its object
@@ -111,6 +118,8 @@ class ToolCallParser:
 
     def _open_call(self, events: list[Event]) -> bool:
         """Take what stands between a marker, or a separator, and the object."""
+        if self._format.arguments_marker:
+            return self._open_named_call(events)
         begun = self._buffer.lstrip()
         if not begun:
             return False
@@ -125,13 +134,29 @@ class ToolCallParser:
             self._break_call(events)
         return True
 
+    def _open_named_call(self, events: list[Event]) -> bool:
+        """Take the name of a call up to its arguments."""
+        size = self._buffer.find("{", 0, MAX_NAMED_HEAD_CHARS)
+        if size < 0 and len(self._buffer) < MAX_NAMED_HEAD_CHARS:
+            return False
+        found = self._named_head_pattern.fullmatch(self._buffer, 0, max(size, 0))
+        if found is None or found[1] not in self._names:
+            self._break_call(events)
+            return True
+        self._take_raw(size)
+        self._object = _Object(is_started=True, is_in_arguments=True, arguments_depth=0, name=found[1])
+        self._report_start(found[1], events)
+        self._step = self._parse_object
+        return True
+
     def _parse_object(self, events: list[Event]) -> bool:
         text, self._buffer = self._buffer, ""
         if not self._object.is_started:
             text = self._start_call(text, events)
         call = self._object
         while text:
-            scan = call.scanner.scan(text, depth=1 if call.is_in_arguments else 0)
+            depth = call.arguments_depth if call.is_in_arguments else 0
+            scan = call.scanner.scan(text, depth)
             part, text = text[: call.scanner.position], text[call.scanner.position :]
             call.parts.append(part)
             if scan is Scan.INVALID:
@@ -141,7 +166,7 @@ class ToolCallParser:
             if call.is_in_arguments:
                 events.append(CallArguments(self._calls - 1, part))
                 call.is_in_arguments = scan is Scan.INCOMPLETE
-            elif scan is Scan.CLOSED:
+            if scan is Scan.CLOSED and depth == 0:
                 self._buffer = text
                 self._end_object(events)
                 return True
@@ -175,23 +200,29 @@ class ToolCallParser:
         if found is None or found[1] not in self._names:
             return text
         self._object = _Object([found[0]], JsonScanner(depth=1), is_started=True, is_in_arguments=True)
-        events.append(CallStarted(self._calls, found[1]))
-        self._calls += 1
+        self._report_start(found[1], events)
         return text[found.end() - len(head) :]
 
     def _end_object(self, events: list[Event]) -> None:
         """Report the call of a complete object."""
-        call = _call_in("".join(self._object.parts), self._format.arguments_key)
+        text, name = "".join(self._object.parts), self._object.name
+        call = (
+            _call_in(text, self._format.arguments_key) if not name else (name, text) if is_json_object(text) else None
+        )
         if call is None or call[0] not in self._names:
             self._break_call(events)
             return
         if not self._object.is_started:
-            events += [CallStarted(self._calls, call[0]), CallArguments(self._calls, call[1])]
-            self._calls += 1
+            self._report_start(call[0], events)
+            events.append(CallArguments(self._calls - 1, call[1]))
         events.append(CallFinished(self._calls - 1))
         self._raw.clear()
         self._object = _Object()
         self._step = self._end_call
+
+    def _report_start(self, name: str, events: list[Event]) -> None:
+        events.append(CallStarted(self._calls, name))
+        self._calls += 1
 
     def _break_call(self, events: list[Event], rest: str = "") -> None:
         """Return the text of what is no call after all."""

@@ -117,7 +117,7 @@ def codec_from(card: ModelCard) -> TextCodec:
 
 
 def _markers(template: ChatTemplate) -> Iterator[str]:
-    yield from (template.tool_format.begin, template.tool_format.end)
+    yield from (template.tool_format.begin, template.tool_format.end, template.tool_format.arguments_marker)
     if template.reasoning:
         yield from (template.reasoning.begin, template.reasoning.end)
 

@@ -11,13 +11,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.output.formats import MISTRAL, reasoning_format_of, tool_format_of
+from penstock.edge.output.formats import reasoning_format_of, tool_format_of
 from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.request.tools import Tool
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
 from penstock.edge.text.escaping import Escape, escaped_tool, escaped_turn
-from penstock.edge.text.tool_prompt import Turn, plain_turns, to_json, tool_variable, turn_variable
+from penstock.edge.text.tool_prompt import Turn, plain_turns, to_json, tool_variable, turn_variables
 
 _TOOLS = re.compile(r"\btools\b")  # the variable of templates that render tools themselves
 
@@ -88,7 +88,7 @@ class ChatTemplate:
             return [{"role": escape(message.role), "content": escape(message.content)} for message in messages]
         escaped = [escaped_turn(message, escape) for message in messages]
         if self._knows_tools:
-            return [turn_variable(each, has_short_ids=self.tool_format is MISTRAL) for each in escaped]
+            return turn_variables(escaped, has_short_ids=self.tool_format.has_short_ids)
         return plain_turns(escaped, tools)
 
     def _ends_with(self, marker: str) -> bool:

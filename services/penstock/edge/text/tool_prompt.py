@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -38,13 +38,18 @@ def tool_variable(tool: Tool) -> Turn:
     }
 
 
-def turn_variable(message: Message, *, has_short_ids: bool = False) -> Turn:
-    """Return a message in the form that templates of Hugging Face read. Arguments of calls are objects.
+def turn_variables(messages: Sequence[Message], *, has_short_ids: bool) -> list[Turn]:
+    """Return messages in the form that templates of Hugging Face read. Arguments of calls are objects.
 
-    `has_short_ids`: ids of calls are replaced by ones of 9 letters and digits, which templates of Mistral demand.
+    The result of a call gets the name of its tool, which some templates demand. `has_short_ids`: ids of calls are
+    replaced by ones of 9 letters and digits, which templates of Mistral demand.
     """
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    return [_turn_variable(message, names, _short_id if has_short_ids else str) for message in messages]
+
+
+def _turn_variable(message: Message, names: Mapping[str, str], id_of: Callable[[str], str]) -> Turn:
     turn: Turn = {"role": message.role, "content": message.content}
-    id_of = _short_id if has_short_ids else str
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": id_of(call.id), "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
@@ -52,8 +57,8 @@ def turn_variable(message: Message, *, has_short_ids: bool = False) -> Turn:
         ]
     if message.tool_call_id:
         turn["tool_call_id"] = id_of(message.tool_call_id)
-    if message.name:
-        turn["name"] = message.name
+    if name := message.name or names.get(message.tool_call_id):
+        turn["name"] = name
     if message.reasoning:
         turn["reasoning_content"] = message.reasoning
     return turn
