@@ -3,7 +3,18 @@
 import pytest
 
 from penstock.client.request import Options, count_request, generate_request
-from penstock.v1.inference_pb2 import PRIORITY_BATCH, Chat, GenerateRequest, Message, Sampling
+from penstock.v1.inference_pb2 import (
+    PRIORITY_BATCH,
+    TOOL_MODE_NAMED,
+    TOOL_MODE_REQUIRED,
+    Chat,
+    GenerateRequest,
+    Message,
+    Sampling,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
@@ -47,7 +58,38 @@ def test_an_unknown_option_is_rejected_by_name():
 
 
 def test_every_option_has_a_field_of_its_own():
-    fields = {each.name for message in (GenerateRequest, Sampling) for each in message.DESCRIPTOR.fields}
+    fields = {each.name for message in (GenerateRequest, Sampling, Chat) for each in message.DESCRIPTOR.fields}
     assert Options.__annotations__.keys() <= fields
     left_out = fields - Options.__annotations__.keys()
-    assert left_out == {"text", "chat", "token_ids", "sampling", "resume"}
+    assert left_out == {"text", "chat", "token_ids", "sampling", "resume", "messages"}
+
+
+def test_tools_calls_and_results_of_a_conversation_are_set():
+    schema = {"type": "object"}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "name": "f", "arguments": {"a": 1}}]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    chat = generate_request(
+        turns,
+        tools=[{"name": "f", "description": "Does it.", "parameters": schema, "strict": True}, {"name": "g"}],
+        tool_choice={"name": "f"},
+        parallel_tool_calls=False,
+    ).chat
+    assert chat == Chat(
+        messages=[
+            Message(role="assistant", tool_calls=[ToolCall(id="c1", name="f", arguments='{"a": 1}')]),
+            Message(role="tool", content="2", tool_call_id="c1"),
+        ],
+        tools=[Tool(name="f", description="Does it.", parameters='{"type": "object"}', strict=True), Tool(name="g")],
+        tool_choice=ToolChoice(mode=TOOL_MODE_NAMED, name="f"),
+        parallel_tool_calls=False,
+    )
+    assert generate_request(turns, tool_choice="required").chat.tool_choice.mode == TOOL_MODE_REQUIRED
+
+
+def test_tools_need_a_conversation_and_a_choice_that_exists():
+    with pytest.raises(ValueError, match="tools need a conversation"):
+        generate_request("Hello", tools=[{"name": "f"}])
+    with pytest.raises(ValueError, match="TOOL_MODE_ANY"):
+        generate_request(CONVERSATION, tool_choice="any")

@@ -8,12 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.api.grpc import messages
-from penstock.edge.api.grpc.messages import count_spec_of, spec_of
-from penstock.edge.request import limits
+from penstock.edge.api.grpc import conversations
+from penstock.edge.api.grpc.messages import count_spec_of, estimate_from_message, spec_of
+from penstock.edge.request import limits, tools
+from penstock.edge.request import spec as values
 from penstock.edge.request.estimate import estimate_from_spec
+from penstock.edge.request.spec import ChatInput
 from penstock.v1.inference_pb2 import (
     PRIORITY_BATCH,
+    TOOL_MODE_NAMED,
+    TOOL_MODE_REQUIRED,
     Chat,
     CountTokensRequest,
     GenerateRequest,
@@ -21,6 +25,9 @@ from penstock.v1.inference_pb2 import (
     Resume,
     Sampling,
     TokenIds,
+    Tool,
+    ToolCall,
+    ToolChoice,
 )
 
 
@@ -77,7 +84,7 @@ def test_counting_tokens_has_the_same_limits(field, at_limit, beyond):
 
 
 def test_too_many_messages_are_rejected_before_any_is_copied(monkeypatch):
-    monkeypatch.delattr(messages, "Message")
+    monkeypatch.delattr(conversations, "Message")
     with pytest.raises(InvalidArgument, match=f"{limits.MESSAGES + 1} entries"):
         spec_of(generate_request(chat=chat(limits.MESSAGES + 1)))
 
@@ -106,6 +113,44 @@ def test_an_estimate_is_equal_before_and_after_parsing(request, output, timeout,
         request.max_output_tokens = output
     if is_resumed:
         request.resume.answer_id = "a"
-    before, after = messages.estimate_from_message(request), estimate_from_spec(spec_of(request))
+    before, after = estimate_from_message(request), estimate_from_spec(spec_of(request))
     assert before._replace(min_prompt_tokens=after.min_prompt_tokens) == after
     assert before.min_prompt_tokens() == after.min_prompt_tokens()
+
+
+def test_tools_calls_and_results_of_a_conversation_reach_the_spec():
+    message = Chat(
+        messages=[
+            Message(role="assistant", tool_calls=[ToolCall(id="c1", name="f", arguments="{}")], reasoning="Hm."),
+            Message(role="tool", content="2", tool_call_id="c1", name="f"),
+        ],
+        tools=[Tool(name="f", description="Does it.", parameters='{"type":"object"}', strict=True)],
+        tool_choice=ToolChoice(mode=TOOL_MODE_NAMED, name="f"),
+        parallel_tool_calls=False,
+    )
+    assert spec_of(GenerateRequest(chat=message)).input == ChatInput(
+        (
+            values.Message("assistant", "", (tools.ToolCall("c1", "f", "{}"),), reasoning="Hm."),
+            values.Message("tool", "2", tool_call_id="c1", name="f"),
+        ),
+        (tools.Tool("f", "Does it.", '{"type":"object"}', strict=True),),
+        tools.ToolChoice(tools.ToolMode.NAMED, "f"),
+        parallel_tool_calls=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tools": [Tool(name=f"f{index}") for index in range(129)]}, "tools"),
+        ({"tools": [Tool(name="a b")]}, "chat.tools"),
+        ({"tool_choice": ToolChoice(mode=TOOL_MODE_REQUIRED)}, "chat.tool_choice"),
+        ({"tool_choice": ToolChoice(mode=77)}, "chat.tool_choice.mode"),
+        ({"messages": [Message(role="assistant", tool_calls=[ToolCall(name="f")] * 129)]}, "input"),
+    ],
+)
+def test_tools_beyond_the_limits_are_rejected_by_name(changes, field):
+    message = Chat(**({"messages": [Message(role="user", content="hi")]} | changes))
+    with pytest.raises(InvalidArgument) as failure:
+        spec_of(GenerateRequest(chat=message))
+    assert failure.value.field_violations[0].field == field

@@ -40,6 +40,7 @@ def plan(**fields):
     return plan_generation(
         replace(SPEC, **fields),
         MODEL,
+        form=None,
         now=datetime(2026, 1, 1, tzinfo=UTC),
         default_output_tokens=20,
         draw_seed=lambda: 42,

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -11,6 +11,7 @@ import grpc
 
 from penstock.chassis.errors import PenstockError
 from penstock.client.calls import CallTransport, Metadata
+from penstock.client.conversation import Turn
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.request import Options, Prompt, count_request, generate_request
 from penstock.client.response import Generation
@@ -83,7 +84,7 @@ class Client:
                 await running
 
     async def count_tokens(
-        self, prompt: str | Sequence[Mapping[str, str]], *, model: str = "", include_token_ids: bool = False
+        self, prompt: str | Sequence[Turn], *, model: str = "", include_token_ids: bool = False
     ) -> CountTokensResponse:
         request = count_request(prompt, model)
         request.include_token_ids = include_token_ids

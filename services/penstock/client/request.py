@@ -1,24 +1,23 @@
 """Request messages from the options of the SDK."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypedDict, Unpack
+from typing import TypeAlias, Unpack
 
+from penstock.client.conversation import ToolOptions, Turn, chat_of
 from penstock.v1.inference_pb2 import (
-    Chat,
     CountTokensRequest,
     Form,
     GenerateRequest,
-    Message,
     Priority,
     Sampling,
     TokenIds,
 )
 
 # Raw text; a conversation of {"role": .., "content": ..}; or ids of the model's own vocabulary.
-Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+Prompt: TypeAlias = str | Sequence[Turn] | Sequence[int]
 
 
-class Options(TypedDict, total=False):
+class Options(ToolOptions, total=False):
     """Options of a request. All are optional, and None means absent. Ranges are those of `GenerateRequest`."""
 
     model: str
@@ -42,6 +41,7 @@ class Options(TypedDict, total=False):
     form: Form | None  # of the output
 
 
+CHAT_OPTIONS = frozenset(ToolOptions.__annotations__)
 SAMPLING_FIELDS = frozenset(field.name for field in Sampling.DESCRIPTOR.fields)
 
 
@@ -52,11 +52,12 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> GenerateRequ
         raise TypeError(f"unknown option: {', '.join(sorted(unknown))}")
     given = {name: value for name, value in options.items() if value is not None}
     timeout = given.pop("timeout", None)
+    chat_options = {name: given.pop(name) for name in CHAT_OPTIONS & given.keys()}
     sampling = {name: given.pop(name) for name in SAMPLING_FIELDS & given.keys()}
     request = GenerateRequest(**given, sampling=Sampling(**sampling))  # type: ignore[arg-type]  # by name, typed above
     if timeout is not None:
         set_timeout(request, float(timeout))  # type: ignore[arg-type]  # as typed above
-    _set_input(request, prompt)
+    _set_input(request, prompt, chat_options)
     return request
 
 
@@ -64,20 +65,19 @@ def set_timeout(request: GenerateRequest, seconds: float) -> None:
     request.timeout.FromNanoseconds(max(1, round(seconds * 1e9)))  # zero would mean no timeout
 
 
-def count_request(prompt: str | Sequence[Mapping[str, str]], model: str) -> CountTokensRequest:
+def count_request(prompt: str | Sequence[Turn], model: str) -> CountTokensRequest:
     if isinstance(prompt, str):
         return CountTokensRequest(model=model, text=prompt)
-    return CountTokensRequest(model=model, chat=_chat(prompt))
+    return CountTokensRequest(model=model, chat=chat_of(prompt))
 
 
-def _set_input(request: GenerateRequest, prompt: Prompt) -> None:
+def _set_input(request: GenerateRequest, prompt: Prompt, chat_options: Mapping[str, object]) -> None:
+    if prompt and isinstance(prompt[0], Mapping):
+        request.chat.CopyFrom(chat_of(prompt, **chat_options))  # type: ignore[arg-type]  # as its first element is
+        return
+    if chat_options:
+        raise ValueError(f"{', '.join(sorted(chat_options))} need a conversation as the prompt")
     if isinstance(prompt, str):
         request.text = prompt
-    elif prompt and isinstance(prompt[0], Mapping):
-        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]  # as its first element is
     else:
         request.token_ids.CopyFrom(TokenIds(ids=prompt))  # type: ignore[arg-type]  # as its first element is
-
-
-def _chat(messages: Sequence[Mapping[str, str]]) -> Chat:
-    return Chat(messages=[Message(role=each["role"], content=each["content"]) for each in messages])

@@ -100,6 +100,7 @@ class Gateway:
         context = self.create(spec, credential, admission, stream, traceparent=traceparent)
         stream.cancel = partial(self._runner.cancel, context)
         stream.limit_headers = lambda: context.limit_headers
+        stream.output_format = lambda: context.request.plan.output_format
         try:
             await on_admitted()
             await self.start(context)
@@ -305,7 +306,9 @@ def _prompt_bytes(prompt: Prompt) -> int:
     match prompt:
         case TextInput(text):
             return len(text)
-        case ChatInput(messages):
-            return sum(len(message.role) + len(message.content) for message in messages)
+        case ChatInput(messages, tools):
+            size = sum(len(message.role) + len(message.content) for message in messages)
+            size += sum(len(call.arguments) for message in messages for call in message.tool_calls)
+            return size + sum(len(tool.description) + len(tool.parameters) for tool in tools)
         case _:
             return BYTES_PER_PYTHON_ID * len(prompt.ids)

@@ -37,7 +37,7 @@ from penstock.edge.models.router import ModelRouter
 from penstock.edge.upstreams.auth import AuthClient
 from penstock.edge.upstreams.queue import QueueClient
 from penstock.edge.upstreams.worker import WorkerClient
-from penstock.v1.inference_pb2 import Accepted, Finished, Usage
+from penstock.v1.inference_pb2 import Accepted, Finished, ToolCall, Usage
 from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
@@ -332,7 +332,15 @@ def _finished_message(context: RequestContext, finish: Finish) -> Finished:
         output_tokens=request.output_tokens,
         cached_prompt_tokens=request.cached_prompt_tokens,
     )
-    finished = Finished(reason=finish.reason, usage=usage, stop_string=finish.stop_string)
+    finished = Finished(
+        reason=finish.reason,
+        usage=usage,
+        stop_string=finish.stop_string,
+        tool_calls=[
+            ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+            for call in request.plan.tool_calls(context.answer_id)
+        ],
+    )
     if context.spec.explain:
         timeline = request.timeline.to_message(
             trace_id=context.telemetry.trace_id, worker_id=request.worker_id, attempts=request.attempt

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.edge.lifecycle.effects import Emit, Finish
-from penstock.edge.text.detokenizer import TextDelta
+from penstock.edge.output.answer import PLAIN, OutputFormat, parse_answer
+from penstock.edge.request.tools import ToolCall
+from penstock.edge.text.detokenizer import RecordingDetokenizer, TextDelta
 from penstock.mesh.forms import Form
 from penstock.mesh.model_key import model_key
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
@@ -39,6 +41,13 @@ class GenerationPlan:
     block_size: int = 0  # tokens per KV block of the model, for the hashes of prompt prefixes
     model_version: str = ""  # digest of the model card by which the prompt was tokenized
     form: Form | None = None  # of the output; None: free text
+    output_format: OutputFormat = PLAIN  # of the text
+
+    def tool_calls(self, answer_id: str) -> tuple[ToolCall, ...]:
+        """Return the calls in the text so far. Empty if there are no tools to call."""
+        if not isinstance(self.detokenizer, RecordingDetokenizer):
+            return ()
+        return parse_answer(self.output_format, self.detokenizer.text, answer_id).calls
 
     @property
     def prompt_bytes(self) -> int:

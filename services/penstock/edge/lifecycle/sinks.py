@@ -10,6 +10,7 @@ from typing import Protocol
 from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
 from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit
 from penstock.edge.lifecycle.memory import MemoryBudget
+from penstock.edge.output.answer import PLAIN, OutputFormat
 from penstock.edge.request.limit_headers import Headers
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
@@ -126,7 +127,8 @@ class ResponseStream:
     """A response that one reader iterates. Deltas that arrive while the reader is busy are merged.
 
     `cancel` cancels the request at once, before the reader's task has unwound. `limit_headers` returns what
-    auth has told about the caller's limits.
+    auth has told about the caller's limits. `output_format` returns how the text is to be divided, once the response is
+    accepted.
 
     `write_through` is called for a delta that arrives while the reader waits and nothing is unread. If it returns True,
     it has sent the delta, and the reader does not receive it: a switch to its task would cost as much as the token.
@@ -135,6 +137,7 @@ class ResponseStream:
     def __init__(self, memory: MemoryBudget) -> None:
         self.cancel: Callable[[], None] = lambda: None
         self.limit_headers: Callable[[], Headers] = tuple
+        self.output_format: Callable[[], OutputFormat] = lambda: PLAIN
         self.write_through: Callable[[Emit], bool] | None = None
         self.buffer = ResponseBuffer(memory)
         self._accepted: deque[Accepted] = deque()

@@ -17,8 +17,8 @@ class FormRejected(InvalidArgument):
 
     default_reason = FORM_UNSUPPORTED
 
-    def __init__(self, error: FormUnsupported) -> None:
-        super().__init__(str(error), field="form")
+    def __init__(self, error: FormUnsupported, field: str = "form") -> None:
+        super().__init__(str(error), field=field)
 
 
 class FormChecks:
@@ -28,8 +28,8 @@ class FormChecks:
         self._pools = pools
         self._passed: dict[bytes, None] = {}  # digests, the oldest first
 
-    async def check(self, form: Form) -> None:
-        """Raise FormRejected for a form that workers would reject."""
+    async def check(self, form: Form, field: str) -> None:
+        """Raise FormRejected for a form that workers would reject. `field` of the request states the form."""
         digest = blake2b(form_message(form).SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).digest()
         if digest in self._passed:
             return
@@ -37,7 +37,7 @@ class FormChecks:
         try:
             await self._pools.run(size, lambda: check_form(form))
         except FormUnsupported as error:
-            raise FormRejected(error) from error
+            raise FormRejected(error, field) from error
         self._passed[digest] = None
         if len(self._passed) > REMEMBERED_FORMS:
             del self._passed[next(iter(self._passed))]

@@ -37,13 +37,15 @@ class RequestPlanner:
         A request that continues an answer stays on the version that began it, because the token ids of another
         vocabulary have another meaning, and other weights continue with another text.
         """
-        if spec.form:
-            await self._forms.check(spec.form)
         model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids else "")
+        form = model.codec.enforced_form(spec.input, spec.form)
+        if form:
+            await self._forms.check(form, field="form" if form is spec.form else "tools")
         make_plan = partial(
             plan_generation,
             spec,
             model,
+            form=form,
             now=datetime.now(UTC),
             default_output_tokens=self._default_output_tokens,
             draw_seed=partial(_seeds.getrandbits, 64),
@@ -82,8 +84,8 @@ def _is_planned_inline(spec: RequestSpec, model: LoadedModel) -> bool:
             units = len(text)
         case TokenInput(ids):
             units = len(ids) // CHECKED_IDS_PER_TOKENIZED_CHAR
-        case ChatInput(messages):
-            if len(messages) > MAX_INLINE_MESSAGES or not model.renders_inline:
+        case ChatInput(messages, tools):
+            if tools or len(messages) > MAX_INLINE_MESSAGES or not model.renders_inline:
                 return False
             units = sum(len(each.content) for each in messages)
     return units <= MAX_INLINE_PROMPT_CHARS and not spec.resume_ids

@@ -11,23 +11,40 @@ from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.models.form_checks import FormRejected
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.request.spec import RequestSpec
+from penstock.edge.text.detokenizer import RecordingDetokenizer, StoppingDetokenizer
 from penstock.edge.text.errors import TokenUnknown
 from penstock.mesh.form_grammar import FormUnsupported
+from penstock.mesh.forms import Form
 from penstock.v1.inference_pb2 import Sampling
 
 
 def plan_generation(
-    spec: RequestSpec, model: LoadedModel, *, now: datetime, default_output_tokens: int, draw_seed: Callable[[], int]
+    spec: RequestSpec,
+    model: LoadedModel,
+    *,
+    form: Form | None,
+    now: datetime,
+    default_output_tokens: int,
+    draw_seed: Callable[[], int],
 ) -> GenerationPlan:
-    """Return the plan of a request. Raises InvalidArgument if the prompt does not fit or an id is unknown."""
+    """Return the plan of a request. Raises InvalidArgument if the prompt does not fit or an id is unknown.
+
+    `form`: that the engine enforces, which includes required tool calls.
+    """
     prompt_ids = model.codec.prompt_ids(spec.input, now)
     for position, token_id in enumerate(spec.resume_ids):
         if not 0 <= token_id < model.vocabulary_size:
             text = f"token id {token_id} at position {position} of the answer so far is not in the model's vocabulary"
             raise TokenUnknown(text, field="resume_ids")
-    if spec.form and not model.enforces_forms:
+    if form and not model.enforces_forms:
         raise FormRejected(FormUnsupported(f"the workers of {model.name} enforce none"))
-    detokenizer = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
+    output_format = model.codec.output_format(spec.input, spec.form)
+    detokenizer: StoppingDetokenizer | RecordingDetokenizer
+    detokenizer = model.codec.new_detokenizer(
+        spec.input, prompt_ids, spec.stop, shows_markers=not output_format.is_plain
+    )
+    if output_format.tool_names:
+        detokenizer = RecordingDetokenizer(detokenizer)
     resumed_stop = ""
     for token_id in spec.resume_ids:
         resumed_stop = resumed_stop or detokenizer.push(token_id).stop_string
@@ -43,7 +60,8 @@ def plan_generation(
         ignore_eos=spec.ignore_eos,
         block_size=model.block_size,
         model_version=model.digest,
-        form=spec.form,
+        form=form,
+        output_format=output_format,
     )
 
 

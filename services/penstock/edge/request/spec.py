@@ -1,15 +1,27 @@
 """Request spec: the values of a generation request, common to all APIs. `validate` checks the public limits."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from penstock.edge.request.tools import AUTO, Tool, ToolCall, ToolChoice, ToolMode
 from penstock.mesh.forms import Form
 from penstock.v1.inference_pb2 import Priority
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
+    """One turn of a conversation. A tuple, because it is made faster than a frozen class."""
+
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant's turn
+    tool_call_id: str = ""  # of the call that a tool's turn answers
+    name: str = ""  # of the author, or of the tool
+    reasoning: str = ""  # of an assistant's turn
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the message has a role and a content only."""
+        return not (self.tool_calls or self.tool_call_id or self.name or self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +32,19 @@ class TextInput:
 @dataclass(frozen=True, slots=True)
 class ChatInput:
     messages: tuple[Message, ...]  # oldest first; rendered with the model's template
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = AUTO
+    parallel_tool_calls: bool = True  # whether an answer may make more than one call
+
+    @property
+    def shown_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is told of."""
+        return () if self.tool_choice.mode is ToolMode.NONE else self.tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is a tool call by force."""
+        return self.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
 
 
 @dataclass(frozen=True, slots=True)

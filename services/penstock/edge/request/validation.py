@@ -7,6 +7,7 @@ from types import MappingProxyType
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.tools import violations_of_calls, violations_of_tools
 from penstock.mesh.forms import form_problem
 from penstock.v1.failure_pb2 import FieldViolation
 from penstock.v1.inference_pb2 import Priority
@@ -56,8 +57,10 @@ def _prompt(spec: RequestSpec) -> Violations:
     match spec.input:
         case TextInput(text):
             yield from _at_most("input", _size(text), limits.TEXT_BYTES, "bytes")
-        case ChatInput(messages):
+        case ChatInput(messages, tools, tool_choice):
             yield from _conversation(messages)
+            if tools or spec.input.must_call:
+                yield from violations_of_tools(tools, tool_choice)
         case TokenInput(ids):
             yield from _within("input", len(ids), 1, limits.PROMPT_TOKENS, "token ids")
     yield from _at_most("resume_ids", len(spec.resume_ids), limits.OUTPUT_TOKENS, "token ids")
@@ -65,8 +68,10 @@ def _prompt(spec: RequestSpec) -> Violations:
 
 def _conversation(messages: tuple[Message, ...]) -> Violations:
     yield from _within("input", len(messages), 1, limits.MESSAGES, "messages")
-    yield from _at_most("input", sum(_size(message.content) for message in messages), limits.TEXT_BYTES, "bytes")
+    yield from _at_most("input", sum([_text_size(message) for message in messages]), limits.TEXT_BYTES, "bytes")
     for index, message in enumerate(messages):
+        if message.tool_calls:
+            yield from violations_of_calls(message.tool_calls, index)
         if not 1 <= _size(message.role) <= limits.ROLE_BYTES:
             yield "input", f"has a role of {_size(message.role)} bytes at {index}; allowed are 1 to {limits.ROLE_BYTES}"
             return
@@ -98,15 +103,24 @@ def _stops(spec: RequestSpec) -> Violations:
 
 
 def _form(spec: RequestSpec) -> Violations:
-    if spec.form is None:
+    if spec.form is None and not (isinstance(spec.input, ChatInput) and spec.input.must_call):
         return
-    if problem := form_problem(spec.form):
+    if spec.form and (problem := form_problem(spec.form)):
         yield "form", problem
     if spec.ignore_eos:
         yield (
             "ignore_eos",
             "is set together with a form of the output, whose end it would ignore; leave one of them out",
         )
+
+
+def _text_size(message: Message) -> int:
+    """Return the bytes of all texts of a message that a template renders, without the role."""
+    size = _size(message.content)
+    if message.is_plain:
+        return size
+    size += _size(message.reasoning) + _size(message.name) + _size(message.tool_call_id)
+    return size + sum(_size(call.name) + _size(call.arguments) for call in message.tool_calls)
 
 
 def _size(text: str) -> int:

@@ -2,15 +2,20 @@
 
 import zlib
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.edge.request.spec import ChatInput, Message, Prompt, TextInput, TokenInput
+from penstock.edge.output.answer import PLAIN, OutputFormat
+from penstock.edge.output.grammar import enforced_form
+from penstock.edge.request import limits
+from penstock.edge.request.spec import ChatInput, Prompt, TextInput, TokenInput
 from penstock.edge.text.detokenizer import StoppingDetokenizer
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer
+from penstock.edge.text.vocabulary import Vocabulary
+from penstock.mesh.forms import Form
 from penstock.mesh.v1.worker_pb2 import ModelCard
 
 _TOKENIZER_BYTES = 256 << 20  # after decompression; the largest public ones have 35 MB
@@ -24,6 +29,10 @@ class TextCodec:
     template: ChatTemplate
     bos_token_id: int | None
     vocabulary_size: int
+    marker_ids: Mapping[str, int] = field(
+        default_factory=dict
+    )  # markers of calls and reasoning that are special tokens
+    marked_vocabulary: Vocabulary | None = None  # in which these have a text; None if there are none
 
     def prompt_ids(self, prompt: Prompt, now: datetime) -> "array[int]":
         """Return the ids to prefill. Raises InvalidArgument. Long text takes long: call it in a thread."""
@@ -32,10 +41,41 @@ class TextCodec:
             raise PromptEmpty("the prompt has no token; send some text, or a message", field="input")
         return ids
 
-    def new_detokenizer(self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str]) -> StoppingDetokenizer:
-        """Return a detokenizer for an answer. A chat turn is a new text; other answers continue the prompt's."""
-        begins_text = isinstance(prompt, ChatInput) or self.tokenizer.vocabulary.is_blank(prompt_ids)
-        return StoppingDetokenizer(self.tokenizer.vocabulary, stops, begins_text=begins_text)
+    def new_detokenizer(
+        self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_markers: bool = False
+    ) -> StoppingDetokenizer:
+        """Return a detokenizer for an answer. A chat turn is a new text; other answers continue the prompt's.
+
+        `shows_markers`: markers of tool calls and reasoning that are special tokens have a text.
+        """
+        vocabulary = (shows_markers and self.marked_vocabulary) or self.tokenizer.vocabulary
+        begins_text = isinstance(prompt, ChatInput) or vocabulary.is_blank(prompt_ids)
+        return StoppingDetokenizer(vocabulary, stops, begins_text=begins_text)
+
+    def output_format(self, prompt: Prompt, form: Form | None) -> OutputFormat:
+        """Return how the text of an answer is to be divided into reasoning, content and tool calls.
+
+        `form`: of the request. The whole output obeys it, so that there is no reasoning before it.
+        """
+        if not isinstance(prompt, ChatInput):
+            return PLAIN
+        tools, template = prompt.shown_tools, self.template
+        reasoning = None if form and not prompt.must_call else template.reasoning
+        if not tools and reasoning is None:
+            return PLAIN
+        return OutputFormat(
+            tool_names=frozenset(tool.name for tool in tools),
+            tool_format=template.tool_format,
+            max_calls=limits.TOOL_CALLS if prompt.parallel_tool_calls else 1,
+            reasoning=reasoning,
+            begins_in_reasoning=reasoning is not None and template.opens_reasoning,
+        )
+
+    def enforced_form(self, prompt: Prompt, form: Form | None) -> Form | None:
+        """Return the form that the engine enforces: that of the request, or a grammar of tool calls."""
+        if not isinstance(prompt, ChatInput) or not prompt.tools:
+            return form
+        return enforced_form(prompt, form, self.output_format(prompt, form), self.marker_ids)
 
     def _ids(self, prompt: Prompt, now: datetime) -> "array[int]":
         match prompt:
@@ -43,10 +83,11 @@ class TextCodec:
                 bos = array("I", () if self.bos_token_id is None else (self.bos_token_id,))
                 return bos + self.tokenizer.encode(text)
             case ChatInput(messages):
-                escape = self.tokenizer.escape_special_tokens
-                escaped = [Message(escape(each.role), escape(each.content)) for each in messages]
                 # Without a BOS, because the template writes its own.
-                return self.tokenizer.encode(self.template.render(escaped, now))
+                escape = self.tokenizer.escape_special_tokens
+                return self.tokenizer.encode(
+                    self.template.render(messages, now, tools=prompt.shown_tools, escape=escape)
+                )
             case TokenInput(ids):
                 return self._checked_ids(ids)
 
@@ -70,7 +111,15 @@ def codec_from(card: ModelCard) -> TextCodec:
         bos_token="" if bos is None else tokenizer.token_text(bos),
         eos_token=tokenizer.token_text(card.eos_token_ids[0]) if card.eos_token_ids else "",
     )
-    return TextCodec(tokenizer, template, bos, card.vocabulary_size)
+    marker_ids = {each: found for each in _markers(template) if (found := tokenizer.special_id(each)) is not None}
+    marked = tokenizer.vocabulary.with_texts(marker_ids) if marker_ids else None
+    return TextCodec(tokenizer, template, bos, card.vocabulary_size, marker_ids, marked)
+
+
+def _markers(template: ChatTemplate) -> Iterator[str]:
+    yield from (template.tool_format.begin, template.tool_format.end, template.tool_format.arguments_marker)
+    if template.reasoning:
+        yield from (template.reasoning.begin, template.reasoning.end)
 
 
 def _unpacked(packed: bytes) -> str:

@@ -95,3 +95,27 @@ class StoppingDetokenizer:
             return text
         safe, _ = self._stops.feed(text)
         return safe + self._stops.flush()
+
+
+class RecordingDetokenizer:
+    """Detokenizer that keeps the text of its answer, whose tool calls are parsed at the end."""
+
+    __slots__ = ("_inner", "_texts")
+
+    def __init__(self, inner: StoppingDetokenizer) -> None:
+        self._inner = inner
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def push(self, token_id: int) -> TextDelta:
+        delta = self._inner.push(token_id)
+        self._texts.append(delta.text)
+        return delta
+
+    def flush(self) -> str:
+        text = self._inner.flush()
+        self._texts.append(text)
+        return text

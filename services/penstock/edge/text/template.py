@@ -1,9 +1,9 @@
 """Chat template of a model: renders a conversation to the text of the prompt."""
 
-import json
+import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from datetime import UTC, datetime
+from typing import NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -11,9 +11,15 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.output.formats import reasoning_format_of, tool_format_of
 from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
+from penstock.edge.request.tools import Tool
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
+from penstock.edge.text.escaping import Escape, escaped_tool, escaped_turn
+from penstock.edge.text.tool_prompt import Turn, plain_turns, to_json, tool_variable, turn_variables
+
+_TOOLS = re.compile(r"\btools\b")  # the variable of templates that render tools themselves
 
 # For a model without a chat format, which continues a plain transcript.
 DEFAULT_TEMPLATE = (
@@ -29,7 +35,7 @@ class ChatTemplate:
     change its arguments, or loop over a huge range. Rendering has no state, so threads may share an instance.
     """
 
-    __slots__ = ("_bos_token", "_eos_token", "_template")
+    __slots__ = ("_bos_token", "_eos_token", "_knows_tools", "_template", "opens_reasoning", "reasoning", "tool_format")
 
     def __init__(self, source: str = "", *, bos_token: str = "", eos_token: str = "") -> None:
         """Parse a template. An empty `source` means a plain transcript. Raises ModelTextUnusable."""
@@ -38,15 +44,33 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             raise ModelTextUnusable(f"the model's chat template does not parse: {error}") from error
         self._bos_token, self._eos_token = bos_token, eos_token
+        self._knows_tools = _TOOLS.search(source) is not None
+        self.tool_format = tool_format_of(source)
+        self.reasoning = reasoning_format_of(source)
+        self.opens_reasoning = self.reasoning is not None and self._ends_with(self.reasoning.begin)
 
-    def render(self, messages: Sequence[Message], now: datetime, *, add_generation_prompt: bool = True) -> str:
-        """Return the text of the conversation up to the assistant's next turn. Raises TemplateRefused."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        now: datetime,
+        *,
+        tools: Sequence[Tool] = (),
+        escape: Escape = str,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of the conversation up to the assistant's next turn. Raises TemplateRefused.
+
+        `escape` is applied to all texts of the caller. A template that knows no tools gets their descriptions, calls
+        and results as plain text.
+        """
+        tools = [escaped_tool(tool, escape) for tool in tools]
         chunks = self._template.generate(
-            messages=[{"role": message.role, "content": message.content} for message in messages],
+            messages=self._turns(messages, tools, escape),
             add_generation_prompt=add_generation_prompt,
             bos_token=self._bos_token,
             eos_token=self._eos_token,
             strftime_now=now.strftime,
+            **({"tools": [tool_variable(tool) for tool in tools]} if tools and self._knows_tools else {}),
         )
         try:
             return _joined(chunks)
@@ -58,6 +82,21 @@ class ChatTemplate:
                 "or render the prompt yourself and send it as text",
                 field="messages",
             ) from error
+
+    def _turns(self, messages: Sequence[Message], tools: Sequence[Tool], escape: Escape) -> list[Turn]:
+        if not tools and all(message.is_plain for message in messages):
+            return [{"role": escape(message.role), "content": escape(message.content)} for message in messages]
+        escaped = [escaped_turn(message, escape) for message in messages]
+        if self._knows_tools:
+            return turn_variables(escaped, has_short_ids=self.tool_format.has_short_ids)
+        return plain_turns(escaped, tools)
+
+    def _ends_with(self, marker: str) -> bool:
+        """Return whether the text of a short conversation ends with `marker`, so that the answer begins behind it."""
+        try:
+            return self.render((Message("user", "hi"),), datetime.now(UTC)).rstrip().endswith(marker)
+        except TemplateRefused:
+            return False
 
 
 def _joined(chunks: Iterable[str]) -> str:
@@ -89,16 +128,12 @@ def _raise_exception(message: str) -> NoReturn:
     )
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own filter would escape HTML
-
-
 def _environment() -> ImmutableSandboxedEnvironment:
     # Without HTML escapes, because the output goes to a tokenizer.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise_exception
     return environment
 

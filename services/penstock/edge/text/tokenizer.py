@@ -84,6 +84,11 @@ class Tokenizer:
             lambda found: found[0][0] + SPECIAL_TOKEN_BREAK + found[0][1:], text.replace(SPECIAL_TOKEN_BREAK, "")
         )
 
+    def special_id(self, text: str) -> int | None:
+        """Return the id of a special token. None if `text` is none."""
+        token_id = self._encoder.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def token_text(self, token_id: int) -> str:
         """Return the text of a token for chat templates. Empty for an unknown id."""
         return self._encoder.id_to_token(token_id) or ""

@@ -23,6 +23,13 @@ class Vocabulary:
         pieces, size = self.pieces, len(self.pieces)
         return b"".join([pieces[each] for each in ids if each < size])
 
+    def with_texts(self, ids: Mapping[str, int]) -> "Vocabulary":
+        """Return a vocabulary in which these ids, which are special tokens, have a text."""
+        pieces = list(self.pieces)
+        for text, token_id in ids.items():
+            pieces[token_id] = text.encode()
+        return Vocabulary(pieces, self.leading_spaces)
+
     def is_blank(self, ids: Iterable[int]) -> bool:
         """Return whether `ids` have no text, so that the next token begins a text."""
         return not any(self.bytes_of((each,)) for each in ids)

@@ -66,11 +66,18 @@ def _parts_of(prompt: Prompt) -> Iterator[bytes]:
     match prompt:
         case TextInput(text):
             yield from (b"text", text.encode(errors="surrogatepass"))
-        case ChatInput(messages):
+        case ChatInput(messages, tools):
             yield b"chat"
             for message in messages:
                 yield message.role.encode(errors="surrogatepass")
                 yield message.content.encode(errors="surrogatepass")
+                if not message.is_plain:
+                    rest = message.tool_calls, message.tool_call_id, message.name, message.reasoning
+                    yield b"rest" + repr(rest).encode(errors="surrogatepass")
+            if tools:
+                yield b"tools" + repr((tools, prompt.tool_choice, prompt.parallel_tool_calls)).encode(
+                    errors="surrogatepass"
+                )
         case TokenInput(ids):
             yield from (b"ids", array("I", ids).tobytes())
 

@@ -5,9 +5,10 @@ from types import MappingProxyType
 
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.grpc.conversations import chat_of
 from penstock.edge.request import limits
 from penstock.edge.request.estimate import RequestEstimate, min_tokens_of_text, min_tokens_of_turns
-from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.spec import Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
 from penstock.mesh.forms import CHOICES, Form, form_from
 from penstock.v1.inference_pb2 import (
@@ -29,6 +30,8 @@ FIELD_PATHS: Mapping[str, str] = MappingProxyType(
                 *("presence_penalty", "frequency_penalty", "repetition_penalty"),
             )
         },
+        "tools": "chat.tools",
+        "tool_choice": "chat.tool_choice",
         "timeout_s": "timeout",
         "resume_ids": "resume.token_ids",
         "answer_id": "resume.answer_id",
@@ -122,7 +125,10 @@ def _min_prompt_tokens(request: GenerateRequest) -> int:
 
 def _check_counts(request: GenerateRequest | CountTokensRequest) -> None:
     """Reject lists that are too long before they are copied: 16 MiB of empty messages take 0.5 GiB as values."""
-    counts = [("input", len(request.chat.messages), limits.MESSAGES)]
+    counts = [
+        ("input", len(request.chat.messages), limits.MESSAGES),
+        ("tools", len(request.chat.tools), limits.TOOLS),
+    ]
     if isinstance(request, GenerateRequest):
         counts += [
             ("input", len(request.token_ids.ids), limits.PROMPT_TOKENS),
@@ -139,7 +145,7 @@ def _prompt(request: GenerateRequest | CountTokensRequest) -> Prompt:
         case "text":
             return TextInput(request.text)
         case "chat":
-            return ChatInput(tuple(Message(turn.role, turn.content) for turn in request.chat.messages))
+            return chat_of(request.chat)
         case "token_ids" if isinstance(request, GenerateRequest):
             return TokenInput(tuple(request.token_ids.ids))
         case _:

@@ -16,14 +16,16 @@ from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exch
 from penstock.edge.api.http.metrics import record_request
 from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.http.responses import write_stream, write_whole
-from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
+from penstock.edge.api.openai.chat import parse_chat
 from penstock.edge.api.openai.common import ApiRequest, ResponseSerializer
-from penstock.edge.api.openai.completions import CompletionSerializer, parse_completion
+from penstock.edge.api.openai.completions import parse_completion
 from penstock.edge.api.openai.errors import MethodNotAllowed
 from penstock.edge.api.openai.fields import Fields, parse_body, quoted
 from penstock.edge.api.openai.models import model_list, model_object
-from penstock.edge.api.openai.responses import ResponsesSerializer, parse_response
+from penstock.edge.api.openai.responses import parse_response
+from penstock.edge.api.openai.serializers import chat_serializer, completion_serializer, responses_serializer
 from penstock.edge.gateway import Gateway
+from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request import limits
 from penstock.edge.request.estimate import estimate_from_spec
 from penstock.edge.request.session_names import session_of
@@ -59,9 +61,9 @@ class OpenAIApp:
             "/health": ("GET", self._show_health),
             "/v1/models": ("GET", self._list_models),
             MODEL_ROUTE: ("GET", self._show_model),
-            "/v1/responses": ("POST", partial(self._generate, parse_response, ResponsesSerializer)),
-            "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, ChatSerializer)),
-            "/v1/completions": ("POST", partial(self._generate, parse_completion, CompletionSerializer)),
+            "/v1/responses": ("POST", partial(self._generate, parse_response, responses_serializer)),
+            "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, chat_serializer)),
+            "/v1/completions": ("POST", partial(self._generate, parse_completion, completion_serializer)),
         }
 
     def __repr__(self) -> str:
@@ -121,7 +123,7 @@ class OpenAIApp:
     async def _generate(
         self,
         parse: Callable[[Fields, str], ApiRequest],
-        serializer_type: Callable[..., ResponseSerializer],
+        serializer_for: Callable[[ApiRequest, int, OutputFormat], ResponseSerializer],
         exchange: Exchange,
     ) -> None:
         credential, traceparent = exchange.credential, exchange.header("traceparent")
@@ -138,12 +140,12 @@ class OpenAIApp:
             traceparent=traceparent,
             session=lambda: session_of(exchange.headers, fields.members),
         )
-        serializer = serializer_type(request, created=int(time.time()))
+        new_serializer = partial(serializer_for, request, int(time.time()))
         write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
         async with generating as events:
             exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
-            await write(exchange, serializer, events)
+            await write(exchange, new_serializer, events)
 
     async def _list_models(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential, exchange.identity_header)

@@ -1,18 +1,25 @@
 """Writers of generation events to an HTTP response: as a stream or as one body."""
 
+from collections.abc import Callable
+
 from penstock.edge.api.http.exchange import Exchange
 from penstock.edge.api.openai.common import ResponseSerializer
 from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.lifecycle.sinks import ResponseStream
-from penstock.v1.inference_pb2 import Accepted, Delta
+from penstock.edge.output.answer import OutputFormat
+from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+
+NewSerializer = Callable[[OutputFormat], ResponseSerializer]
 
 
-async def write_stream(exchange: Exchange, serializer: ResponseSerializer, events: ResponseStream) -> None:
+async def write_stream(exchange: Exchange, new_serializer: NewSerializer, events: ResponseStream) -> None:
     """Stream the events. The response begins at `accepted`, so that an earlier rejection is an HTTP status.
 
     While the client reads, deltas are written where they arrive.
     """
-    has_begun = False
+    accepted = await anext(events)
+    assert isinstance(accepted, Accepted), "a response begins with `accepted`"
+    serializer = new_serializer(events.output_format())
 
     def write_through(delta: Emit) -> bool:
         if not exchange.can_write:
@@ -21,20 +28,17 @@ async def write_stream(exchange: Exchange, serializer: ResponseSerializer, event
             exchange.write_now(frame)
         return True
 
+    await exchange.begin(serializer.begin(accepted), serializer.fail)
+    events.write_through = write_through
     async for event in events:
         if isinstance(event, Delta):
             if frame := serializer.delta(event):
                 await exchange.write(frame)
-        elif isinstance(event, Accepted):
-            if not has_begun:  # sent again if the model was replaced before the first token
-                has_begun = True
-                await exchange.begin(serializer.begin(event), serializer.fail)
-                events.write_through = write_through
-        else:
+        elif isinstance(event, Finished):  # `accepted` is sent again if the model was replaced before the first token
             await exchange.end(serializer.finish(event))
 
 
-async def write_whole(exchange: Exchange, serializer: ResponseSerializer, events: ResponseStream) -> None:
+async def write_whole(exchange: Exchange, new_serializer: NewSerializer, events: ResponseStream) -> None:
     accepted, texts = Accepted(), []
     async for event in events:
         if isinstance(event, Delta):
@@ -42,4 +46,5 @@ async def write_whole(exchange: Exchange, serializer: ResponseSerializer, events
         elif isinstance(event, Accepted):
             accepted = event
         else:
+            serializer = new_serializer(events.output_format())
             await exchange.respond(200, serializer.whole(accepted, "".join(texts), event))

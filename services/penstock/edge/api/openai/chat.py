@@ -17,8 +17,9 @@ from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.api.openai.messages import message_from
 from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
+from penstock.edge.api.openai.tools import chat_input
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
-from penstock.edge.request.spec import ChatInput, Message, RequestSpec
+from penstock.edge.request.spec import Message, RequestSpec
 from penstock.edge.request.validation import validate
 from penstock.v1.inference_pb2 import Accepted, Finished
 
@@ -30,7 +31,7 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
-        input=ChatInput(_messages(fields)),
+        input=chat_input(fields, _messages(fields)),
         max_output_tokens=fields.integer(limit, None),
         form=requested_form(fields),
         **generation_options(fields),
@@ -61,15 +62,15 @@ class ChatSerializer:
         self._created = created
 
     def begin(self, accepted: Accepted) -> bytes:
-        envelope = self._envelope(accepted, "chat.completion.chunk")
-        self._chunks = ChunkStream(envelope, _content, self._request, accepted.prompt_tokens)
-        return self._chunks.choice(_choice({"role": "assistant", "content": "", "refusal": None}))
+        envelope = chat_envelope(accepted, "chat.completion.chunk", self._created)
+        self._chunks = ChunkStream(envelope, content_choice, self._request, accepted.prompt_tokens)
+        return self._chunks.choice(chat_choice({"role": "assistant", "content": "", "refusal": None}))
 
     def delta(self, delta: AnyDelta) -> bytes:
         return self._chunks.text(delta.text, len(delta.token_ids))
 
     def finish(self, finished: Finished) -> bytes:
-        return self._chunks.end(_choice({}, finish_reason(finished)), finished)
+        return self._chunks.end(chat_choice({}, finish_reason(finished)), finished)
 
     def fail(self, error: PenstockError) -> bytes:
         return self._chunks.fail(error)
@@ -81,21 +82,23 @@ class ChatSerializer:
             "logprobs": None,
             "finish_reason": finish_reason(finished),
         }
-        envelope = self._envelope(accepted, "chat.completion")
+        envelope = chat_envelope(accepted, "chat.completion", self._created)
         return orjson.dumps({**envelope, "choices": [choice], "usage": usage_of(finished), **extra_members(finished)})
 
-    def _envelope(self, accepted: Accepted, kind: str) -> Json:
-        return {
-            "id": f"chatcmpl-{accepted.request_id}",
-            "object": kind,
-            "created": self._created,
-            "model": accepted.model,
-        }
+
+def chat_envelope(accepted: Accepted, kind: str, created: int) -> Json:
+    """Return the members that all chunks of a chat completion have."""
+    return {
+        "id": f"chatcmpl-{accepted.request_id}",
+        "object": kind,
+        "created": created,
+        "model": accepted.model,
+    }
 
 
-def _content(text: str) -> Json:
-    return _choice({"content": text})
+def content_choice(text: str) -> Json:
+    return chat_choice({"content": text})
 
 
-def _choice(delta: Json, reason: str | None = None) -> Json:
+def chat_choice(delta: Json, reason: str | None = None) -> Json:
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.tools import calls_in
 from penstock.edge.request.spec import Message
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -16,12 +17,29 @@ def message_from(members: Any, path: str) -> Message:
     if not isinstance(members, dict):
         raise wrong_type(path, "an object with role and content", members)
     fields = Fields(members, path)
-    if fields.get("tool_calls") or fields.get("function_call"):
-        raise InvalidArgument(f"{path} calls a tool; this server accepts text only", field=f"{path}.tool_calls")
     role = fields.text("role")
     if not role:
         raise InvalidArgument(f"{path}.role is missing; give user, assistant or system", field=f"{path}.role")
-    return Message(_ROLES.get(role, role), content_text(fields.get("content"), f"{path}.content"))
+    role = _ROLES.get(role, role)
+    if role != "tool" and len(members) == 2 and "content" in members:  # as most messages are
+        return Message(role, content_text(members["content"], f"{path}.content"))
+    return _turn_from(fields, role)
+
+
+def _turn_from(fields: Fields, role: str) -> Message:
+    """Parse a message that may have calls, be the result of one, or have a name or reasoning."""
+    if fields.get("function_call"):
+        path = fields.path("function_call")
+        raise InvalidArgument(f"{path} is not supported; send it in tool_calls, which replace it", field=path)
+    if role == "tool" and not fields.text("tool_call_id"):
+        path = fields.path("tool_call_id")
+        raise InvalidArgument(f"{path} is missing; give the id of the call", field=path)
+    calls = calls_in(fields)
+    content = fields.get("content")
+    text = "" if content is None and calls else content_text(content, fields.path("content"))
+    return Message(
+        role, text, calls, fields.text("tool_call_id"), fields.text("name"), fields.text("reasoning_content")
+    )
 
 
 def content_text(content: Any, path: str) -> str:

@@ -1,7 +1,6 @@
 """The endpoint `POST /v1/responses`: request body and response."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
@@ -13,10 +12,11 @@ from penstock.edge.api.openai.common import (
     extra_members,
     generation_options,
 )
-from penstock.edge.api.openai.fields import Fields, describe, wrong_type
-from penstock.edge.api.openai.messages import message_from
+from penstock.edge.api.openai.fields import Fields, wrong_type
+from penstock.edge.api.openai.input_items import input_messages
 from penstock.edge.api.openai.output_form import requested_response_form
 from penstock.edge.api.openai.streaming import named_sse_event, one_line_json, split_at_marker
+from penstock.edge.api.openai.tools import response_choice, response_input, response_tools
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_unsupported
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
@@ -33,7 +33,7 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
-        input=ChatInput(system + _messages(fields.get("input"))),
+        input=response_input(fields, system + input_messages(fields.get("input"))),
         max_output_tokens=fields.integer("max_output_tokens", None),
         form=requested_response_form(text_format),
         **generation_options(fields),
@@ -46,27 +46,6 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
         metadata=_metadata(fields),
         text_format=text_format.members or None,
     )
-
-
-def _messages(given: Any) -> tuple[Message, ...]:
-    match given:
-        case None | []:
-            raise InvalidArgument("input is missing; give a string or a list of messages", field="input")
-        case str():
-            return (Message("user", given),)
-        case list():
-            return tuple([_item(each, f"input[{index}]") for index, each in enumerate(given)])
-        case _:
-            raise wrong_type("input", "a string or a list of messages", given)
-
-
-def _item(item: Any, path: str) -> Message:
-    kind = item.get("type", "message") if isinstance(item, dict) else "message"
-    if kind != "message":
-        raise InvalidArgument(
-            f"{path}.type is {describe(kind)}; this server accepts messages only", field=f"{path}.type"
-        )
-    return message_from(item, path)
 
 
 def _metadata(fields: Fields) -> Mapping[str, str]:
@@ -100,6 +79,8 @@ class ResponseObject:
 
     def __init__(self, request: ApiRequest, accepted: Accepted, created: int) -> None:
         spec = request.spec
+        assert isinstance(spec.input, ChatInput), "a response continues a conversation"
+        chat = spec.input
         self._limit = spec.max_output_tokens
         self.item_id = f"msg_{accepted.request_id}"
         self._common: Json = {
@@ -110,14 +91,14 @@ class ResponseObject:
             "instructions": request.instructions,
             "max_output_tokens": self._limit,
             "metadata": request.metadata,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": chat.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": spec.temperature,
             "text": {"format": request.text_format or {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": response_choice(chat.tool_choice),
+            "tools": response_tools(chat.tools),
             "top_p": spec.top_p,
             "truncation": "disabled",
             "user": None,
@@ -126,16 +107,18 @@ class ResponseObject:
     def in_progress(self) -> Json:
         return self._object("in_progress", [])
 
-    def ended(self, text: str, finished: Finished) -> Json:
+    def ended(self, output: list[Json], finished: Finished) -> Json:
         is_truncated = finished.reason == FINISH_REASON_LENGTH
-        item = self.message("incomplete" if is_truncated else "completed", [text_part(text)])
-        response = self._object("incomplete" if is_truncated and self._limit is not None else "completed", [item])
+        response = self._object("incomplete" if is_truncated and self._limit is not None else "completed", output)
         details = {"reason": "max_output_tokens"} if is_truncated else None
         return response | {"incomplete_details": details, "usage": _usage(finished)}
 
-    def failed(self, text: str, error: PenstockError) -> Json:
-        output = [self.message("incomplete", [text_part(text)])] if text else []
+    def failed(self, output: list[Json], error: PenstockError) -> Json:
         return self._object("failed", output) | {"error": {"code": _error_code(error), "message": error.message}}
+
+    def ended_message(self, text: str, finished: Finished) -> Json:
+        is_truncated = finished.reason == FINISH_REASON_LENGTH
+        return self.message("incomplete" if is_truncated else "completed", [text_part(text)])
 
     def message(self, status: str, content: list[Json]) -> Json:
         return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
@@ -205,20 +188,24 @@ class ResponsesSerializer:
 
     def finish(self, finished: Finished) -> bytes:
         text = "".join(self._texts)
-        response = self._response.ended(text, finished) | extra_members(finished)
+        item = self._response.ended_message(text, finished)
+        response = self._response.ended([item], finished) | extra_members(finished)
         return (
             self._event("output_text.done", self._of_item({"text": text, "logprobs": []}))
             + self._event("content_part.done", self._of_item({"part": text_part(text)}))
-            + self._event("output_item.done", {"output_index": 0, "item": response["output"][0]})
+            + self._event("output_item.done", {"output_index": 0, "item": item})
             + self._event(response["status"], {"response": response})
         )
 
     def fail(self, error: PenstockError) -> bytes:
-        return self._event("failed", {"response": self._response.failed("".join(self._texts), error)})
+        text = "".join(self._texts)
+        output = [self._response.message("incomplete", [text_part(text)])] if text else []
+        return self._event("failed", {"response": self._response.failed(output, error)})
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         response = ResponseObject(self._request, accepted, self._created)
-        return orjson.dumps(response.ended(text, finished) | extra_members(finished))
+        item = response.ended_message(text, finished)
+        return orjson.dumps(response.ended([item], finished) | extra_members(finished))
 
     def _of_item(self, members: Json) -> Json:
         return {"item_id": self._response.item_id, **_CONTENT_POSITION, **members}

@@ -15,14 +15,14 @@ _UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
         "n": ((limits.CHOICES,), "send the request once for each answer"),
         "logit_bias": (({},), "leave it out"),
         "top_logprobs": ((0,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
-        "tools": (([],), "describe the tool in the prompt and parse the answer"),
     }
 )
 UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
         "logprobs": ((False,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
-        "functions": (([],), "describe the function in the prompt and parse the answer"),
+        "functions": (([],), "send them as tools, which replace them"),
+        "function_call": (("auto", "none"), "send tool_choice, which replaces it"),
         "modalities": ((["text"], []), "this server answers in text"),
         "audio": ((), "this server answers in text"),
     }
@@ -31,6 +31,7 @@ UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
         "logprobs": ((), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
+        "tools": (([],), "send a chat or a response, which have tools"),
         "best_of": ((1,), "send the request once for each answer"),
         "echo": ((False,), "put the prompt before the answer yourself"),
         "suffix": (("",), "write the suffix into the prompt"),

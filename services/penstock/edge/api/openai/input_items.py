@@ -1,0 +1,88 @@
+"""Input of a response: a text, or items, from which the turns of the conversation are made."""
+
+from typing import Any
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.messages import content_text, message_from
+from penstock.edge.request.spec import Message
+from penstock.edge.request.tools import ToolCall
+
+_KINDS = "message, function_call, function_call_output and reasoning"
+
+
+def input_messages(given: Any) -> tuple[Message, ...]:
+    """Return the turns of an input. Raises InvalidArgument with the path of the field."""
+    match given:
+        case None | []:
+            raise InvalidArgument("input is missing; give a string or a list of messages", field="input")
+        case str():
+            return (Message("user", given),)
+        case list():
+            turns = _Turns()
+            for index, each in enumerate(given):
+                turns.add(each, f"input[{index}]")
+            return turns.messages
+        case _:
+            raise wrong_type("input", "a string or a list of messages", given)
+
+
+class _Turns:
+    """Turns made of items. Reasoning and calls belong to the turn of the assistant that they stand beside."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._reasoning = ""  # of the assistant's next turn
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(self._messages)
+
+    def add(self, item: Any, path: str) -> None:
+        kind = item.get("type", "message") if isinstance(item, dict) else "message"
+        match kind:
+            case "message":
+                self._add_turn(message_from(item, path))
+            case "function_call":
+                self._add_call(Fields(item, path))
+            case "function_call_output":
+                fields = Fields(item, path)
+                output = content_text(fields.get("output"), fields.path("output"))
+                self._add_turn(Message("tool", output, tool_call_id=_required(fields, "call_id")))
+            case "reasoning":
+                self._reasoning += _reasoning_text(Fields(item, path))
+            case _:
+                raise InvalidArgument(
+                    f"{path}.type is {describe(kind)}; this server accepts {_KINDS}", field=f"{path}.type"
+                )
+
+    def _add_turn(self, message: Message) -> None:
+        if self._reasoning and message.role == "assistant":
+            message, self._reasoning = message._replace(reasoning=self._reasoning), ""
+        self._messages.append(message)
+
+    def _add_call(self, fields: Fields) -> None:
+        call = ToolCall(_required(fields, "call_id"), fields.text("name"), fields.text("arguments") or "{}")
+        if not self._messages or self._messages[-1].role != "assistant" or self._reasoning:
+            self._add_turn(Message("assistant", ""))
+        last = self._messages[-1]
+        self._messages[-1] = last._replace(tool_calls=(*last.tool_calls, call))
+
+
+def _required(fields: Fields, name: str) -> str:
+    if not (value := fields.text(name)):
+        raise InvalidArgument(f"{fields.path(name)} is missing", field=fields.path(name))
+    return value
+
+
+def _reasoning_text(fields: Fields) -> str:
+    """Return the text of a reasoning item; that of its summary if it has no other."""
+    texts = [_part_texts(fields, name) for name in ("content", "summary")]
+    return texts[0] or texts[1]
+
+
+def _part_texts(fields: Fields, name: str) -> str:
+    parts = fields.get(name) or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise wrong_type(fields.path(name), "a list of text parts", parts)
+    return "\n".join([Fields(part, fields.path(name)).text("text") for part in parts])

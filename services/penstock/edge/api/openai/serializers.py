@@ -1,0 +1,27 @@
+"""The serializer of a response, by endpoint and by the format of its output."""
+
+from penstock.edge.api.openai.chat import ChatSerializer
+from penstock.edge.api.openai.common import ApiRequest, ResponseSerializer
+from penstock.edge.api.openai.completions import CompletionSerializer
+from penstock.edge.api.openai.responses import ResponsesSerializer
+from penstock.edge.api.openai.structured_chat import StructuredChatSerializer
+from penstock.edge.api.openai.structured_responses import StructuredResponsesSerializer
+from penstock.edge.output.answer import OutputFormat
+
+
+def chat_serializer(request: ApiRequest, created: int, output: OutputFormat) -> ResponseSerializer:
+    if output.is_plain:
+        return ChatSerializer(request, created=created)
+    return StructuredChatSerializer(request, output, created=created)
+
+
+def responses_serializer(request: ApiRequest, created: int, output: OutputFormat) -> ResponseSerializer:
+    if output.is_plain:
+        return ResponsesSerializer(request, created=created)
+    return StructuredResponsesSerializer(request, output, created=created)
+
+
+def completion_serializer(request: ApiRequest, created: int, output: OutputFormat) -> ResponseSerializer:
+    """Return the serializer of a completion, whose text is passed on as it is."""
+    assert output.is_plain, "only conversations have an output that is divided"
+    return CompletionSerializer(request, created=created)
