@@ -5,6 +5,7 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
+from structlog.testing import capture_logs
 
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import KEY, TIMEOUT_S, FakeWorker, edge_mesh, token_at
@@ -71,7 +72,11 @@ async def test_a_route_is_served_and_charged_as_its_target():
         error = await rejected_call(mesh.generate(model="gpt-4o"))
         assert error.reason == "MODEL_UNKNOWN"
         await set_routes(mesh, route({"b": 1}))
-        assert await model_of(mesh) == "b"
+        with capture_logs() as lines:
+            assert await model_of(mesh) == "b"
+            await wait_at_rest(mesh)
+        [line] = [each for each in lines if each["event"] == "ticket_done"]
+        assert (line["requested_model"], line["model"]) == ("gpt-4o", "b")
         assert [each.model for each in mesh.auth.reserves] == ["b"]
         assert [each.model for each in mesh.queue.tickets] == ["b@db"]
         figures = await mesh.figures()
@@ -161,6 +166,7 @@ async def test_a_waiting_request_moves_to_the_fallback_when_the_worker_of_its_ta
         accepted, _, ids, _ = await read_answer(call)
         assert (accepted.model, ids) == ("b", [token_at(0), token_at(1)])
         assert [(each.model, each.attempt) for each in mesh.queue.tickets] == [("a@da", 1), ("b@db", 2)]
+        assert (await mesh.figures())["routed_again"] == 1
         await wait_at_rest(mesh)
 
 

@@ -61,6 +61,7 @@ class RequestTelemetry:
     def __init__(self, spec: RequestSpec, ticket_id: str, request_id: str, traceparent: str, arrived: float) -> None:
         self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
         self._request_id = request_id
+        self._requested_model = spec.model
         self._error: PenstockError | None = None
         self._root_span: Span | None = None  # None if the trace is not sampled, which has no spans
         self._stage_span: Span | None = None
@@ -144,7 +145,9 @@ class RequestTelemetry:
             _time_per_output_token.record(_time_per_token(request), labels)
 
     def _log_fields(self, request: ActiveRequest, now: float) -> dict[str, object]:
+        is_routed = request.model and self._requested_model not in ("", request.model)
         return {
+            **({"requested_model": self._requested_model} if is_routed else {}),
             "ticket_id": request.ticket_id,
             "request_id": self._request_id,
             "trace_id": self.trace_id,

@@ -33,6 +33,7 @@ class ModelRouter:
             "routes": len(self._routes),
             "routed": self._routed["target"],
             "routed_to_fallback": self._routed["fallback"],
+            "routed_again": self._routed["again"],
         }
 
     def has(self, name: str) -> bool:
@@ -73,7 +74,10 @@ class ModelRouter:
     def spec_of(self, context: RequestContext) -> RequestSpec:
         """Return the spec for the next plan of a request, with the model that serves its route now."""
         model = self._next_model(context) if context.route else ""
-        return replace(context.spec, model=model) if model else context.spec
+        if not model:
+            return context.spec
+        self._routed["again"] += 1
+        return replace(context.spec, model=model)
 
     def _next_model(self, context: RequestContext) -> str:
         """Return the model to which a request moves because no worker serves its own; empty if it stays."""
