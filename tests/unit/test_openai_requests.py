@@ -9,6 +9,7 @@ from penstock.edge.api.openai.fields import BodyTooLarge, parse_body
 from penstock.edge.api.openai.responses import parse_response
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.mesh.forms import JSON_OBJECT, Choices, JsonSchema, Lark, Regex
 from penstock.v1.inference_pb2 import Priority
 
 GREETING = [{"role": "user", "content": "hi"}]
@@ -207,20 +208,65 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, expec
     [
         (chat, {"logprobs": True}, "logprobs"),
         (chat, {"modalities": ["text", "audio"]}, "modalities"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format.type"),
         (completion, {"logprobs": 0}, "logprobs"),
         (completion, {"echo": True}, "echo"),
         (completion, {"best_of": 3}, "best_of"),
         (completion, {"suffix": "x"}, "suffix"),
         (response, {"background": True}, "background"),
         (response, {"previous_response_id": "resp_1"}, "previous_response_id"),
-        (response, {"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
     ],
 )
 def test_unsupported_fields_are_rejected_if_they_request_something(call, members, field):
     message, named = rejection_of(call, **members)
     assert named == field
     assert "not supported" in message
+
+
+SCHEMA = {"type": "integer"}
+INTEGER = JsonSchema('{"type":"integer"}')
+
+
+@pytest.mark.parametrize(
+    ("parsed", "form"),
+    [
+        (chat(response_format={"type": "json_object"}), JSON_OBJECT),
+        (chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}), INTEGER),
+        (completion(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}), INTEGER),
+        (response(text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}), INTEGER),
+        (response(text={"format": {"type": "json_object"}}), JSON_OBJECT),
+        (chat(structured_outputs={"json": SCHEMA}), INTEGER),
+        (chat(structured_outputs={"json": '{"type":"integer"}', "regex": None}), INTEGER),
+        (chat(structured_outputs={"json_object": True}), JSON_OBJECT),
+        (completion(structured_outputs={"regex": "a+"}), Regex("a+")),
+        (completion(structured_outputs={"choice": ["a", "b"]}), Choices(("a", "b"))),
+        (completion(structured_outputs={"grammar": 'start: "a"'}), Lark('start: "a"')),
+        (chat(response_format={"type": "text"}), None),
+    ],
+)
+def test_a_form_is_read_in_each_shape_of_the_apis(parsed, form):
+    assert parsed.spec.form == form
+
+
+@pytest.mark.parametrize(
+    ("call", "members", "field", "expected"),
+    [
+        (chat, {"response_format": {"type": "xml"}}, "response_format.type", "allowed are text, json_object"),
+        (chat, {"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "a JSON schema"),
+        (response, {"text": {"format": {"type": "json_schema", "schema": []}}}, "text.format.schema", "a JSON schema"),
+        (chat, {"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
+        (chat, {"structured_outputs": {"choice": [1]}}, "structured_outputs", "exactly one"),
+        (
+            chat,
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "together",
+        ),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_named_by_its_path(call, members, field, expected):
+    message, named = rejection_of(call, **members)
+    assert named == field
+    assert expected in message
 
 
 def test_unsupported_fields_that_request_nothing_are_accepted():

@@ -44,7 +44,7 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
         stream=fields.flag("stream"),
         instructions=instructions or None,
         metadata=_metadata(fields),
-        text_format=text_format.members or None,
+        text_format=text_format.members if text_format.get("type") != "text" else None,
     )
 
 
