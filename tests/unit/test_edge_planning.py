@@ -99,6 +99,12 @@ def test_raw_text_is_tokenized_unchanged():
     assert list(plan().prompt_ids) == ids("abc")
 
 
+def test_a_bias_is_of_an_id_of_the_vocabulary():
+    assert dict(plan(logit_bias=((303, 2.0),)).sampling.logit_bias) == {303: 2.0}
+    with pytest.raises(InvalidArgument, match="token id 304 of logit_bias is not in the model's vocabulary of 304"):
+        plan(logit_bias=((304, 2.0),))
+
+
 def test_a_conversation_ends_with_the_start_of_the_assistants_turn():
     chat = plan(input=ChatInput((Message("user", "hi"),)))
     assert TOKENIZER.decode(list(chat.prompt_ids), skip_special_tokens=False).endswith("<|im_start|>assistant\n")

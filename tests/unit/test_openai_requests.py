@@ -193,7 +193,6 @@ def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field,
         ({"service_tier": "gold"}, "service_tier", "allowed are auto, default, flex, priority"),
         ({"n": 2}, "n", "n is 2, which is not supported; send the request once for each answer"),
         ({"n": True}, "n", "n is true"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out"),
         ({"top_logprobs": 3}, "top_logprobs", "gRPC API"),
         ({"tools": [{"type": "function"}]}, "tools", "describe the tool in the prompt"),
     ],
@@ -229,6 +228,18 @@ def test_unsupported_fields_that_request_nothing_are_accepted():
     assert chat(n=1, logprobs=False, tools=[], logit_bias={}, response_format={"type": "text"}) == chat()
     assert completion(best_of=1, echo=False, suffix="", top_logprobs=0) == completion()
     assert response(background=False, text={"format": {"type": "text"}, "verbosity": "low"}) == response()
+
+
+@pytest.mark.parametrize("call", [chat, completion])
+def test_a_bias_has_the_id_of_its_token_as_name(call):
+    assert call(logit_bias={"50": -100, "7": 2.5}).spec.logit_bias == ((7, 2.5), (50, -100.0))
+    wrong = [{"a": 1}, {"-1": 1}, {"1.5": 1}, {"٣": 1}, {"1" * 5_000: 1}, {"5": "x"}, {"5": 101}, [5]]
+    for biases in [*wrong, dict.fromkeys(map(str, range(limits.LOGIT_BIASES + 1)), 1)]:
+        assert rejection_of(call, logit_bias=biases)[1].split(".")[0] == "logit_bias"
+
+
+def test_responses_have_no_biases_as_in_the_api():
+    assert rejection_of(response, logit_bias={"5": 1})[1] == "logit_bias"
 
 
 def test_stream_options_select_where_usage_is_sent():

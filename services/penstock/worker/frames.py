@@ -62,6 +62,7 @@ def sampling_from(sampling: Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty or 1.0,
         logprobs=sampling.logprobs,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
     )
 
 

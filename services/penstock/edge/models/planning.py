@@ -27,6 +27,10 @@ def plan_generation(
             raise TokenUnknown(text, field="resume_ids")
     if spec.form and not model.enforces_forms:
         raise FormRejected(FormUnsupported(f"the workers of {model.name} enforce none"))
+    for token_id, _ in spec.logit_bias:
+        if not 0 <= token_id < model.vocabulary_size:
+            text = f"token id {token_id} of logit_bias is not in the model's vocabulary of {model.vocabulary_size}"
+            raise TokenUnknown(text, field="logit_bias")
     detokenizer = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
     resumed_stop = ""
     for token_id in spec.resume_ids:
@@ -79,4 +83,5 @@ def _sampling(spec: RequestSpec, draw_seed: Callable[[], int]) -> Sampling:
         frequency_penalty=spec.frequency_penalty,
         repetition_penalty=spec.repetition_penalty,
         logprobs=spec.logprobs,
+        logit_bias=dict(spec.logit_bias),
     )

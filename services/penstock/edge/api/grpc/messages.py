@@ -27,6 +27,7 @@ FIELD_PATHS: Mapping[str, str] = MappingProxyType(
             for name in (
                 *("temperature", "top_p", "top_k", "min_p", "seed"),
                 *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+                *("logit_bias",),
             )
         },
         "timeout_s": "timeout",
@@ -64,6 +65,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         answer_id=request.resume.answer_id,
         model_version=request.resume.model_version,
         form=_form(request),
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
     )
     validate(spec, FIELD_PATHS)
     return spec
@@ -128,6 +130,7 @@ def _check_counts(request: GenerateRequest | CountTokensRequest) -> None:
             ("input", len(request.token_ids.ids), limits.PROMPT_TOKENS),
             ("stop", len(request.stop), limits.STOP_STRINGS),
             ("resume.token_ids", len(request.resume.token_ids), limits.OUTPUT_TOKENS),
+            ("sampling.logit_bias", len(request.sampling.logit_bias), limits.LOGIT_BIASES),
         ]
     for field, count, most in counts:
         if count > most:

@@ -17,6 +17,7 @@ from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.api.openai.messages import message_from
 from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
+from penstock.edge.api.openai.token_options import logit_bias
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
@@ -34,6 +35,7 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
         max_output_tokens=fields.integer(limit, None),
         form=requested_form(fields),
         **generation_options(fields),
+        logit_bias=logit_bias(fields),
     )
     validate(spec, {"input": "messages", "max_output_tokens": limit})
     include_usage, continuous_usage = usage_flags(fields)

@@ -18,6 +18,7 @@ from penstock.edge.api.openai.common import (
 from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
+from penstock.edge.api.openai.token_options import logit_bias
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
@@ -36,6 +37,7 @@ def parse_completion(fields: Fields, request_id: str) -> ApiRequest:
         max_output_tokens=fields.integer("max_tokens", _DEFAULT_MAX_TOKENS),
         form=requested_form(fields),
         **generation_options(fields),
+        logit_bias=logit_bias(fields),
     )
     validate(spec, {"input": "prompt", "max_output_tokens": "max_tokens"})
     include_usage, continuous_usage = usage_flags(fields)

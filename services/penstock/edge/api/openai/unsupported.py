@@ -13,7 +13,6 @@ UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
 _UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
     {
         "n": ((limits.CHOICES,), "send the request once for each answer"),
-        "logit_bias": (({},), "leave it out"),
         "top_logprobs": ((0,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "tools": (([],), "describe the tool in the prompt and parse the answer"),
     }
@@ -43,6 +42,7 @@ UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
         "previous_response_id": ((), "this server stores nothing; send the earlier turns in `input`"),
         "conversation": ((), "this server stores nothing; send the earlier turns in `input`"),
         "prompt": ((), "this server stores no prompts; send `instructions` and `input`"),
+        "logit_bias": (({},), "use the endpoint of chat completions"),
     }
 )
 
