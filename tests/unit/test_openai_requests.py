@@ -193,7 +193,6 @@ def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field,
         ({"service_tier": "gold"}, "service_tier", "allowed are auto, default, flex, priority"),
         ({"n": 2}, "n", "n is 2, which is not supported; send the request once for each answer"),
         ({"n": True}, "n", "n is true"),
-        ({"top_logprobs": 3}, "top_logprobs", "gRPC API"),
         ({"tools": [{"type": "function"}]}, "tools", "describe the tool in the prompt"),
     ],
 )
@@ -206,10 +205,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, expec
 @pytest.mark.parametrize(
     ("call", "members", "field"),
     [
-        (chat, {"logprobs": True}, "logprobs"),
         (chat, {"modalities": ["text", "audio"]}, "modalities"),
         (chat, {"response_format": {"type": "json_object"}}, "response_format.type"),
-        (completion, {"logprobs": 0}, "logprobs"),
         (completion, {"echo": True}, "echo"),
         (completion, {"best_of": 3}, "best_of"),
         (completion, {"suffix": "x"}, "suffix"),
@@ -236,6 +233,36 @@ def test_a_bias_has_the_id_of_its_token_as_name(call):
     wrong = [{"a": 1}, {"-1": 1}, {"1.5": 1}, {"٣": 1}, {"1" * 5_000: 1}, {"5": "x"}, {"5": 101}, [5]]
     for biases in [*wrong, dict.fromkeys(map(str, range(limits.LOGIT_BIASES + 1)), 1)]:
         assert rejection_of(call, logit_bias=biases)[1].split(".")[0] == "logit_bias"
+
+
+def test_log_probabilities_are_requested_as_in_each_endpoint_of_the_api():
+    def options(request):
+        return request.spec.logprobs, request.spec.top_logprobs
+
+    assert options(chat(logprobs=True, top_logprobs=20)) == (True, 20)
+    assert options(chat(logprobs=True)) == (True, 0)
+    assert options(completion(logprobs=0)) == (True, 0)
+    assert options(completion(logprobs=3, top_logprobs=9)) == (True, 3)
+    assert options(response(include=["message.output_text.logprobs"], top_logprobs=2)) == (True, 2)
+    assert options(response(top_logprobs=2)) == (True, 2)
+    assert {options(each(logprobs=None, top_logprobs=0, include=[])) for each in ENDPOINTS} == {(False, 0)}
+
+
+@pytest.mark.parametrize(
+    ("call", "members", "field"),
+    [
+        (chat, {"top_logprobs": 3}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": 5}, "logprobs"),
+        (completion, {"logprobs": 21}, "logprobs"),
+        (completion, {"logprobs": -1}, "logprobs"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (response, {"top_logprobs": 21}, "top_logprobs"),
+        (response, {"include": "message.output_text.logprobs"}, "include"),
+    ],
+)
+def test_wrong_options_of_log_probabilities_are_named(call, members, field):
+    assert rejection_of(call, **members)[1] == field
 
 
 def test_responses_have_no_biases_as_in_the_api():

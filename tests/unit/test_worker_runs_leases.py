@@ -121,6 +121,7 @@ def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_reported():
         ({"cache_salt": b"short"}, "START_INVALID"),
         ({"sampling": SamplingParams(temperature=float("nan"))}, "START_INVALID"),
         ({"sampling": SamplingParams(top_p=0.0)}, "START_INVALID"),
+        ({"sampling": SamplingParams(top_logprobs=21)}, "START_INVALID"),
         ({"sampling": SamplingParams(logit_bias=((100, 1.0),))}, "START_INVALID"),
         ({"sampling": SamplingParams(logit_bias=((5, 100.5),))}, "START_INVALID"),
         ({"sampling": SamplingParams(logit_bias=((5, 1.0),) * 301)}, "START_INVALID"),

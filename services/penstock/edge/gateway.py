@@ -100,6 +100,7 @@ class Gateway:
         context = self.create(spec, credential, admission, stream, traceparent=traceparent)
         stream.cancel = partial(self._runner.cancel, context)
         stream.limit_headers = lambda: context.limit_headers
+        stream.describe_token = context.describe_token
         try:
             await on_admitted()
             await self.start(context)

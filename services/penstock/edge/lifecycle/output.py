@@ -7,11 +7,14 @@ from typing import Protocol
 
 from penstock.edge.lifecycle.effects import Emit, Finish
 from penstock.edge.text.detokenizer import TextDelta
+from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.mesh.forms import Form
 from penstock.mesh.model_key import model_key
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
 
 BYTES_PER_ID = 4  # in an array of token ids
+
+LikeliestTokens = tuple[Sequence[int], Sequence[float]]  # ids at one position and their logprobs, the likeliest first
 
 
 class IncrementalDetokenizer(Protocol):
@@ -39,6 +42,7 @@ class GenerationPlan:
     block_size: int = 0  # tokens per KV block of the model, for the hashes of prompt prefixes
     model_version: str = ""  # digest of the model card by which the prompt was tokenized
     form: Form | None = None  # of the output; None: free text
+    describe_token: DescribeToken = no_text
 
     @property
     def prompt_bytes(self) -> int:
@@ -71,7 +75,7 @@ class OutputStream:
     def tokens_left(self) -> int:
         return self._plan.max_output_tokens - len(self.token_ids)
 
-    def append(self, index: int, token_id: int, logprob: float | None) -> Emit | None:
+    def append(self, index: int, token_id: int, logprob: float | None, top: LikeliestTokens | None) -> Emit | None:
         """Return the effect that emits the token, or None for a duplicate. Raises IndexError if a token is missing."""
         if index != len(self.token_ids):
             if index > len(self.token_ids):
@@ -80,6 +84,8 @@ class OutputStream:
             return None
         self.token_ids.append(token_id)
         text, self.stop_string = self._plan.detokenizer.push(token_id)
+        if top:
+            return Emit(text, (token_id,), index, () if logprob is None else (logprob,), *top)
         return Emit(text, (token_id,), index, () if logprob is None else (logprob,))
 
     def flush(self) -> list[Emit]:

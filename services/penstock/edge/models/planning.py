@@ -39,7 +39,7 @@ def plan_generation(
         model=model.name,
         prompt_ids=prompt_ids,
         max_output_tokens=_granted_output_tokens(spec, len(prompt_ids), model.context_length, default_output_tokens),
-        sampling=_sampling(spec, draw_seed),
+        sampling=_sampling(spec, draw_seed, model.vocabulary_size),
         detokenizer=detokenizer,
         resumed_ids=spec.resume_ids,
         resumed_stop=resumed_stop,
@@ -48,6 +48,7 @@ def plan_generation(
         block_size=model.block_size,
         model_version=model.digest,
         form=spec.form,
+        describe_token=model.codec.tokenizer.describe,
     )
 
 
@@ -72,7 +73,7 @@ def _granted_output_tokens(
     return requested or min(left, default_output_tokens)
 
 
-def _sampling(spec: RequestSpec, draw_seed: Callable[[], int]) -> Sampling:
+def _sampling(spec: RequestSpec, draw_seed: Callable[[], int], vocabulary_size: int) -> Sampling:
     return Sampling(
         temperature=spec.temperature,
         top_p=spec.top_p,
@@ -83,5 +84,6 @@ def _sampling(spec: RequestSpec, draw_seed: Callable[[], int]) -> Sampling:
         frequency_penalty=spec.frequency_penalty,
         repetition_penalty=spec.repetition_penalty,
         logprobs=spec.logprobs,
+        top_logprobs=min(spec.top_logprobs, vocabulary_size),
         logit_bias=dict(spec.logit_bias),
     )

@@ -35,5 +35,6 @@ METADATA_PAIRS = 16  # that a caller attaches to a response and receives back
 METADATA_KEY_CHARS = 64
 METADATA_VALUE_CHARS = 512
 CHOICES = 1  # answers per request
+TOP_LOGPROBS = 20  # likeliest tokens at each position
 LOGIT_BIASES = 300  # token ids
 LOGIT_BIAS = 100.0  # either sign

@@ -86,6 +86,7 @@ def _numbers(spec: RequestSpec) -> Violations:
         yield from _within("max_output_tokens", spec.max_output_tokens, 1, limits.OUTPUT_TOKENS)
     if spec.timeout_s is not None:
         yield from _above("timeout_s", spec.timeout_s, 0, limits.TIMEOUT_S)
+    yield from _within("top_logprobs", spec.top_logprobs, 0, limits.TOP_LOGPROBS)
     yield from _biases(spec.logit_bias)
 
 

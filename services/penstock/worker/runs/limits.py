@@ -9,6 +9,7 @@ from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 
 CACHE_SALT_BYTES = 16
 MAX_TOP_K = 1_024
+MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
 MAX_BIAS = 100.0
 
@@ -35,6 +36,8 @@ class RunLimits:
         elif spec.constraint and max(spec.constraint.token_ids, default=0) >= self.vocab_size:
             raise StartInvalid(f"a token id of the constraint is outside the vocabulary of {self.vocab_size}")
         _check_sampling(spec.sampling)
+        if not 0 <= spec.sampling.top_logprobs <= min(MAX_TOP_LOGPROBS, self.vocab_size):
+            raise StartInvalid(f"sampling.top_logprobs is {spec.sampling.top_logprobs}, which is out of range")
         _check_biases(spec.sampling.logit_bias, self.vocab_size)
 
 

@@ -74,10 +74,14 @@ def record_prefills(result: StepResult, running: Mapping[int, Run], began_at: fl
 
 
 def fan_out_tokens(result: StepResult, running: Mapping[int, Run], counts: RunCounters, now: float) -> list[StepTokens]:
-    """Return one `StepTokens` per edge stream. Tokens of runs that are stopping or orphaned are dropped."""
-    groups: dict[int, StepTokens] = {}
+    """Return one `StepTokens` per edge stream and number of likeliest tokens.
+
+    Tokens of runs that are stopping or orphaned are dropped.
+    """
+    groups: dict[tuple[int, int], StepTokens] = {}
+    likeliest = result.likeliest
     columns = zip(result.seq_ids, result.tokens, result.indexes, result.logprobs, strict=True)
-    for seq_id, token, index, logprob in columns:
+    for place, (seq_id, token, index, logprob) in enumerate(columns):
         run = running.get(seq_id)
         if run is None:
             continue
@@ -85,8 +89,13 @@ def fan_out_tokens(result: StepResult, running: Mapping[int, Run], counts: RunCo
         counts.tokens_generated += 1
         if run.stop_reason or run.is_orphan:
             continue
-        group = groups.get(run.stream)
+        top = likeliest.get(place) if likeliest else None
+        key = (run.stream, len(top.token_ids) if top else 0)
+        group = groups.get(key)
         if group is None:
-            group = groups[run.stream] = StepTokens(run.stream, result.step)
+            group = groups[key] = StepTokens(run.stream, result.step)
         group.add(run, token, index, logprob)
+        if top:
+            group.top_token_ids += top.token_ids
+            group.top_logprobs += top.logprobs
     return list(groups.values())

@@ -27,7 +27,7 @@ FIELD_PATHS: Mapping[str, str] = MappingProxyType(
             for name in (
                 *("temperature", "top_p", "top_k", "min_p", "seed"),
                 *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-                *("logit_bias",),
+                *("top_logprobs", "logit_bias"),
             )
         },
         "timeout_s": "timeout",
@@ -57,7 +57,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         max_output_tokens=request.max_output_tokens if request.HasField("max_output_tokens") else None,
         stop=tuple(request.stop),
         ignore_eos=request.ignore_eos,
-        logprobs=sampling.logprobs,
+        logprobs=sampling.logprobs or sampling.top_logprobs > 0,
         explain=request.explain,
         priority=request.priority,
         timeout_s=seconds_of(request.timeout) or None,
@@ -65,6 +65,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         answer_id=request.resume.answer_id,
         model_version=request.resume.model_version,
         form=_form(request),
+        top_logprobs=sampling.top_logprobs,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
     )
     validate(spec, FIELD_PATHS)

@@ -138,11 +138,11 @@ class OpenAIApp:
             traceparent=traceparent,
             session=lambda: session_of(exchange.headers, fields.members),
         )
-        serializer = serializer_type(request, created=int(time.time()))
         write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
         async with generating as events:
             exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
+            serializer = serializer_type(request, created=int(time.time()), describe=events.describe_token)
             await write(exchange, serializer, events)
 
     async def _list_models(self, exchange: Exchange) -> None:

@@ -39,6 +39,8 @@ async def write_whole(exchange: Exchange, serializer: ResponseSerializer, events
     async for event in events:
         if isinstance(event, Delta):
             texts.append(event.text)
+            if event.logprobs:
+                serializer.collect_logprobs(event)
         elif isinstance(event, Accepted):
             accepted = event
         else:

@@ -14,13 +14,15 @@ from penstock.edge.api.openai.common import (
     usage_of,
 )
 from penstock.edge.api.openai.fields import Fields, wrong_type
+from penstock.edge.api.openai.logprobs import logprob_entries
 from penstock.edge.api.openai.messages import message_from
 from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
-from penstock.edge.api.openai.token_options import logit_bias
+from penstock.edge.api.openai.token_options import chat_logprobs, logit_bias
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
+from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.v1.inference_pb2 import Accepted, Finished
 
 
@@ -36,6 +38,7 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
         form=requested_form(fields),
         **generation_options(fields),
         logit_bias=logit_bias(fields),
+        **chat_logprobs(fields),
     )
     validate(spec, {"input": "messages", "max_output_tokens": limit})
     include_usage, continuous_usage = usage_flags(fields)
@@ -56,11 +59,15 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
 class ChatSerializer:
     """Serializes a chat completion. A stream has the role, deltas, the finish reason, usage on request, and [DONE]."""
 
-    __slots__ = ("_chunks", "_created", "_request")
+    __slots__ = ("_chunks", "_created", "_describe", "_has_logprobs", "_logprobs", "_request")
 
-    def __init__(self, request: ApiRequest, *, created: int) -> None:  # unix s
+    def __init__(self, request: ApiRequest, *, created: int, describe: DescribeToken = no_text) -> None:
+        """`created`: unix s. `describe`: returns the text of a token."""
         self._request = request
         self._created = created
+        self._describe = describe
+        self._has_logprobs = request.spec.logprobs
+        self._logprobs: list[Json] = []
 
     def begin(self, accepted: Accepted) -> bytes:
         envelope = self._envelope(accepted, "chat.completion.chunk")
@@ -68,7 +75,13 @@ class ChatSerializer:
         return self._chunks.choice(_choice({"role": "assistant", "content": "", "refusal": None}))
 
     def delta(self, delta: AnyDelta) -> bytes:
+        if self._has_logprobs:
+            choice = {**_content(delta.text), "logprobs": _logprobs(logprob_entries(delta, self._describe))}
+            return self._chunks.counted(choice, len(delta.token_ids))
         return self._chunks.text(delta.text, len(delta.token_ids))
+
+    def collect_logprobs(self, delta: AnyDelta) -> None:
+        self._logprobs += logprob_entries(delta, self._describe)
 
     def finish(self, finished: Finished) -> bytes:
         return self._chunks.end(_choice({}, finish_reason(finished)), finished)
@@ -80,7 +93,7 @@ class ChatSerializer:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
+            "logprobs": _logprobs(self._logprobs) if self._has_logprobs else None,
             "finish_reason": finish_reason(finished),
         }
         envelope = self._envelope(accepted, "chat.completion")
@@ -93,6 +106,10 @@ class ChatSerializer:
             "created": self._created,
             "model": accepted.model,
         }
+
+
+def _logprobs(entries: list[Json]) -> Json:
+    return {"content": entries, "refusal": None}
 
 
 def _content(text: str) -> Json:

@@ -129,6 +129,9 @@ class ResponseSerializer(Protocol):
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes: ...
 
+    def collect_logprobs(self, delta: AnyDelta) -> None:
+        """Keep the log probabilities of a part of an answer that is sent as a whole."""
+
 
 def finish_reason(finished: Finished) -> str:
     return "length" if finished.reason == FINISH_REASON_LENGTH else "stop"

@@ -77,6 +77,11 @@ class ChunkStream:
             return self.choice(self._text_choice(text))
         return self._before + one_line_json(text) + self._after
 
+    def counted(self, choice: Json, tokens: int) -> bytes:
+        """Return the chunk of a choice with more than text, and count its tokens."""
+        self._output_tokens += tokens
+        return self.choice(choice)
+
     def choice(self, choice: Json) -> bytes:
         return sse_event(self._chunk(choice))
 

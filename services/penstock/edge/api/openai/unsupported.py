@@ -13,14 +13,12 @@ UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
 _UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
     {
         "n": ((limits.CHOICES,), "send the request once for each answer"),
-        "top_logprobs": ((0,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "tools": (([],), "describe the tool in the prompt and parse the answer"),
     }
 )
 UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
-        "logprobs": ((False,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "functions": (([],), "describe the function in the prompt and parse the answer"),
         "modalities": ((["text"], []), "this server answers in text"),
         "audio": ((), "this server answers in text"),
@@ -29,7 +27,6 @@ UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
 UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
-        "logprobs": ((), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "best_of": ((1,), "send the request once for each answer"),
         "echo": ((False,), "put the prompt before the answer yourself"),
         "suffix": (("",), "write the suffix into the prompt"),
