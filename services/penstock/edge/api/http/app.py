@@ -25,6 +25,7 @@ from penstock.edge.api.openai.models import model_list, model_object
 from penstock.edge.api.openai.responses import ResponsesSerializer, parse_response
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
+from penstock.edge.request.deadline_headers import time_limit
 from penstock.edge.request.estimate import estimate_from_spec
 from penstock.edge.request.session_names import session_of
 
@@ -136,6 +137,7 @@ class OpenAIApp:
             estimate_from_spec(request.spec),
             credential,
             traceparent=traceparent,
+            time_left=time_limit(exchange.header, is_streamed=request.stream),
             session=lambda: session_of(exchange.headers, fields.members),
         )
         write = write_stream if request.stream else write_whole
