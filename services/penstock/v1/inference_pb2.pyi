@@ -96,6 +96,7 @@ class GenerateRequest(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to find the request in logs and traces, at most 128 characters of [A-Za-z0-9._:-].
     If empty, the edge generates one and returns it in `accepted`.
@@ -114,6 +115,12 @@ class GenerateRequest(_message.Message):
     """W3C trace context of this request. Empty: the call's metadata, or a new trace."""
     ignore_eos: _builtins.bool
     """Whether to continue past end-of-sequence tokens until max_output_tokens; for load tests."""
+    n: _builtins.int
+    """Answers to generate, 1 to 128; 0: 1. The prompt is computed and charged once. Choice 0 has the seed of the request,
+    choice i has seed + i * 0x9E3779B97F4A7C15, modulo 2^64, and each is the answer that its seed gives alone. Each is
+    placed, resumed after a lost worker, and counted by limits of requests by itself. The first error of a choice ends
+    the response. Above 1 not with `resume` and not on a session, which starts a request for each answer.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, rendered with the model's chat template."""
@@ -165,10 +172,11 @@ class GenerateRequest(_message.Message):
         resume: Global___Resume | None = ...,
         ignore_eos: _builtins.bool = ...,
         form: Global___Form | None = ...,
+        n: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "form", b"form", "input", b"input", "max_output_tokens", b"max_output_tokens", "resume", b"resume", "sampling", b"sampling", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "explain", b"explain", "form", b"form", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "explain", b"explain", "form", b"form", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
@@ -560,12 +568,15 @@ class Delta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append; may be empty while a character or a possible stop string is incomplete. Text that was held back
     until the end is sent in a last Delta without tokens, and again if an answer is resumed with all of its tokens.
     """
     first_index: _builtins.int
     """Index of the first of them in the answer, from 0."""
+    choice: _builtins.int
+    """The answer that this is of, from 0, if the request has several."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens, in order."""
@@ -593,10 +604,11 @@ class Delta(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -612,10 +624,15 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Reason of the end."""
     stop_string: _builtins.str
     """The stop string that ended the answer, if the reason is STOP and it was not an end-of-sequence token."""
+    choice: _builtins.int
+    """The answer that this is of, from 0, if the request has several: there is one `finished` for each. The prompt is in
+    the usage of choice 0 only.
+    """
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens used."""
@@ -631,10 +648,11 @@ class Finished(_message.Message):
         usage: Global___Usage | None = ...,
         timeline: Global___Timeline | None = ...,
         stop_string: _builtins.str = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop_string", b"stop_string", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "reason", b"reason", "stop_string", b"stop_string", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

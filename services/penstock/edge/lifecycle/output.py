@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.edge.lifecycle.effects import Emit, Finish
@@ -24,6 +24,9 @@ class IncrementalDetokenizer(Protocol):
 
     def flush(self) -> str:
         """Return the text that is held back at the end of the answer."""
+
+    def new(self) -> "IncrementalDetokenizer":
+        """Return a detokenizer of another answer to the same prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,13 @@ class GenerationPlan:
     @property
     def model_key(self) -> str:
         return model_key(self.model, self.model_version)
+
+    def with_seed(self, seed: int) -> "GenerationPlan":
+        """Return the plan of another answer to the same prompt."""
+        sampling = Sampling()
+        sampling.CopyFrom(self.sampling)
+        sampling.seed = seed
+        return replace(self, sampling=sampling, detokenizer=self.detokenizer.new())
 
 
 class OutputStream:

@@ -65,6 +65,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         answer_id=request.resume.answer_id,
         model_version=request.resume.model_version,
         form=_form(request),
+        n=request.n or 1,
         top_logprobs=sampling.top_logprobs,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
     )

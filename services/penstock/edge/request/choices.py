@@ -1,0 +1,28 @@
+"""Choices: the requests that one call with several answers or prompts consists of."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from penstock.edge.request.spec import Prompt, RequestSpec
+
+# Odd, so that all choices of a seed differ; near 2**64 / 1.618, so that the choices of small seeds do not meet.
+SEED_STEP = 0x9E3779B97F4A7C15
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of a choice, 0 for the first, whose seed is that of the request. 64 bits."""
+    return (seed + choice * SEED_STEP) % 2**64
+
+
+def choice_specs(
+    spec: RequestSpec, inputs: Sequence[Prompt], count: int, draw_seed: Callable[[], int]
+) -> tuple[RequestSpec, ...]:
+    """Return the requests of `count` answers to each of `inputs`, prompt after prompt.
+
+    A given seed is that of each prompt's first choice. Otherwise each prompt has a seed of its own.
+    """
+    specs = []
+    for each in inputs:
+        seed = draw_seed() if spec.seed is None else spec.seed
+        specs += [replace(spec, input=each, n=1, seed=choice_seed(seed, choice)) for choice in range(count)]
+    return tuple(specs)
