@@ -3,11 +3,13 @@
 import asyncio
 
 import grpc
+import openai
 import pytest
 
 from edge_calls import rejected_call, wait_at_rest
 from edge_mesh import TIMEOUT_S, edge_mesh, text_of
 from edge_sessions import session
+from envoy_proxy import free_port
 from penstock.chassis.errors import QuotaExceeded
 from penstock.edge.request.choices import choice_seed
 from penstock.v1.inference_pb2 import Resume, Sampling
@@ -117,3 +119,70 @@ async def test_a_session_starts_a_request_for_each_answer():
         client.generate(1, n=2)
         failure = (await client.next_frame("failed")).failure
         assert failure.field_violations[0].field == "n"
+
+
+@pytest.fixture
+async def openai_mesh():
+    port = free_port()
+    async with (
+        edge_mesh(workers=2, http_listen=f"127.0.0.1:{port}") as mesh,
+        openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="good", max_retries=0) as api,
+    ):
+        yield mesh, api
+
+
+async def test_the_openai_client_streams_choices_while_a_worker_is_lost(openai_mesh):
+    mesh, api = openai_mesh
+    mesh.workers[0].pause_at_index = 3
+    stream = await api.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        n=2,
+        seed=5,
+        max_completion_tokens=6,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, usage = ["", ""], None
+    async with asyncio.timeout(TIMEOUT_S):
+        for _ in range(2):
+            await mesh.workers[0].paused.get()
+        mesh.workers[0].cut_streams()
+        async for chunk in stream:
+            usage = chunk.usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+    assert texts == [text_of(6)] * 2
+    assert usage.completion_tokens == 12
+    assert usage.prompt_tokens == mesh.auth.reserves[0].prompt_tokens
+    await wait_at_rest(mesh)
+
+
+async def test_the_openai_client_sends_a_list_of_prompts(openai_mesh):
+    mesh, api = openai_mesh
+    prompts = ["a", "bcd", "a"]
+    whole = await api.completions.create(model="tiny", prompt=prompts, n=2, max_tokens=3, echo=True)
+    expected = [prompt + text_of(3) for prompt in prompts for _ in range(2)]
+    assert [(each.index, each.text) for each in whole.choices] == list(enumerate(expected))
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 18)
+    await wait_at_rest(mesh)
+    assert [each.prompt_tokens for each in mesh.auth.reserves] == [1, 0, 3, 0, 1, 0]
+
+
+async def test_an_http_client_that_leaves_cancels_every_choice(openai_mesh):
+    mesh, api = openai_mesh
+    mesh.workers[0].pause_at_index = 2
+    stream = await api.completions.create(model="tiny", prompt="hi", n=3, max_tokens=50, stream=True)
+    await anext(aiter(stream))
+    await stream.close()
+    async with asyncio.timeout(TIMEOUT_S):
+        assert len({await mesh.workers[0].cancels.get() for _ in range(3)}) == 3
+    await wait_at_rest(mesh)
+
+
+async def test_an_early_rejection_of_a_choice_is_a_status(openai_mesh):
+    mesh, api = openai_mesh
+    mesh.auth.rejections = [QuotaExceeded("enough", reason="QUOTA_EXCEEDED", retry_after=1.0)]
+    with pytest.raises(openai.RateLimitError):
+        await api.completions.create(model="tiny", prompt="hi", n=3, max_tokens=5, stream=True)
+    await wait_at_rest(mesh)

@@ -50,4 +50,4 @@ def test_every_option_has_a_field_of_its_own():
     fields = {each.name for message in (GenerateRequest, Sampling) for each in message.DESCRIPTOR.fields}
     assert Options.__annotations__.keys() <= fields
     left_out = fields - Options.__annotations__.keys()
-    assert left_out == {"text", "chat", "token_ids", "sampling", "resume"}
+    assert left_out == {"text", "chat", "token_ids", "sampling", "resume", "n"}  # a generation is one answer

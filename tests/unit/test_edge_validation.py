@@ -67,6 +67,8 @@ FIELD_LIMITS = [
     ("logit_bias", tuple((i, 1.0) for i in range(300)), tuple((i, 1.0) for i in range(301))),
     ("logit_bias", ((0, 100.0), (1, -100.0)), ((0, 100.1),)),
     ("logit_bias", (), ((0, math.nan),)),
+    ("n", limits.CHOICES, limits.CHOICES + 1),
+    ("n", 1, 0),
     ("top_logprobs", 0, -1),
     ("top_logprobs", limits.TOP_LOGPROBS, limits.TOP_LOGPROBS + 1),
     ("timeout_s", 0.001, 0.0),

@@ -77,6 +77,11 @@ class ChoiceStream:
         self._waiter: asyncio.Future[None] | None = None  # of the reader, while there is nothing for it
 
     @property
+    def accepted(self) -> list[Accepted]:
+        """The `accepted` of each choice, once all are accepted."""
+        return [sink.accepted for sink in self.sinks if sink.accepted]
+
+    @property
     def error(self) -> PenstockError | None:
         """The error of the first choice that has one."""
         return next((sink.error for sink in self.sinks if sink.error), None)

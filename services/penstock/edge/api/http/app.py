@@ -12,6 +12,7 @@ import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
 from penstock.chassis.lifecycle import current_stop
+from penstock.edge.api.http.choices import write_choices
 from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
 from penstock.edge.api.http.metrics import record_request
 from penstock.edge.api.http.proxy_door import is_via_proxy
@@ -23,10 +24,11 @@ from penstock.edge.api.openai.errors import MethodNotAllowed
 from penstock.edge.api.openai.fields import Fields, parse_body, quoted
 from penstock.edge.api.openai.models import model_list, model_object
 from penstock.edge.api.openai.responses import ResponsesSerializer, parse_response
+from penstock.edge.choice_calls import generate_choices
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
 from penstock.edge.request.deadline_headers import time_limit
-from penstock.edge.request.estimate import estimate_from_spec
+from penstock.edge.request.estimate import AdmissionResult, estimate_from_spec
 from penstock.edge.request.session_names import session_of
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -140,12 +142,35 @@ class OpenAIApp:
             time_left=time_limit(exchange.header, is_streamed=request.stream),
             session=lambda: session_of(exchange.headers, fields.members),
         )
+        new_serializer = partial(serializer_type, created=int(time.time()))
+        if request.has_several_choices:
+            await self._generate_choices(request, new_serializer, exchange, admission, traceparent)
+            return
         write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
         async with generating as events:
             exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
-            serializer = serializer_type(request, created=int(time.time()), describe=events.describe_token)
-            await write(exchange, serializer, events)
+            await write(exchange, new_serializer(request, describe=events.describe_token), events)
+
+    async def _generate_choices(
+        self,
+        request: ApiRequest,
+        new_serializer: Callable[..., Any],
+        exchange: Exchange,
+        admission: AdmissionResult,
+        traceparent: str,
+    ) -> None:
+        generating = generate_choices(
+            self._gateway,
+            request.generated_spec,
+            exchange.credential,
+            admission,
+            inputs=request.inputs,
+            traceparent=traceparent,
+        )
+        async with generating as events:
+            exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
+            await write_choices(exchange, request, partial(new_serializer, describe=events.describe_token), events)
 
     async def _list_models(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential, exchange.identity_header)

@@ -39,11 +39,16 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
         **generation_options(fields),
         logit_bias=logit_bias(fields),
         **chat_logprobs(fields),
+        n=fields.integer("n", 1),
     )
     validate(spec, {"input": "messages", "max_output_tokens": limit})
     include_usage, continuous_usage = usage_flags(fields)
     return ApiRequest(
-        spec=spec, stream=fields.flag("stream"), include_usage=include_usage, continuous_usage=continuous_usage
+        spec=spec,
+        stream=fields.flag("stream"),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        answers=spec.n,
     )
 
 
@@ -86,12 +91,15 @@ class ChatSerializer:
     def finish(self, finished: Finished) -> bytes:
         return self._chunks.end(_choice({}, finish_reason(finished)), finished)
 
+    def close(self, usage: Json) -> bytes:
+        return self._chunks.close(usage)
+
     def fail(self, error: PenstockError) -> bytes:
         return self._chunks.fail(error)
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         choice = {
-            "index": 0,
+            "index": self._request.choice,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": _logprobs(self._logprobs) if self._has_logprobs else None,
             "finish_reason": finish_reason(finished),

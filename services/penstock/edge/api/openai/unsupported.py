@@ -5,14 +5,12 @@ from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.openai.fields import Fields, describe
-from penstock.edge.request import limits
 
 # For each field: the values that request nothing, and an alternative for the caller.
 UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
 
 _UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
     {
-        "n": ((limits.CHOICES,), "send the request once for each answer"),
         "tools": (([],), "describe the tool in the prompt and parse the answer"),
     }
 )
@@ -27,9 +25,7 @@ UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
 UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
-        "best_of": ((1,), "send the request once for each answer"),
-        "echo": ((False,), "put the prompt before the answer yourself"),
-        "suffix": (("",), "write the suffix into the prompt"),
+        "suffix": (("",), "write it into the prompt, with the tokens that the model has for it"),
     }
 )
 UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
@@ -40,6 +36,7 @@ UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
         "conversation": ((), "this server stores nothing; send the earlier turns in `input`"),
         "prompt": ((), "this server stores no prompts; send `instructions` and `input`"),
         "logit_bias": (({},), "use the endpoint of chat completions"),
+        "n": ((1,), "use the endpoint of chat completions"),
     }
 )
 
