@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from mesh import running_mesh, wait_at_rest
+from mesh import running_mesh, sum_figure, wait_at_rest
+from penstock.edge.request.choices import choice_seed
 
 GREETING = [{"role": "user", "content": "hi"}]
 NO_END = {"extra_body": {"ignore_eos": True}}
@@ -17,6 +18,30 @@ FORCED, BANNED = 100, -100
 async def client(mesh):
     async with openai.AsyncOpenAI(base_url=f"http://{mesh.plan.http}/v1", api_key=mesh.api_key, max_retries=0) as api:
         yield api
+
+
+PROMPT = "The eight answers to this prompt share its key and value blocks while a worker computes them. " * 3
+BLOCK_TOKENS = 16
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_prompt_of_eight_answers_is_computed_once(tiny_model, workers):
+    async with running_mesh(engine="torch", model=tiny_model, workers=workers) as mesh, client(mesh) as api:
+        model = (await api.models.list()).data[0].id
+        before = await sum_figure(mesh, "worker", "tokens_prefilled")
+        options = {"model": model, "prompt": PROMPT, "max_tokens": 24, **NO_END}
+        whole = await api.completions.create(n=8, seed=11, **options)
+        computed = await sum_figure(mesh, "worker", "tokens_prefilled") - before
+        prompt = whole.usage.prompt_tokens
+        assert prompt > 8 * BLOCK_TOKENS
+        # Each answer computes the last block by itself. So short a prompt may be computed by every worker.
+        assert prompt <= computed <= workers * prompt + 7 * BLOCK_TOKENS
+        assert whole.usage.completion_tokens == 8 * 24
+        assert len({each.text for each in whole.choices}) == 8
+        for choice in (0, 3, 7):
+            alone = await api.completions.create(seed=choice_seed(11, choice), **options)
+            assert alone.choices[0].text == whole.choices[choice].text
+        await wait_at_rest(mesh)
 
 
 async def test_sampling_options_of_the_openai_client(tiny_model):

@@ -116,10 +116,11 @@ class GenerateRequest(_message.Message):
     ignore_eos: _builtins.bool
     """Whether to continue past end-of-sequence tokens until max_output_tokens; for load tests."""
     n: _builtins.int
-    """Answers to generate, 1 to 128; 0: 1. The prompt is computed and charged once. Choice 0 has the seed of the request,
-    choice i has seed + i * 0x9E3779B97F4A7C15, modulo 2^64, and each is the answer that its seed gives alone. Each is
-    placed, resumed after a lost worker, and counted by limits of requests by itself. The first error of a choice ends
-    the response. Above 1 not with `resume` and not on a session, which starts a request for each answer.
+    """Answers to generate, 1 to 128; 0: 1. The prompt is charged once, and computed once by each worker that runs some of
+    the answers. Choice 0 has the seed of the request, choice i has seed + i * 0x9E3779B97F4A7C15, modulo 2^64, and each
+    is the answer that its seed gives alone. Each is placed, resumed after a lost worker, and counted by limits of
+    requests by itself. The first error of a choice ends the response. Above 1 not with `resume` and not on a session,
+    which starts a request for each answer.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:

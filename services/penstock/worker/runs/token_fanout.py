@@ -49,13 +49,15 @@ class RunCounters:
     """Totals since the start of the process."""
 
     engine_steps: int = 0
+    tokens_prefilled: int = 0  # computed by steps; without those that decodes computed or the prefix cache had
     tokens_generated: int = 0
     tokens_wasted_after_cancel: int = 0
     cancels: int = 0
     _step_ends: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEP_ENDS))  # s of the worker's clock
 
-    def record_step(self, ended_at: float) -> None:
+    def record_step(self, prefill_tokens: int, ended_at: float) -> None:
         self.engine_steps += 1
+        self.tokens_prefilled += prefill_tokens
         self._step_ends.append(ended_at)
 
     def steps_since(self, at: float) -> int:
