@@ -11,7 +11,8 @@ from edge_mesh import TIMEOUT_S, edge_mesh, text_of
 from edge_sessions import session
 from envoy_proxy import free_port
 from penstock.chassis.errors import QuotaExceeded
-from penstock.edge.request.choices import choice_seed
+from penstock.client import Client
+from penstock.mesh.choice_seed import choice_seed
 from penstock.v1.inference_pb2 import Resume, Sampling
 
 
@@ -186,3 +187,17 @@ async def test_an_early_rejection_of_a_choice_is_a_status(openai_mesh):
     with pytest.raises(openai.RateLimitError):
         await api.completions.create(model="tiny", prompt="hi", n=3, max_tokens=5, stream=True)
     await wait_at_rest(mesh)
+
+
+async def test_the_choices_of_the_sdk_have_the_seeds_of_those_of_the_edge():
+    async with edge_mesh() as mesh, Client(mesh.address, api_key="good") as client:
+        options = {"max_output_tokens": 4, "temperature": 1.0}
+        texts = [await each.read() for each in client.choices("hi", 3, seed=7, **options)]
+        assert texts == [text_of(4)] * 3
+        assert [each.sampling.seed for each in mesh.workers[0].starts] == [
+            choice_seed(7, choice) for choice in range(3)
+        ]
+        for each in client.choices("hi", 2, **options):
+            await each.read()
+        first, second = (each.sampling.seed for each in mesh.workers[0].starts[3:])
+        assert second == choice_seed(first, 1)

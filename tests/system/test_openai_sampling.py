@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from mesh import running_mesh, sum_figure, wait_at_rest
-from penstock.edge.request.choices import choice_seed
+from penstock.mesh.choice_seed import choice_seed
 
 GREETING = [{"role": "user", "content": "hi"}]
 NO_END = {"extra_body": {"ignore_eos": True}}

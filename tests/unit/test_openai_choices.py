@@ -11,9 +11,10 @@ from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
 from penstock.edge.api.openai.choices import ChoicesSerializer, WholeChoice, whole_response
 from penstock.edge.api.openai.completions import CompletionSerializer, parse_completion
 from penstock.edge.api.openai.fields import parse_body
-from penstock.edge.request.choices import choice_seed, choice_specs
+from penstock.edge.request.choices import choice_specs
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
 from penstock.edge.text.token_text import TokenText
+from penstock.mesh.choice_seed import choice_seed
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Accepted, Delta, Finished, Usage
 
 GREETING = [{"role": "user", "content": "hi"}]
