@@ -16,6 +16,9 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+MAX_TOP_LOGPROBS = 20  # likeliest tokens at one position
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     temperature: float = 0.0  # 0: greedy
@@ -27,7 +30,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # 0 or 1: none
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: bool = False  # of the model's own distribution, before penalties, constraint and truncation
-    top_logprobs: int = 0  # of the likeliest tokens of that distribution, beside each token
+    top_logprobs: int = 0  # of the likeliest tokens of that distribution, beside each token; at most the vocabulary
 
 
 @dataclass(frozen=True, slots=True)

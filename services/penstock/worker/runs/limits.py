@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from penstock.mesh.forms import Form, form_problem
 from penstock.worker.engine.batching.errors import StartInvalid, check_spec
-from penstock.worker.engine.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import MAX_TOP_LOGPROBS, SamplingParams, SequenceSpec
 
 CACHE_SALT_BYTES = 16
 MAX_TOP_K = 1_024
-MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
 MAX_BIAS = 100.0
 
