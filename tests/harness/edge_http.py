@@ -63,6 +63,7 @@ class FakeGateway:
         self.credentials = []
         self.sessions = []  # names of the conversations of admitted requests
         self.authenticated = []
+        self.times_left = []  # of each request, as its caller stated it
         self.holds_identification = False  # callers stay unknown until `release_identification`
         self._identification = asyncio.Event()
 
@@ -75,7 +76,8 @@ class FakeGateway:
     async def parse(self, size, parse):
         return parse()
 
-    def admit(self, estimate, credential, *, traceparent="", session=str):
+    def admit(self, estimate, credential, *, traceparent="", time_left=None, session=str):
+        self.times_left.append(time_left)
         if self.rejection:
             raise self.rejection
         self.sessions.append(session())

@@ -253,6 +253,10 @@ class FakeWorker(WorkerServiceServicer):
             step = Step(handles=[handle] * len(part), token_ids=map(token_at, part), indexes=part, step=made + 1)
             if start.sampling.logprobs:
                 step.logprobs.extend([-0.5] * len(part))
+            for index in part:
+                others = range(start.sampling.top_logprobs)
+                step.top_token_ids.extend(token_at(index + other) for other in others)
+                step.top_logprobs.extend(-0.5 - other for other in others)
             peer.send(ExecuteResponse(step=step))
             made += len(part)
         self.runs[handle][2] = made

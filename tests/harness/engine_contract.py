@@ -157,6 +157,21 @@ def logprobs_are_returned_on_request(subject):
             assert not subject.uses_model_scores or seq_id != with_logprobs or logprob < 0.0
 
 
+def likeliest_tokens_are_returned_on_request(subject):
+    counts = {subject.add(sampling=SamplingParams(logprobs=True, top_logprobs=count)): count for count in (1, 4)}
+    counts |= {subject.add(): 0, subject.add(sampling=SamplingParams(logprobs=True)): 0}
+    for result in subject.run_to_end():
+        for place, (seq_id, token, logprob) in enumerate(
+            zip(result.seq_ids, result.tokens, result.logprobs, strict=True)
+        ):
+            top = result.likeliest.get(place, ((), ()))
+            assert len(top[0]) == len(top[1]) == counts[seq_id]
+            assert list(top[1]) == sorted(top[1], reverse=True)
+            if counts[seq_id]:  # a greedy token is the likeliest
+                assert top[0][0] == token
+                assert abs(top[1][0] - logprob) < 1e-4
+
+
 def the_next_step_reports_a_cancel_and_computes_nothing_for_it(subject):
     cancelled, running = subject.add(max_output_tokens=40), subject.add(max_output_tokens=6)
     before = [subject.engine.step() for _ in range(3)]
@@ -257,6 +272,7 @@ CONTRACT = (
     penalties_count_all_output_including_earlier_runs,
     biases_and_constraints_restrict_the_output,
     logprobs_are_returned_on_request,
+    likeliest_tokens_are_returned_on_request,
     the_next_step_reports_a_cancel_and_computes_nothing_for_it,
     a_cancel_of_the_only_sequence_is_reported,
     capacity_is_returned_in_full,

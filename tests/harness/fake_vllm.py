@@ -97,7 +97,9 @@ class FakeVllm:
         record.prefill_stats.num_cached_tokens = self._cached.get(sequence.spec.seq_id, 0)
 
     def _output(self, seq_id, token, ends):
-        logprobs = [{token: SimpleNamespace(logprob=-0.5)}] if self.params[str(seq_id)]["logprobs"] == 0 else None
+        count = self.params[str(seq_id)]["logprobs"]
+        others = {token + further: SimpleNamespace(logprob=-0.5 - further) for further in range(1, (count or 0) + 1)}
+        logprobs = None if count is None else [others | {token: SimpleNamespace(logprob=-0.5)}]
         completion = SimpleNamespace(token_ids=[token], logprobs=logprobs, finish_reason=ends.get(seq_id))
         return SimpleNamespace(
             request_id=str(seq_id),

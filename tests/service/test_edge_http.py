@@ -120,6 +120,24 @@ async def test_a_request_carries_its_caller_trace_and_id():
     assert call.spec.request_id == response.headers["x-request-id"] == "mine:1"
 
 
+async def test_the_deadline_of_the_openai_client_reaches_the_gateway():
+    async with http_edge() as edge:
+        options = [
+            {"timeout": 7.0},
+            {"timeout": 7.0, "stream": True},
+            {"extra_headers": {"x-request-timeout-ms": "90"}},
+        ]
+        for each in options:
+            creating = asyncio.create_task(edge.api.completions.create(model="tiny", prompt="hi", **each))
+            call = await edge.gateway.call()
+            call.accept()
+            call.finish()
+            await creating
+        wrong = await edge.http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-request-timeout-ms": "soon"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-request-timeout-ms")
+        assert edge.gateway.times_left == [7.0, None, 0.09]
+
+
 async def test_a_request_without_a_usable_id_gets_one():
     async with http_edge() as edge:
         edge.http.headers["x-request-id"] = "not / one"

@@ -17,6 +17,8 @@ from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
 from penstock.edge.text.executor import SMALL_INPUT_BYTES, TokenizerPools
+from penstock.mesh.limits import bounds
+from penstock.scheduler.reports.lease_progress import MAX_FIRST_TOKEN_S
 from penstock.v1.inference_pb2 import (
     Chat,
     CountTokensRequest,
@@ -142,6 +144,11 @@ async def test_the_deadline_of_a_call_alone_counts_up_to_a_day():
 
 def test_a_reservation_outlives_the_longest_request():
     assert AuthConfig().reservation_ttl > limits.TIMEOUT_S
+
+
+def test_frames_between_tiers_carry_the_longest_request():
+    assert bounds.REQUEST_NANOS > limits.TIMEOUT_S * 1e9
+    assert MAX_FIRST_TOKEN_S >= limits.TIMEOUT_S
 
 
 def test_the_default_timeout_is_within_the_contract():

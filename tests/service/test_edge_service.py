@@ -84,6 +84,15 @@ async def test_logprobs_are_sent_only_if_requested():
             assert logprobs == expected
 
 
+async def test_the_likeliest_tokens_of_each_token_are_sent_if_requested():
+    async with edge_mesh() as mesh:
+        top = []
+        async for frame in mesh.generate(max_output_tokens=2, sampling=Sampling(top_logprobs=2)):
+            top += zip(frame.delta.top_token_ids, frame.delta.top_logprobs, strict=True)
+        assert top == [(token_at(0), -0.5), (token_at(1), -1.5), (token_at(1), -0.5), (token_at(2), -1.5)]
+        assert mesh.workers[0].starts[0].sampling.logprobs
+
+
 async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver):
     trace_id = "e" * 31 + "1"
     traceparent = f"00-{trace_id}-{'c' * 16}-01"

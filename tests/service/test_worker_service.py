@@ -51,6 +51,7 @@ async def test_tokens_come_in_order_and_once_and_then_the_end(model):
         assert events == [("started", "lease 1"), ("released", "lease 1")]
         figures = await worker.wait_at_rest()
         assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
+        assert figures["tokens_prefilled"] > 0
 
 
 async def test_the_start_of_a_lease_may_be_delayed_and_its_end_is_sent_at_once(model, monkeypatch):

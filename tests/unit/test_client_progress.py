@@ -13,8 +13,8 @@ from penstock.v1.inference_pb2 import Accepted, Delta, Finished, SessionStep
 ACCEPTED_FRAME = Accepted(request_id="r", model="m", prompt_tokens=3, max_output_tokens=8, seed=42)
 
 
-def delta(first: int, *ids: int, text: str = "", logprobs=()) -> Delta:
-    return Delta(first_index=first, token_ids=ids, text=text, logprobs=logprobs)
+def delta(first: int, *ids: int, text: str = "", **more) -> Delta:
+    return Delta(first_index=first, token_ids=ids, text=text, **more)
 
 
 def progress(**options) -> Progress:
@@ -25,9 +25,9 @@ def progress(**options) -> Progress:
 
 def test_chunks_are_in_order_with_their_text():
     found = progress()
-    assert found.apply(delta(0, 7, 8, text="ab")) == ("ab", (7, 8), 0, ())
-    assert found.apply(delta(2, 9)) == ("", (9,), 2, ())
-    assert found.apply(delta(3, text="c")) == ("c", (), 3, ())  # held back until the end
+    assert found.apply(delta(0, 7, 8, text="ab")) == TokenChunk("ab", (7, 8), 0)
+    assert found.apply(delta(2, 9)) == TokenChunk("", (9,), 2)
+    assert found.apply(delta(3, text="c")) == TokenChunk("c", (), 3)  # held back until the end
     assert (found.text, found.token_ids) == ("abc", [7, 8, 9])
 
 
@@ -42,7 +42,7 @@ def test_duplicate_tokens_are_dropped_and_counted():
 def test_text_held_back_to_the_end_is_returned_once():
     found = progress()
     found.apply(delta(0, 7, 8, text="a"))
-    assert found.apply(delta(2, text="b")) == ("b", (), 2, ())
+    assert found.apply(delta(2, text="b")) == TokenChunk("b", (), 2)
     assert found.apply(delta(2, text="b")) is None
     assert found.text == "ab"
 
@@ -89,6 +89,29 @@ def test_a_resumed_request_names_the_answer_even_without_a_token():
 
 def test_an_edge_without_answer_ids_is_supported():
     assert not progress().next_request().HasField("resume")
+
+
+def test_likeliest_tokens_are_returned_if_requested_and_imply_logprobs():
+    top = {"logprobs": [-0.5], "top_token_ids": [7, 8], "top_logprobs": [-0.5, -2.0]}
+    chunk = progress(top_logprobs=2).apply(delta(0, 7, **top))
+    assert (chunk.logprobs, chunk.top_token_ids, chunk.top_logprobs) == ((-0.5,), (7, 8), (-0.5, -2.0))
+    assert progress(logprobs=True).apply(delta(0, 7, **top)).top_token_ids == ()
+
+
+def test_the_likeliest_tokens_of_a_session_are_divided_by_request():
+    step = SessionStep(
+        handles=[1, 2, 3],
+        texts=["ab", "c", ""],
+        first_indexes=[0, 4, 9],
+        counts=[2, 1, 0],
+        token_ids=[7, 8, 9],
+        logprobs=[-1, -2, 0],
+        top_counts=[2, 0, 0],
+        top_token_ids=[7, 17, 8, 18],
+        top_logprobs=[-1, -2, -2, -3],
+    )
+    found = {handle: (chunk.top_token_ids, chunk.top_logprobs) for handle, chunk in chunks_of(step)}
+    assert found == {1: ((7, 17, 8, 18), (-1, -2, -2, -3)), 2: ((), ()), 3: ((), ())}
 
 
 def test_logprobs_are_returned_if_requested():

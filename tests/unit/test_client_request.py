@@ -61,7 +61,15 @@ def test_every_option_has_a_field_of_its_own():
     fields = {each.name for message in (GenerateRequest, Sampling, Chat) for each in message.DESCRIPTOR.fields}
     assert Options.__annotations__.keys() <= fields
     left_out = fields - Options.__annotations__.keys()
-    assert left_out == {"text", "chat", "token_ids", "sampling", "resume", "messages"}
+    assert left_out == {
+        "text",
+        "chat",
+        "token_ids",
+        "sampling",
+        "resume",
+        "messages",
+        "n",
+    }  # a generation is one answer
 
 
 def test_tools_calls_and_results_of_a_conversation_are_set():

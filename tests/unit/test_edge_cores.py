@@ -241,6 +241,29 @@ def test_hashes_are_bounded_in_number_and_size():
     assert block_hashes(range(15), 16, CACHE_SALT) == []
 
 
+def test_the_likeliest_tokens_of_a_session_are_counted_by_request():
+    stream = SimpleNamespace(on_output=lambda sink: None)
+    sinks = [SessionSink(stream, handle, MemoryBudget(1_000)) for handle in (5, 3, 9)]
+    sinks[0].send_delta(Emit("ab", (7,), 4, ()))
+    sinks[1].send_delta(Emit("c", (8,), 0, (-0.5,), (8, 2), (-0.5, -1.0)))
+    sinks[1].send_delta(Emit("d", (9,), 1, (-1.5,), (9, 3), (-1.5, -2.0)))
+    sinks[2].send_delta(Emit("e", (), 6, ()))
+    step = step_frame(sinks).step
+    assert (step.top_counts, step.top_token_ids, step.top_logprobs) == ([0, 2, 0], [8, 2, 9, 3], [-0.5, -1, -1.5, -2])
+
+
+def test_a_reader_far_behind_receives_the_likeliest_tokens_of_each_token():
+    memory = MemoryBudget(1 << 20)
+    buffer = ResponseBuffer(memory)
+    for index in range(40):
+        buffer.add(Emit("a", (index,), index, (-0.5,), (index, index + 1), (-0.5, -1.5)))
+    assert buffer.packed_bytes
+    merged = buffer.pop()
+    assert list(merged.top_token_ids) == [each for index in range(40) for each in (index, index + 1)]
+    assert list(merged.top_logprobs) == [-0.5, -1.5] * 40
+    assert memory.unread_bytes == 0
+
+
 def test_the_output_of_all_requests_of_a_session_is_one_frame_of_parallel_arrays():
     pending: list[SessionSink] = []
     stream = SimpleNamespace(on_output=pending.append)

@@ -58,6 +58,13 @@ FIELD_LIMITS = [
     ("max_output_tokens", limits.OUTPUT_TOKENS, limits.OUTPUT_TOKENS + 1),
     ("sampling", Sampling(top_k=limits.TOP_K), Sampling(top_k=limits.TOP_K + 1)),
     ("sampling", Sampling(temperature=0), Sampling(temperature=float("nan"))),
+    (
+        "sampling",
+        Sampling(logit_bias=dict.fromkeys(range(300), 1.0)),
+        Sampling(logit_bias=dict.fromkeys(range(301), 1)),
+    ),
+    ("sampling", Sampling(logit_bias={5: -100.0}), Sampling(logit_bias={5: float("nan")})),
+    ("sampling", Sampling(top_logprobs=20), Sampling(top_logprobs=21)),
     ("timeout", Duration(seconds=86_400), Duration(seconds=86_400, nanos=1)),
     ("timeout", Duration(nanos=1), Duration(nanos=-1)),
     ("timeout", Duration(), Duration(seconds=2**63 - 1)),

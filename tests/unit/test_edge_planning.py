@@ -100,6 +100,33 @@ def test_raw_text_is_tokenized_unchanged():
     assert list(plan().prompt_ids) == ids("abc")
 
 
+def test_there_are_no_more_likeliest_tokens_than_tokens_of_the_model():
+    assert plan(logprobs=True, top_logprobs=20).sampling.top_logprobs == 20
+    model = replace(MODEL, vocabulary_size=5)
+    small = plan_generation(
+        replace(SPEC, input=TokenInput((1,)), logprobs=True, top_logprobs=20),
+        model,
+        now=datetime(2026, 1, 1, tzinfo=UTC),
+        default_output_tokens=20,
+        draw_seed=lambda: 42,
+    )
+    assert small.sampling.top_logprobs == 5
+
+
+def test_a_plan_describes_the_tokens_of_its_model():
+    describe = plan().describe_token
+    assert describe(ids("a")[0]) == ("a", b"a")
+    assert describe(EOS_ID).encoded is None
+    first_byte, *_ = ids("é")
+    assert describe(first_byte) in {("é", "é".encode()), ("\\xc3", b"\xc3")}
+
+
+def test_a_bias_is_of_an_id_of_the_vocabulary():
+    assert dict(plan(logit_bias=((303, 2.0),)).sampling.logit_bias) == {303: 2.0}
+    with pytest.raises(InvalidArgument, match="token id 304 of logit_bias is not in the model's vocabulary of 304"):
+        plan(logit_bias=((304, 2.0),))
+
+
 def test_a_conversation_ends_with_the_start_of_the_assistants_turn():
     chat = plan(input=ChatInput((Message("user", "hi"),)))
     assert TOKENIZER.decode(list(chat.prompt_ids), skip_special_tokens=False).endswith("<|im_start|>assistant\n")

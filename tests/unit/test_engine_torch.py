@@ -286,6 +286,7 @@ def test_the_start_draws_for_every_slot_with_every_option():
     [(logits, draws)] = batches
     assert len(logits) == len(draws) == 5
     options = draws[0].params
+    assert options.top_logprobs == 7
     assert all((options.logprobs, options.top_k, options.top_p < 1.0, options.min_p, options.temperature))
     assert all((options.frequency_penalty, options.repetition_penalty > 1.0, options.logit_bias, draws[0].allowed))
     assert sample(torch.zeros(5, 7), draws)[0] == [0] * 5

@@ -88,6 +88,15 @@ def test_a_wrong_answer_is_found(changes, kind):
     assert kind in kinds(check_answers([transcript(**changes)]))
 
 
+def test_each_token_must_have_its_likeliest_tokens():
+    request, ids = replace(transcript().request, logprobs=True), EXPECTED_ANSWER.token_ids
+    likeliest = [each for token_id in ids for each in (token_id, token_id + 1)]
+    requested = {"request": request, "logprobs": len(ids)}
+    assert list(check_answers([transcript(**requested, top_token_ids=likeliest)])) == []
+    for wrong in (likeliest[:-2], likeliest[1:], [*likeliest, 0], ids):
+        assert kinds(check_answers([transcript(**requested, top_token_ids=wrong)])) == {"logprobs"}
+
+
 def test_a_cancelled_answer_must_be_a_prefix():
     part = transcript(
         token_ids=EXPECTED_ANSWER.token_ids[:2],

@@ -147,9 +147,7 @@ def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, expe
 @pytest.mark.parametrize(
     ("call", "members", "field", "expected"),
     [
-        (completion, {"prompt": ["a", "b"]}, "prompt", "has 2 prompts; send one request for each"),
         (completion, {"prompt": [1, "b"]}, "prompt[1]", "must be a token id, not the string 'b'"),
-        (completion, {"prompt": [[1], [2]]}, "prompt", "has 2 prompts"),
         (completion, {"prompt": []}, "prompt", "has 0 token ids; allowed are 1 to"),
         (completion, {"prompt": None}, "prompt", "is missing"),
         (completion, {"prompt": {}}, "prompt", "must be a string or a list of token ids, not an object"),
@@ -191,10 +189,6 @@ def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field,
         ({"stop": ""}, "stop", "has a string of 0 bytes"),
         ({"model": ["m"]}, "model", "model must be a string, not a list of 1"),
         ({"service_tier": "gold"}, "service_tier", "allowed are auto, default, flex, priority"),
-        ({"n": 2}, "n", "n is 2, which is not supported; send the request once for each answer"),
-        ({"n": True}, "n", "n is true"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out"),
-        ({"top_logprobs": 3}, "top_logprobs", "gRPC API"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, expected):
@@ -206,12 +200,9 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, expec
 @pytest.mark.parametrize(
     ("call", "members", "field"),
     [
-        (chat, {"logprobs": True}, "logprobs"),
         (chat, {"modalities": ["text", "audio"]}, "modalities"),
-        (completion, {"logprobs": 0}, "logprobs"),
-        (completion, {"echo": True}, "echo"),
-        (completion, {"best_of": 3}, "best_of"),
         (completion, {"suffix": "x"}, "suffix"),
+        (response, {"n": 2}, "n"),
         (response, {"background": True}, "background"),
         (response, {"previous_response_id": "resp_1"}, "previous_response_id"),
     ],
@@ -273,6 +264,88 @@ def test_unsupported_fields_that_request_nothing_are_accepted():
     assert chat(n=1, logprobs=False, tools=[], logit_bias={}, response_format={"type": "text"}) == chat()
     assert completion(best_of=1, echo=False, suffix="", top_logprobs=0) == completion()
     assert response(background=False, text={"format": {"type": "text"}, "verbosity": "low"}) == response()
+
+
+@pytest.mark.parametrize("call", [chat, completion])
+def test_a_bias_has_the_id_of_its_token_as_name(call):
+    assert call(logit_bias={"50": -100, "7": 2.5}).spec.logit_bias == ((7, 2.5), (50, -100.0))
+    wrong = [{"a": 1}, {"-1": 1}, {"1.5": 1}, {"٣": 1}, {"1" * 5_000: 1}, {"5": "x"}, {"5": 101}, [5]]
+    for biases in [*wrong, dict.fromkeys(map(str, range(limits.LOGIT_BIASES + 1)), 1)]:
+        assert rejection_of(call, logit_bias=biases)[1].split(".")[0] == "logit_bias"
+
+
+def test_log_probabilities_are_requested_as_in_each_endpoint_of_the_api():
+    def options(request):
+        return request.spec.logprobs, request.spec.top_logprobs
+
+    assert options(chat(logprobs=True, top_logprobs=20)) == (True, 20)
+    assert options(chat(logprobs=True)) == (True, 0)
+    assert options(completion(logprobs=0)) == (True, 0)
+    assert options(completion(logprobs=3, top_logprobs=9)) == (True, 3)
+    assert options(response(include=["message.output_text.logprobs"], top_logprobs=2)) == (True, 2)
+    assert options(response(top_logprobs=2)) == (True, 2)
+    assert {options(each(logprobs=None, top_logprobs=0, include=[])) for each in ENDPOINTS} == {(False, 0)}
+
+
+@pytest.mark.parametrize(
+    ("call", "members", "field"),
+    [
+        (chat, {"top_logprobs": 3}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": 5}, "logprobs"),
+        (completion, {"logprobs": 21}, "logprobs"),
+        (completion, {"logprobs": -1}, "logprobs"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (response, {"top_logprobs": 21}, "top_logprobs"),
+        (response, {"include": "message.output_text.logprobs"}, "include"),
+    ],
+)
+def test_wrong_options_of_log_probabilities_are_named(call, members, field):
+    assert rejection_of(call, **members)[1] == field
+
+
+def test_a_list_of_prompts_is_of_texts_and_of_token_ids():
+    assert completion(prompt=["a", "b"]).inputs == (TextInput("a"), TextInput("b"))
+    assert completion(prompt=[[1, 2], "b", [3]]).inputs == (TokenInput((1, 2)), TextInput("b"), TokenInput((3,)))
+    single = [completion(prompt=each) for each in ("a", ["a"])]
+    assert all(
+        (each.inputs, each.spec.input, each.has_several_choices) == ((), TextInput("a"), False) for each in single
+    )
+    assert [completion(prompt=each).spec.input for each in ([1, 2], [[1, 2]])] == [TokenInput((1, 2))] * 2
+
+
+def test_the_answers_to_each_prompt_are_the_best_of_those_generated():
+    assert (chat(n=3).spec.n, chat(n=3).answers, chat().answers) == (3, 3, 1)
+    best = completion(n=2, best_of=5)
+    assert (best.spec.n, best.answers, best.spec.logprobs, best.generated_spec.logprobs) == (5, 2, False, True)
+    assert completion(best_of=1) == completion()
+    assert not completion(n=2, best_of=2).generated_spec.logprobs
+
+
+@pytest.mark.parametrize(
+    ("call", "members", "field"),
+    [
+        (chat, {"n": 0}, "n"),
+        (chat, {"n": limits.CHOICES + 1}, "n"),
+        (chat, {"n": True}, "n"),
+        (completion, {"n": 3, "best_of": 2}, "n"),
+        (completion, {"n": 0}, "n"),
+        (completion, {"best_of": 0}, "best_of"),
+        (completion, {"best_of": limits.CHOICES + 1}, "best_of"),
+        (completion, {"best_of": 2, "stream": True}, "best_of"),
+        (completion, {"prompt": ["a"] * 65, "n": 2}, "prompt"),
+        (completion, {"prompt": ["a", 3]}, "prompt[1]"),
+        (completion, {"prompt": [[1], ["x"]]}, "prompt[1][0]"),
+        (completion, {"prompt": ["a", []]}, "prompt"),
+        (completion, {"echo": True, "logprobs": 0}, "echo"),
+    ],
+)
+def test_wrong_numbers_of_answers_and_prompts_are_named(call, members, field):
+    assert rejection_of(call, **members)[1] == field
+
+
+def test_responses_have_no_biases_as_in_the_api():
+    assert rejection_of(response, logit_bias={"5": 1})[1] == "logit_bias"
 
 
 def test_stream_options_select_where_usage_is_sent():

@@ -108,6 +108,22 @@ def test_prompts_with_a_common_prefix_go_to_one_worker_before_it_is_reported():
     assert place(pool, ticket_of(1_000, hashes)) == (first, 1_000 - 16 * BLOCK)
 
 
+@pytest.mark.parametrize("tokens", [500, 2_000, 16_000])
+def test_the_answers_to_one_prompt_go_to_one_worker_once_sizes_are_known(tokens):
+    pool = pool_of(a=0, b=0, c=0)
+    for _ in range(PROMPTS_PER_UPDATE):
+        pool.prompt_sizes.record(tokens)
+    hashes = [depth for depth in PREFIX_DEPTHS if depth * BLOCK <= tokens]
+    workers = set()
+    for choice in range(8):
+        ticket = ticket_of(tokens, hashes)
+        placed = pool.place(ticket)
+        placed.worker.promise(f"lease {choice}", placed.worker.blocks_for(ticket))
+        placed.worker.add_unstarted_tokens(placed.new_tokens)
+        workers.add(placed.worker.worker_id)
+    assert len(workers) == 1
+
+
 def test_an_expected_prefix_is_forgotten_after_two_periods():
     index = PrefixIndex()
     index.on_placed("w", range(8))

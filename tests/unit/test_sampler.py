@@ -152,6 +152,15 @@ def test_frequency_penalty_grows_with_each_occurrence():
     assert tokens == [0, 1]
 
 
+def test_a_bias_of_100_forces_a_token_and_one_of_minus_100_bans_it_at_any_temperature():
+    logits = logits_of(1)
+    best, worst = int(logits.argmax()), int(logits.argmin())
+    assert set(draws_of_many_positions(logits, count=500, temperature=2.0, logit_bias=((worst, 100.0),))) == {worst}
+    counts = draws_of_many_positions(logits, count=2000, temperature=0.1, logit_bias=((best, -100.0),))
+    assert draws_of_many_positions(logits, count=2000, temperature=0.1)[best]
+    assert not counts[best]
+
+
 def test_a_bias_moves_one_token():
     logits = torch.zeros(2, VOCAB_SIZE)
     tokens, _ = sample(logits, [draw_at(1, logit_bias=((33, 1.0),)), draw_at(1)])

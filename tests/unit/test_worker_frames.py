@@ -41,6 +41,7 @@ def test_absent_sampling_fields_have_the_defaults_of_the_contract():
     assert a_run(sampling=Sampling(seed=4)).spec.sampling == SamplingParams(temperature=1.0, top_p=1.0)
     greedy = a_run(sampling=Sampling(temperature=0.0, top_k=7, repetition_penalty=1.5)).spec.sampling
     assert (greedy.temperature, greedy.top_k, greedy.repetition_penalty) == (0.0, 7, 1.5)
+    assert a_run(sampling=Sampling(logit_bias={9: 1.5, 4: -100})).spec.sampling.logit_bias == ((4, -100.0), (9, 1.5))
 
 
 def test_a_step_is_four_packed_columns_and_logprobs_only_if_requested():

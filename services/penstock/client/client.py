@@ -17,6 +17,7 @@ from penstock.client.request import Options, Prompt, count_request, generate_req
 from penstock.client.response import Generation
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.session import Session
+from penstock.mesh.choice_seed import choice_seed
 from penstock.v1.inference_pb2 import CountTokensResponse, ListModelsRequest, Model
 
 Result = TypeVar("Result")
@@ -63,6 +64,20 @@ class Client:
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Return a generation to iterate in `async with`. Raises TypeError or ValueError for invalid options."""
         return Generation(self._transport, generate_request(prompt, **options), self._budget)
+
+    def choices(self, prompt: Prompt, n: int, **options: Unpack[Options]) -> list[Generation]:
+        """Return `n` generations of one prompt: the choices that `n` of `GenerateRequest` gives for the same seed.
+
+        Each is a request of its own, which resumes by itself, also at another edge, and is charged for the prompt.
+        Workers compute the prompt once for generations that are iterated at one time.
+        """
+        given = options.get("seed")
+        seed = random.getrandbits(64) if given is None else given
+        generations = []
+        for choice in range(n):
+            options["seed"] = choice_seed(seed, choice)
+            generations.append(self.generate(prompt, **options))
+        return generations
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> str:
         """Return the whole text of an answer."""

@@ -14,6 +14,8 @@ class TokenChunk(NamedTuple):
     token_ids: Sequence[int]
     first_index: int  # index of the first token in the answer, from 0
     logprobs: Sequence[float] = ()  # one for each token, if requested
+    top_token_ids: Sequence[int] = ()  # the likeliest tokens of each position, `top_logprobs` of the request for each
+    top_logprobs: Sequence[float] = ()  # of each of `top_token_ids`
 
 
 Event: TypeAlias = Accepted | Delta | TokenChunk | Finished
@@ -89,8 +91,10 @@ class Progress:
         self._has_trailing_text = not count
         self.token_ids += delta.token_ids
         self._texts.append(delta.text)
-        logprobs = tuple(delta.logprobs) if self._request.sampling.logprobs else ()
-        return TokenChunk(delta.text, tuple(delta.token_ids), first, logprobs)
+        sampling = self._request.sampling
+        logprobs = tuple(delta.logprobs) if sampling.logprobs or sampling.top_logprobs else ()
+        top = (tuple(delta.top_token_ids), tuple(delta.top_logprobs)) if sampling.top_logprobs else ((), ())
+        return TokenChunk(delta.text, tuple(delta.token_ids), first, logprobs, *top)
 
     @property
     def _next_index(self) -> int:

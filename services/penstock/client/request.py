@@ -31,6 +31,8 @@ class Options(ToolOptions, total=False):
     frequency_penalty: float
     repetition_penalty: float
     logprobs: bool
+    top_logprobs: int
+    logit_bias: Mapping[int, float]
     stop: Sequence[str]
     timeout: float | None  # s for the whole answer including all retries
     priority: "Priority.ValueType"

@@ -185,10 +185,14 @@ class EdgeStream:
 def chunks_of(step: SessionStep) -> Iterator[tuple[int, TokenChunk]]:
     """Yield the handle and the new tokens of each request in a step's parallel arrays."""
     start, ids, logprobs = 0, tuple(step.token_ids), tuple(step.logprobs)
-    for handle, text, first_index, count in zip(step.handles, step.texts, step.first_indexes, step.counts, strict=True):
-        end = start + count
-        yield handle, TokenChunk(text, ids[start:end], first_index, logprobs[start:end])
-        start = end
+    top_start, top_ids, top_logprobs = 0, tuple(step.top_token_ids), tuple(step.top_logprobs)
+    top_counts = step.top_counts or [0] * len(step.handles)
+    columns = zip(step.handles, step.texts, step.first_indexes, step.counts, top_counts, strict=True)
+    for handle, text, first_index, count, top_count in columns:
+        end, top_end = start + count, top_start + count * top_count
+        top = top_ids[top_start:top_end], top_logprobs[top_start:top_end]
+        yield handle, TokenChunk(text, ids[start:end], first_index, logprobs[start:end], *top)
+        start, top_start = end, top_end
 
 
 def connection_lost(reason: str) -> Unavailable:

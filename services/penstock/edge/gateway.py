@@ -101,6 +101,7 @@ class Gateway:
         stream.cancel = partial(self._runner.cancel, context)
         stream.limit_headers = lambda: context.limit_headers
         stream.output_format = lambda: context.request.plan.output_format
+        stream.describe_token = context.describe_token
         try:
             await on_admitted()
             await self.start(context)
@@ -179,8 +180,11 @@ class Gateway:
         self._runner.add(context)
         return context
 
-    async def start(self, context: RequestContext) -> None:
-        """Authenticate the caller, tokenize the prompt and reserve tokens. Errors are sent to the request's sink."""
+    async def start(self, context: RequestContext, *choices: RequestContext) -> None:
+        """Authenticate the caller, tokenize the prompt and reserve tokens. Errors are sent to the request's sink.
+
+        `choices` are further answers to the same prompt, which is charged with the first.
+        """
         try:
             # First, so that a caller without a valid key causes no other work.
             context.request.identity = await self.authenticate(context.credential)
@@ -194,6 +198,16 @@ class Gateway:
         if context.request.is_done:  # its client has cancelled, and its telemetry is closed
             self._charge_abandoned(context, plan)
             return
+        self._reserve(context, plan)
+        for choice in choices:
+            if choice.request.is_done:
+                continue
+            assert choice.spec.seed is not None, "the seeds of choices follow from that of the first"
+            choice.request.identity = context.request.identity
+            choice.request.charges_prompt = False
+            self._reserve(choice, plan.with_seed(choice.spec.seed))
+
+    def _reserve(self, context: RequestContext, plan: GenerationPlan) -> None:
         context.telemetry.on_tokenized(self._runner.now())
         self._runner.on_tokenized(context, plan)
 

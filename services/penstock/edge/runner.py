@@ -328,9 +328,9 @@ def _accepted_message(context: RequestContext) -> Accepted:
 def _finished_message(context: RequestContext, finish: Finish) -> Finished:
     request = context.request
     usage = Usage(
-        prompt_tokens=request.prompt_tokens,
+        prompt_tokens=request.charged_prompt_tokens,
         output_tokens=request.output_tokens,
-        cached_prompt_tokens=request.cached_prompt_tokens,
+        cached_prompt_tokens=min(request.cached_prompt_tokens, request.charged_prompt_tokens),
     )
     finished = Finished(
         reason=finish.reason,

@@ -128,6 +128,7 @@ class GenerateRequest(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to find the request in logs and traces, at most 128 characters of [A-Za-z0-9._:-].
     If empty, the edge generates one and returns it in `accepted`.
@@ -146,6 +147,13 @@ class GenerateRequest(_message.Message):
     """W3C trace context of this request. Empty: the call's metadata, or a new trace."""
     ignore_eos: _builtins.bool
     """Whether to continue past end-of-sequence tokens until max_output_tokens; for load tests."""
+    n: _builtins.int
+    """Answers to generate, 1 to 128; 0: 1. The prompt is charged once, and computed once by each worker that runs some of
+    the answers. Choice 0 has the seed of the request, choice i has seed + i * 0x9E3779B97F4A7C15, modulo 2^64, and each
+    is the answer that its seed gives alone. Each is placed, resumed after a lost worker, and counted by limits of
+    requests by itself. The first error of a choice ends the response. Above 1 not with `resume` and not on a session,
+    which starts a request for each answer.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, rendered with the model's chat template."""
@@ -197,10 +205,11 @@ class GenerateRequest(_message.Message):
         resume: Global___Resume | None = ...,
         ignore_eos: _builtins.bool = ...,
         form: Global___Form | None = ...,
+        n: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "form", b"form", "input", b"input", "max_output_tokens", b"max_output_tokens", "resume", b"resume", "sampling", b"sampling", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "explain", b"explain", "form", b"form", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "explain", b"explain", "form", b"form", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
@@ -489,6 +498,26 @@ class Sampling(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
@@ -498,6 +527,8 @@ class Sampling(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 to 2; 0 is greedy. Absent: 1."""
     top_p: _builtins.float
@@ -516,6 +547,16 @@ class Sampling(_message.Message):
     """Above 0 to 2, divides the scores of tokens in prompt and output (CTRL, Keskar et al. 2019). 0 or 1: none."""
     logprobs: _builtins.bool
     """Whether each token comes with the logarithm of its probability."""
+    top_logprobs: _builtins.int
+    """Most likely tokens that come with each token, at most 20, with the logarithms of their probabilities by the model's
+    own distribution, before penalties, biases and truncation. Above 0 implies `logprobs`.
+    """
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the score of each of these token ids, after the penalties; at most 300 ids of the model's vocabulary, each
+        with -100 to 100. -100 bans a token in practice, 100 forces it.
+        """
+
     def __init__(
         self,
         *,
@@ -528,10 +569,12 @@ class Sampling(_message.Message):
         frequency_penalty: _builtins.float = ...,
         repetition_penalty: _builtins.float = ...,
         logprobs: _builtins.bool = ...,
+        top_logprobs: _builtins.int = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -684,12 +727,17 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append; may be empty while a character or a possible stop string is incomplete. Text that was held back
     until the end is sent in a last Delta without tokens, and again if an answer is resumed with all of its tokens.
     """
     first_index: _builtins.int
     """Index of the first of them in the answer, from 0."""
+    choice: _builtins.int
+    """The answer that this is of, from 0, if the request has several."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens, in order."""
@@ -698,6 +746,16 @@ class Delta(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Natural logarithm of each token's probability, if requested."""
 
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The most likely tokens at the position of each token, the likeliest first, if requested: as many for each token as
+        `top_logprobs` of the request or, if that is smaller, the model's vocabulary.
+        """
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Natural logarithm of the probability of each of `top_token_ids`."""
+
     def __init__(
         self,
         *,
@@ -705,10 +763,13 @@ class Delta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         first_index: _builtins.int = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -725,10 +786,15 @@ class Finished(_message.Message):
     TIMELINE_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Reason of the end."""
     stop_string: _builtins.str
     """The stop string that ended the answer, if the reason is STOP and it was not an end-of-sequence token."""
+    choice: _builtins.int
+    """The answer that this is of, from 0, if the request has several: there is one `finished` for each. The prompt is in
+    the usage of choice 0 only.
+    """
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens used."""
@@ -751,10 +817,11 @@ class Finished(_message.Message):
         timeline: Global___Timeline | None = ...,
         stop_string: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop_string", b"stop_string", "timeline", b"timeline", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "reason", b"reason", "stop_string", b"stop_string", "timeline", b"timeline", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1092,6 +1159,9 @@ class SessionStep(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_COUNTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Handles of the requests."""
@@ -1116,6 +1186,18 @@ class SessionStep(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """One per token id, or empty if no request here requested them; 0 for tokens of requests that did not."""
 
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in `Delta`, for the tokens of all, request after request."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Natural logarithm of the probability of each of `top_token_ids`."""
+
+    @_builtins.property
+    def top_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of `top_token_ids` of each token, by request; empty if no request here requested them."""
+
     def __init__(
         self,
         *,
@@ -1125,10 +1207,13 @@ class SessionStep(_message.Message):
         counts: _abc.Iterable[_builtins.int] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "first_indexes", b"first_indexes", "handles", b"handles", "logprobs", b"logprobs", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "first_indexes", b"first_indexes", "handles", b"handles", "logprobs", b"logprobs", "texts", b"texts", "token_ids", b"token_ids", "top_counts", b"top_counts", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,6 +62,8 @@ def sampling_from(sampling: Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty or 1.0,
         logprobs=sampling.logprobs,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        top_logprobs=sampling.top_logprobs,
     )
 
 
@@ -69,6 +71,9 @@ def step_frame(tokens: StepTokens) -> pb.ExecuteResponse:
     step = pb.Step(handles=tokens.handles, token_ids=tokens.token_ids, indexes=tokens.indexes, step=tokens.step)
     if tokens.has_logprobs:
         step.logprobs.extend(tokens.logprobs)
+    if tokens.top_token_ids:
+        step.top_token_ids.extend(tokens.top_token_ids)
+        step.top_logprobs.extend(tokens.top_logprobs)
     return pb.ExecuteResponse(step=step)
 
 

@@ -101,6 +101,7 @@ class WorkerRuntime:
             "runs_parked": len(runs.parked),
             "edge_streams": len(self._peers),
             "engine_steps": runs.counters.engine_steps,
+            "tokens_prefilled": runs.counters.tokens_prefilled,
             "tokens_generated": runs.counters.tokens_generated,
             "tokens_wasted_after_cancel": runs.counters.tokens_wasted_after_cancel,
             "cancels": runs.counters.cancels,

@@ -211,7 +211,7 @@ class AuthFallback:
         if isinstance(identity, Refusal):
             return identity
         request = context.request
-        tokens = request.prompt_tokens + max(0, request.output.tokens_left)
+        tokens = request.charged_prompt_tokens + max(0, request.output.tokens_left)
         now = self._runner.now()
         grant = (
             None

@@ -18,7 +18,7 @@ from penstock.edge.lifecycle.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.lifecycle.output import GenerationPlan, OutputStream
+from penstock.edge.lifecycle.output import GenerationPlan, LikeliestTokens, OutputStream
 from penstock.edge.lifecycle.record import RETRYABLE_CODES, RETRYABLE_REASONS, STALL_THRESHOLD_S, RequestState
 from penstock.edge.lifecycle.transitions import EarlyTicket, RequestTransitions, model_replaced
 from penstock.mesh.v1.admission_pb2 import Identity
@@ -167,13 +167,15 @@ class ActiveRequest(RequestTransitions):
             self._enter(RequestState.RUNNING)
         return []
 
-    def on_token(self, index: int, token_id: int, logprob: float | None, now: float) -> Emit | list[Effect]:
+    def on_token(
+        self, index: int, token_id: int, logprob: float | None, now: float, top: LikeliestTokens | None = None
+    ) -> Emit | list[Effect]:
         """Handle a token. Returns the bare effect of a token that changes nothing else, as nearly all tokens are."""
         output = self._output
         if self.state is not RequestState.RUNNING or output is None:
             return []
         try:
-            emit = output.append(index, token_id, logprob)
+            emit = output.append(index, token_id, logprob, top)
         except IndexError:
             return [CancelRun(), *self._on_attempt_failed(now, died=True)]
         if emit is None:

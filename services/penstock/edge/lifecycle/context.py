@@ -11,6 +11,7 @@ from penstock.edge.lifecycle.sinks import ResponseSink
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.spec import RequestSpec
+from penstock.edge.text.token_text import TokenText
 from penstock.mesh.v1.admission_pb2 import Credential
 
 
@@ -47,6 +48,10 @@ class RequestContext:
     def answer_id(self) -> str:
         """Id by which a client resumes the answer at any edge."""
         return self.spec.answer_id or self.request.ticket_id
+
+    def describe_token(self, token_id: int) -> TokenText:
+        """Return the text of a token of the model that answers. The request is planned."""
+        return self.request.plan.describe_token(token_id)
 
 
 class EffectRunner(Protocol):

@@ -58,6 +58,8 @@ class Emit(NamedTuple):
     token_ids: Sequence[int]
     first_index: int
     logprobs: Sequence[float]
+    top_token_ids: Sequence[int] = ()  # the likeliest tokens at the position of each token, as many for each
+    top_logprobs: Sequence[float] = ()
 
 
 class Finish(NamedTuple):

@@ -2,18 +2,21 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.edge.lifecycle.effects import Emit, Finish
 from penstock.edge.output.answer import PLAIN, OutputFormat, parse_answer
 from penstock.edge.request.tools import ToolCall
 from penstock.edge.text.detokenizer import RecordingDetokenizer, TextDelta
+from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.mesh.forms import Form
 from penstock.mesh.model_key import model_key
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
 
 BYTES_PER_ID = 4  # in an array of token ids
+
+LikeliestTokens = tuple[Sequence[int], Sequence[float]]  # ids at one position and their logprobs, the likeliest first
 
 
 class IncrementalDetokenizer(Protocol):
@@ -23,6 +26,9 @@ class IncrementalDetokenizer(Protocol):
 
     def flush(self) -> str:
         """Return the text that is held back at the end of the answer."""
+
+    def new(self) -> "IncrementalDetokenizer":
+        """Return a detokenizer of another answer to the same prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +48,7 @@ class GenerationPlan:
     model_version: str = ""  # digest of the model card by which the prompt was tokenized
     form: Form | None = None  # of the output; None: free text
     output_format: OutputFormat = PLAIN  # of the text
+    describe_token: DescribeToken = no_text
 
     def tool_calls(self, answer_id: str) -> tuple[ToolCall, ...]:
         """Return the calls in the text so far. Empty if there are no tools to call."""
@@ -56,6 +63,13 @@ class GenerationPlan:
     @property
     def model_key(self) -> str:
         return model_key(self.model, self.model_version)
+
+    def with_seed(self, seed: int) -> "GenerationPlan":
+        """Return the plan of another answer to the same prompt."""
+        sampling = Sampling()
+        sampling.CopyFrom(self.sampling)
+        sampling.seed = seed
+        return replace(self, sampling=sampling, detokenizer=self.detokenizer.new())
 
 
 class OutputStream:
@@ -80,7 +94,7 @@ class OutputStream:
     def tokens_left(self) -> int:
         return self._plan.max_output_tokens - len(self.token_ids)
 
-    def append(self, index: int, token_id: int, logprob: float | None) -> Emit | None:
+    def append(self, index: int, token_id: int, logprob: float | None, top: LikeliestTokens | None) -> Emit | None:
         """Return the effect that emits the token, or None for a duplicate. Raises IndexError if a token is missing."""
         if index != len(self.token_ids):
             if index > len(self.token_ids):
@@ -89,6 +103,8 @@ class OutputStream:
             return None
         self.token_ids.append(token_id)
         text, self.stop_string = self._plan.detokenizer.push(token_id)
+        if top:
+            return Emit(text, (token_id,), index, () if logprob is None else (logprob,), *top)
         return Emit(text, (token_id,), index, () if logprob is None else (logprob,))
 
     def flush(self) -> list[Emit]:

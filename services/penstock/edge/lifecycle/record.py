@@ -56,6 +56,7 @@ class RequestRecord:
         self.worker_id = ""  # of the latest lease
         self.identity = Identity()
         self.reservation_id = ""
+        self.charges_prompt = True  # False for a further choice, whose prompt is charged with the first
         self._plan: GenerationPlan | None = None
         self._output: OutputStream | None = None
 
@@ -89,6 +90,10 @@ class RequestRecord:
     @property
     def prompt_tokens(self) -> int:
         return len(self._plan.prompt_ids) if self._plan else 0
+
+    @property
+    def charged_prompt_tokens(self) -> int:
+        return self.prompt_tokens if self.charges_prompt else 0
 
     @property
     def output_tokens(self) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit
 from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.output.answer import PLAIN, OutputFormat
 from penstock.edge.request.limit_headers import Headers
+from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
@@ -33,8 +34,8 @@ class ResponseBuffer:
         self.error: PenstockError | None = None  # set if output was discarded
         self._memory = memory
         self._deltas: list[Emit] = []  # after those in the arrays
-        self._text, self._token_ids, self._logprobs = bytearray(), array("I"), array("d")  # the text as UTF-8
         self._first_index = 0  # of `_token_ids`
+        self._reset_arrays()
 
     def __bool__(self) -> bool:
         return self.size_bytes > 0
@@ -63,11 +64,17 @@ class ResponseBuffer:
             self.add(deltas.pop())
         if len(deltas) == 1:
             return deltas[0]
-        return Emit(
+        merged = Emit(
             "".join(delta.text for delta in deltas),
             [token_id for delta in deltas for token_id in delta.token_ids],
             deltas[0].first_index,
             [logprob for delta in deltas for logprob in delta.logprobs],
+        )
+        if not deltas[0].top_token_ids:
+            return merged
+        return merged._replace(
+            top_token_ids=[token_id for delta in deltas for token_id in delta.top_token_ids],
+            top_logprobs=[logprob for delta in deltas for logprob in delta.top_logprobs],
         )
 
     def discard(self, error: PenstockError) -> None:
@@ -79,25 +86,40 @@ class ResponseBuffer:
         """Drop the unread output of a reader that is gone."""
         if self.packed_bytes:
             self._memory.remove_unread(self, self.packed_bytes)
-            self._text, self._token_ids, self._logprobs = bytearray(), array("I"), array("d")
+            self._reset_arrays()
         self._deltas, self.size_bytes, self.packed_bytes = [], 0, 0
+
+    def _reset_arrays(self) -> None:
+        self._text, self._token_ids, self._logprobs = bytearray(), array("I"), array("d")  # the text as UTF-8
+        self._top_token_ids, self._top_logprobs = array("I"), array("d")
 
     def _pack(self) -> None:
         if not self.packed_bytes:
             self._first_index = self._deltas[0].first_index
-        for text, token_ids, _, logprobs in self._deltas:
+        for text, token_ids, _, logprobs, top_token_ids, top_logprobs in self._deltas:
             self._text += text.encode()
             self._token_ids.extend(token_ids)
             self._logprobs.extend(logprobs)
+            self._top_token_ids.extend(top_token_ids)
+            self._top_logprobs.extend(top_logprobs)
         self._deltas.clear()
-        packed = len(self._text) + BYTES_PER_ID * len(self._token_ids) + BYTES_PER_LOGPROB * len(self._logprobs)
+        id_count = len(self._token_ids) + len(self._top_token_ids)
+        logprob_count = len(self._logprobs) + len(self._top_logprobs)
+        packed = len(self._text) + BYTES_PER_ID * id_count + BYTES_PER_LOGPROB * logprob_count
         self._memory.add_unread(self, packed - self.packed_bytes)
         self.size_bytes = self.packed_bytes = packed
 
     def _pop_packed(self) -> Emit:
         last = self._deltas.pop() if self._deltas and not self._deltas[-1].token_ids else None
         self._pack()
-        merged = Emit(self._text.decode(), self._token_ids.tolist(), self._first_index, self._logprobs.tolist())
+        merged = Emit(
+            self._text.decode(),
+            self._token_ids.tolist(),
+            self._first_index,
+            self._logprobs.tolist(),
+            self._top_token_ids.tolist(),
+            self._top_logprobs.tolist(),
+        )
         self.clear()
         if last:
             self.add(last)
@@ -127,8 +149,8 @@ class ResponseStream:
     """A response that one reader iterates. Deltas that arrive while the reader is busy are merged.
 
     `cancel` cancels the request at once, before the reader's task has unwound. `limit_headers` returns what
-    auth has told about the caller's limits. `output_format` returns how the text is to be divided, once the response is
-    accepted.
+    auth has told about the caller's limits. Once the response is accepted, `output_format` returns how its text is to be
+    divided, and `describe_token` the text of a token.
 
     `write_through` is called for a delta that arrives while the reader waits and nothing is unread. If it returns True,
     it has sent the delta, and the reader does not receive it: a switch to its task would cost as much as the token.
@@ -138,6 +160,7 @@ class ResponseStream:
         self.cancel: Callable[[], None] = lambda: None
         self.limit_headers: Callable[[], Headers] = tuple
         self.output_format: Callable[[], OutputFormat] = lambda: PLAIN
+        self.describe_token: DescribeToken = no_text
         self.write_through: Callable[[Emit], bool] | None = None
         self.buffer = ResponseBuffer(memory)
         self._accepted: deque[Accepted] = deque()
@@ -208,8 +231,12 @@ class ResponseStream:
                 self._waiter = None
 
 
-def delta_of(delta: Emit) -> Delta:
-    return Delta(text=delta.text, token_ids=delta.token_ids, first_index=delta.first_index, logprobs=delta.logprobs)
+def delta_of(emit: Emit) -> Delta:
+    delta = Delta(text=emit.text, token_ids=emit.token_ids, first_index=emit.first_index, logprobs=emit.logprobs)
+    if emit.top_token_ids:
+        delta.top_token_ids.extend(emit.top_token_ids)
+        delta.top_logprobs.extend(emit.top_logprobs)
+    return delta
 
 
 class SessionStream(Protocol):
@@ -297,7 +324,7 @@ def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:
 def step_frame(sinks: list[SessionSink]) -> pb.SessionResponse:
     """Move the buffered output of all `sinks` into one frame of parallel arrays."""
     deltas = [sink.buffer.pop() for sink in sinks]
-    texts, token_ids, first_indexes, logprobs = zip(*deltas, strict=True)
+    texts, token_ids, first_indexes, logprobs, top_token_ids, top_logprobs = zip(*deltas, strict=True)
     frame = pb.SessionResponse()
     step = frame.step
     step.handles.extend([sink.handle for sink in sinks])
@@ -308,4 +335,12 @@ def step_frame(sinks: list[SessionSink]) -> pb.SessionResponse:
     if any(logprobs):
         for ids, values in zip(token_ids, logprobs, strict=True):
             step.logprobs.extend(values or [0.0] * len(ids))
+    if any(top_token_ids):
+        step.top_counts.extend(map(_count_per_token, top_token_ids, token_ids))
+        step.top_token_ids.extend(chain.from_iterable(top_token_ids))
+        step.top_logprobs.extend(chain.from_iterable(top_logprobs))
     return frame
+
+
+def _count_per_token(top_token_ids: Sequence[int], token_ids: Sequence[int]) -> int:
+    return len(top_token_ids) // len(token_ids) if token_ids else 0

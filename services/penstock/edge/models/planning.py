@@ -38,6 +38,10 @@ def plan_generation(
             raise TokenUnknown(text, field="resume_ids")
     if form and not model.enforces_forms:
         raise FormRejected(FormUnsupported(f"the workers of {model.name} enforce none"))
+    for token_id, _ in spec.logit_bias:
+        if not 0 <= token_id < model.vocabulary_size:
+            text = f"token id {token_id} of logit_bias is not in the model's vocabulary of {model.vocabulary_size}"
+            raise TokenUnknown(text, field="logit_bias")
     output_format = model.codec.output_format(spec.input, spec.form)
     detokenizer: StoppingDetokenizer | RecordingDetokenizer
     detokenizer = model.codec.new_detokenizer(
@@ -52,7 +56,7 @@ def plan_generation(
         model=model.name,
         prompt_ids=prompt_ids,
         max_output_tokens=_granted_output_tokens(spec, len(prompt_ids), model.context_length, default_output_tokens),
-        sampling=_sampling(spec, draw_seed),
+        sampling=_sampling(spec, draw_seed, model.vocabulary_size),
         detokenizer=detokenizer,
         resumed_ids=spec.resume_ids,
         resumed_stop=resumed_stop,
@@ -62,6 +66,7 @@ def plan_generation(
         model_version=model.digest,
         form=form,
         output_format=output_format,
+        describe_token=model.codec.tokenizer.describe,
     )
 
 
@@ -86,7 +91,7 @@ def _granted_output_tokens(
     return requested or min(left, default_output_tokens)
 
 
-def _sampling(spec: RequestSpec, draw_seed: Callable[[], int]) -> Sampling:
+def _sampling(spec: RequestSpec, draw_seed: Callable[[], int], vocabulary_size: int) -> Sampling:
     return Sampling(
         temperature=spec.temperature,
         top_p=spec.top_p,
@@ -97,4 +102,6 @@ def _sampling(spec: RequestSpec, draw_seed: Callable[[], int]) -> Sampling:
         frequency_penalty=spec.frequency_penalty,
         repetition_penalty=spec.repetition_penalty,
         logprobs=spec.logprobs,
+        top_logprobs=min(spec.top_logprobs, vocabulary_size),
+        logit_bias=dict(spec.logit_bias),
     )

@@ -81,3 +81,6 @@ class RequestSpec:
     answer_id: str = ""  # of the answer that this request continues, as the first edge named it; empty: none or unknown
     model_version: str = ""  # of the model that generated `resume_ids`; empty: unknown
     form: Form | None = None  # of the output; None: free text
+    n: int = 1  # answers
+    top_logprobs: int = 0  # likeliest tokens beside each token; above 0 only with `logprobs`
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its score), by id

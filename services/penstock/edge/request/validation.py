@@ -91,6 +91,20 @@ def _numbers(spec: RequestSpec) -> Violations:
         yield from _within("max_output_tokens", spec.max_output_tokens, 1, limits.OUTPUT_TOKENS)
     if spec.timeout_s is not None:
         yield from _above("timeout_s", spec.timeout_s, 0, limits.TIMEOUT_S)
+    yield from _within("n", spec.n, 1, limits.CHOICES)
+    if spec.n > 1 and (spec.resume_ids or spec.answer_id):
+        yield "n", f"is {spec.n}; an answer is resumed alone"
+    yield from _within("top_logprobs", spec.top_logprobs, 0, limits.TOP_LOGPROBS)
+    yield from _biases(spec.logit_bias)
+
+
+def _biases(biases: tuple[tuple[int, float], ...]) -> Violations:
+    yield from _at_most("logit_bias", len(biases), limits.LOGIT_BIASES, "token ids")
+    for token_id, bias in biases:
+        if not -limits.LOGIT_BIAS <= bias <= limits.LOGIT_BIAS:
+            text = f"is {bias} for token id {token_id}; allowed are {-limits.LOGIT_BIAS} to {limits.LOGIT_BIAS}"
+            yield "logit_bias", text
+            return
 
 
 def _stops(spec: RequestSpec) -> Violations:

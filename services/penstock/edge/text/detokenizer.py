@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from penstock.edge.text.stops import StopStrings
@@ -76,11 +77,16 @@ def decode(vocabulary: Vocabulary, ids: Iterable[int], *, begins_text: bool = Tr
 class StoppingDetokenizer:
     """Detokenizer that ends at stop strings. To resume, push the tokens emitted before and drop their text."""
 
-    __slots__ = ("_detokenizer", "_stops")
+    __slots__ = ("_detokenizer", "_new", "_stops")
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = (), *, begins_text: bool = True) -> None:
+        self._new = partial(StoppingDetokenizer, vocabulary, stops, begins_text=begins_text)
         self._detokenizer = Detokenizer(vocabulary, begins_text=begins_text)
         self._stops = StopStrings(stops) if stops else None
+
+    def new(self) -> "StoppingDetokenizer":
+        """Return a detokenizer of another answer to the same prompt."""
+        return self._new()
 
     def push(self, token_id: int) -> TextDelta:
         text = self._detokenizer.feed_one(token_id)
@@ -105,6 +111,10 @@ class RecordingDetokenizer:
     def __init__(self, inner: StoppingDetokenizer) -> None:
         self._inner = inner
         self._texts: list[str] = []
+
+    def new(self) -> "RecordingDetokenizer":
+        """Return a detokenizer of another answer to the same prompt."""
+        return RecordingDetokenizer(self._inner.new())
 
     @property
     def text(self) -> str:

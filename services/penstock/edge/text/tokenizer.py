@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Encoder
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
 from penstock.edge.text.errors import ModelTextUnusable
+from penstock.edge.text.token_text import TokenText
 from penstock.edge.text.turn_cache import TurnCache
 from penstock.edge.text.vocabulary import Vocabulary, build_vocabulary
 
@@ -92,6 +93,16 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Return the text of a token for chat templates. Empty for an unknown id."""
         return self._encoder.id_to_token(token_id) or ""
+
+    def describe(self, token_id: int) -> TokenText:
+        """Return the text of one token for readers of log probabilities."""
+        if token_id in self.special_ids or token_id >= len(self.vocabulary.pieces):
+            return TokenText(self.token_text(token_id), None)
+        encoded = self.vocabulary.pieces[token_id]
+        try:
+            return TokenText(encoded.decode(), encoded)
+        except UnicodeDecodeError:
+            return TokenText("".join(f"\\x{byte:02x}" for byte in encoded), encoded)
 
 
 def _pattern_of_any(texts: set[str]) -> re.Pattern[str]:

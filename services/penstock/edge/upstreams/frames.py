@@ -21,7 +21,7 @@ def reserve(context: RequestContext) -> AdmitRequest:
             request_id=request.ticket_id,
             credential=context.credential,
             model=request.plan.model,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=request.charged_prompt_tokens,
             max_output_tokens=max(0, request.output.tokens_left),
             priority=context.spec.priority,
             traceparent=context.telemetry.traceparent,

@@ -9,6 +9,7 @@ from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Effect, Emit
+from penstock.edge.lifecycle.output import LikeliestTokens
 from penstock.edge.upstreams import frames
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse, Step
@@ -141,6 +142,7 @@ class WorkerConnection:
 
     def _on_step(self, step: Step) -> None:
         now, runs, runner, logprobs = self._runner.now(), self._contexts, self._runner, step.logprobs
+        likeliest = _likeliest_of(step) if step.top_token_ids else None
         try:
             for at, (handle, token_id, index) in enumerate(
                 zip(step.handles, step.token_ids, step.indexes, strict=True)
@@ -148,7 +150,8 @@ class WorkerConnection:
                 context = runs.get(handle)
                 if context is not None:
                     logprob = logprobs[at] if logprobs and context.spec.logprobs else None
-                    effects = context.request.on_token(index, token_id, logprob, now)
+                    top = likeliest[at] if likeliest else None
+                    effects = context.request.on_token(index, token_id, logprob, now, top)
                     if isinstance(effects, Emit):
                         runner.emit(context, effects)
                     else:
@@ -162,6 +165,16 @@ class WorkerConnection:
         if context is not None:
             self.discard(handle)
             self._runner.apply(context, end(context, self._runner.now()))
+
+
+def _likeliest_of(step: Step) -> list[LikeliestTokens]:
+    """Return the likeliest tokens of each token of a step. Raises FrameOutOfRange if they do not divide equally."""
+    ids, logprobs, tokens = step.top_token_ids, step.top_logprobs, len(step.token_ids)
+    if not tokens or len(ids) % tokens or len(ids) != len(logprobs):
+        text = f"Step.top_token_ids and top_logprobs have {len(ids)} and {len(logprobs)} entries for {tokens} tokens"
+        raise FrameOutOfRange(f"{text}; allowed: equally many for each token", field="top_token_ids")
+    count = len(ids) // tokens
+    return [(ids[start : start + count], logprobs[start : start + count]) for start in range(0, len(ids), count)]
 
 
 def _check_lengths(step: Step) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.client import RetryPolicy
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import LIMIT_REASONS, NONE_ALLOWED, AllowedFailures
-from penstock.faults.world.clients import ClientTranscript, TokenCountResult
+from penstock.faults.world.clients import TOP_LOGPROBS, ClientTranscript, TokenCountResult
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST as MESH_FIGURES_ZERO_AT_REST
 
 # Outcome of a reservation whose edge died. It is charged nothing, because the delivered tokens are unknown.
@@ -95,6 +95,8 @@ def _answer_violations(transcript: ClientTranscript, allowed: AllowedFailures) -
         yield Violation("order", f"received indexes {transcript.indexes}")
     if request.logprobs and transcript.logprobs != len(transcript.token_ids):
         yield Violation("logprobs", f"received {transcript.logprobs} logprobs with {len(transcript.token_ids)} tokens")
+    if request.logprobs and transcript.top_token_ids[::TOP_LOGPROBS] != transcript.token_ids:
+        yield Violation("logprobs", f"the likeliest of {transcript.token_ids} were {transcript.top_token_ids}")
     if request.seed is not None and transcript.seed not in (0, request.seed):
         yield Violation("changed", f"ran with seed {transcript.seed} instead of {request.seed}")
     expected = oracle.expected_answer(

@@ -15,6 +15,7 @@ from penstock.faults.plan import PlannedRequest, PlannedTokenCount
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP
 
 GeneratingClient = Client | Session
+TOP_LOGPROBS = 2  # of requests with log probabilities
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class ClientTranscript(TokenTranscript):
 
     request: PlannedRequest
     logprobs: int = 0
+    top_token_ids: list[int] = field(default_factory=list)  # `TOP_LOGPROBS` for each token, if requested
     seed: int = 0
     version: int = 0  # of the model, as reported with `accepted`
     prompt_tokens: int = 0  # as reported with `accepted`; 0 before
@@ -109,6 +111,7 @@ async def _read(client: GeneratingClient, transcript: ClientTranscript, versions
             async for delta in answer:
                 transcript.record_chunk(asyncio.get_running_loop().time(), delta)
                 transcript.logprobs += len(delta.logprobs)
+                transcript.top_token_ids += delta.top_token_ids
                 if stall_after is not None and len(transcript.token_ids) >= stall_after:
                     stall_after = None
                     await asyncio.sleep(request.stall_s)
@@ -141,4 +144,5 @@ def _options_of(request: PlannedRequest) -> Any:
         "timeout": request.timeout_s,
         "priority": request.priority,
         "logprobs": request.logprobs,
+        "top_logprobs": TOP_LOGPROBS if request.logprobs else 0,
     }

@@ -33,6 +33,8 @@ WORKER: Table = {
         "indexes": Unchecked("only compared with the tokens of the run"),
         "logprobs": Unchecked("passed on to the client"),
         "step": Unchecked("only passed on"),
+        "top_token_ids": Unchecked("passed on to the client"),
+        "top_logprobs": Unchecked("passed on to the client"),
     },
     "penstock.mesh.v1.RunFinished": {
         "handle": KEY,

@@ -258,7 +258,9 @@ Global___ExecuteResponse: _TypeAlias = ExecuteResponse  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """Step carries the tokens of one engine step for all runs of this stream as parallel arrays."""
+    """Step carries the tokens of one engine step for runs of this stream as parallel arrays: one frame for all runs with the
+    same `top_logprobs`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -267,6 +269,8 @@ class Step(_message.Message):
     INDEXES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the engine step, from 1."""
     @_builtins.property
@@ -285,6 +289,16 @@ class Step(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Natural logarithm of each token's probability; empty if none of these runs asked for it."""
 
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The most likely tokens at the position of each token, the likeliest first; the same number for each token. Empty
+        unless these runs asked for them.
+        """
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Natural logarithm of the probability of each of `top_token_ids`."""
+
     def __init__(
         self,
         *,
@@ -293,10 +307,12 @@ class Step(_message.Message):
         indexes: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         step: _builtins.int = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles", "indexes", b"indexes", "logprobs", b"logprobs", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles", "indexes", b"indexes", "logprobs", b"logprobs", "step", b"step", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,9 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+MAX_TOP_LOGPROBS = 20  # likeliest tokens at one position
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     temperature: float = 0.0  # 0: greedy
@@ -27,6 +30,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # 0 or 1: none
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: bool = False  # of the model's own distribution, before penalties, constraint and truncation
+    top_logprobs: int = 0  # of the likeliest tokens of that distribution, beside each token; at most the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,13 @@ class SequenceAdmitted(NamedTuple):
     cached_tokens: int
 
 
+class LikeliestTokens(NamedTuple):
+    """The likeliest tokens at one position of a sequence, the likeliest first."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]  # natural logarithms
+
+
 @dataclass(slots=True)
 class StepResult:
     """The results of one step. The four lists `seq_ids` to `logprobs` are parallel, with one entry per token made."""
@@ -123,6 +134,8 @@ class StepResult:
     prefill_tokens: int = 0
     decode_seqs: int = 0
     duration_s: float = 0.0  # time that a simulated step should take; 0 for a real one
+    # By place in the parallel lists, for tokens of sequences that request them, as many as `top_logprobs`.
+    likeliest: dict[int, LikeliestTokens] = field(default_factory=dict)
 
 
 @dataclass(slots=True)  # not frozen, as making a frozen one for each step takes three times as long

@@ -21,7 +21,10 @@ class CancelSequence:
 
 @dataclass(slots=True)
 class StepTokens:
-    """One step's tokens for one edge stream, as parallel lists."""
+    """One step's tokens for one edge stream, as parallel lists.
+
+    Each token has the same number of `top_token_ids` and `top_logprobs`, as one group is of runs that request the same.
+    """
 
     stream: int
     step: int
@@ -30,6 +33,8 @@ class StepTokens:
     indexes: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     has_logprobs: bool = False  # whether any of these runs asked for them
+    top_token_ids: list[int] = field(default_factory=list)  # the likeliest tokens of each token's position
+    top_logprobs: list[float] = field(default_factory=list)
 
     def add(self, run: Run, token: int, index: int, logprob: float) -> None:
         self.handles.append(run.handle)

@@ -1,13 +1,16 @@
 """Limits of a START, checked before the engine receives it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.mesh.forms import Form, form_problem
 from penstock.worker.engine.batching.errors import StartInvalid, check_spec
-from penstock.worker.engine.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import MAX_TOP_LOGPROBS, SamplingParams, SequenceSpec
 
 CACHE_SALT_BYTES = 16
 MAX_TOP_K = 1_024
+MAX_BIASES = 300
+MAX_BIAS = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,9 @@ class RunLimits:
         elif spec.constraint and max(spec.constraint.token_ids, default=0) >= self.vocab_size:
             raise StartInvalid(f"a token id of the constraint is outside the vocabulary of {self.vocab_size}")
         _check_sampling(spec.sampling)
+        if not 0 <= spec.sampling.top_logprobs <= min(MAX_TOP_LOGPROBS, self.vocab_size):
+            raise StartInvalid(f"sampling.top_logprobs is {spec.sampling.top_logprobs}, which is out of range")
+        _check_biases(spec.sampling.logit_bias, self.vocab_size)
 
 
 def _check_form(form: Form, *, ignore_eos: bool) -> None:
@@ -55,3 +61,12 @@ def _check_sampling(params: SamplingParams) -> None:
     for name, value, is_allowed in allowed:
         if not is_allowed:
             raise StartInvalid(f"sampling.{name} is {value}, which is out of range", field=f"sampling.{name}")
+
+
+def _check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
+    if len(biases) > MAX_BIASES:
+        raise StartInvalid(f"sampling.logit_bias has {len(biases)} ids; at most {MAX_BIASES} are allowed")
+    for token, bias in biases:
+        if token >= vocab_size or not -MAX_BIAS <= bias <= MAX_BIAS:
+            text = f"sampling.logit_bias is {bias} for id {token} of a vocabulary of {vocab_size}; it is out of range"
+            raise StartInvalid(text, field="sampling.logit_bias")

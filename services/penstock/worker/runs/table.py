@@ -174,7 +174,7 @@ class RunTable:
         for rejected in result.rejected:
             if run := self.running.get(rejected.seq_id):
                 effects += self._end(run, InvalidArgument(rejected.message, reason=rejected.reason), ended_at)
-        self.counters.record_step(ended_at)
+        self.counters.record_step(result.prefill_tokens, ended_at)
         if self.not_ready_error:  # steps run while the worker is not ready only if a suspect is isolated
             effects += self._advance_quarantine()
         return merge_releases(effects)

@@ -49,13 +49,15 @@ class RunCounters:
     """Totals since the start of the process."""
 
     engine_steps: int = 0
+    tokens_prefilled: int = 0  # computed by steps; without those that decodes computed or the prefix cache had
     tokens_generated: int = 0
     tokens_wasted_after_cancel: int = 0
     cancels: int = 0
     _step_ends: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEP_ENDS))  # s of the worker's clock
 
-    def record_step(self, ended_at: float) -> None:
+    def record_step(self, prefill_tokens: int, ended_at: float) -> None:
         self.engine_steps += 1
+        self.tokens_prefilled += prefill_tokens
         self._step_ends.append(ended_at)
 
     def steps_since(self, at: float) -> int:
@@ -74,10 +76,14 @@ def record_prefills(result: StepResult, running: Mapping[int, Run], began_at: fl
 
 
 def fan_out_tokens(result: StepResult, running: Mapping[int, Run], counts: RunCounters, now: float) -> list[StepTokens]:
-    """Return one `StepTokens` per edge stream. Tokens of runs that are stopping or orphaned are dropped."""
-    groups: dict[int, StepTokens] = {}
+    """Return one `StepTokens` per edge stream and number of likeliest tokens.
+
+    Tokens of runs that are stopping or orphaned are dropped.
+    """
+    groups: dict[tuple[int, int], StepTokens] = {}
+    likeliest = result.likeliest
     columns = zip(result.seq_ids, result.tokens, result.indexes, result.logprobs, strict=True)
-    for seq_id, token, index, logprob in columns:
+    for place, (seq_id, token, index, logprob) in enumerate(columns):
         run = running.get(seq_id)
         if run is None:
             continue
@@ -85,8 +91,13 @@ def fan_out_tokens(result: StepResult, running: Mapping[int, Run], counts: RunCo
         counts.tokens_generated += 1
         if run.stop_reason or run.is_orphan:
             continue
-        group = groups.get(run.stream)
+        top = likeliest.get(place) if likeliest else None
+        key = (run.stream, len(top.token_ids) if top else 0)
+        group = groups.get(key)
         if group is None:
-            group = groups[run.stream] = StepTokens(run.stream, result.step)
+            group = groups[key] = StepTokens(run.stream, result.step)
         group.add(run, token, index, logprob)
+        if top:
+            group.top_token_ids += top.token_ids
+            group.top_logprobs += top.logprobs
     return list(groups.values())

@@ -28,6 +28,7 @@ FIELD_PATHS: Mapping[str, str] = MappingProxyType(
             for name in (
                 *("temperature", "top_p", "top_k", "min_p", "seed"),
                 *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+                *("top_logprobs", "logit_bias"),
             )
         },
         "tools": "chat.tools",
@@ -59,7 +60,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         max_output_tokens=request.max_output_tokens if request.HasField("max_output_tokens") else None,
         stop=tuple(request.stop),
         ignore_eos=request.ignore_eos,
-        logprobs=sampling.logprobs,
+        logprobs=sampling.logprobs or sampling.top_logprobs > 0,
         explain=request.explain,
         priority=request.priority,
         timeout_s=seconds_of(request.timeout) or None,
@@ -67,6 +68,9 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         answer_id=request.resume.answer_id,
         model_version=request.resume.model_version,
         form=_form(request),
+        n=request.n or 1,
+        top_logprobs=sampling.top_logprobs,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
     )
     validate(spec, FIELD_PATHS)
     return spec
@@ -134,6 +138,7 @@ def _check_counts(request: GenerateRequest | CountTokensRequest) -> None:
             ("input", len(request.token_ids.ids), limits.PROMPT_TOKENS),
             ("stop", len(request.stop), limits.STOP_STRINGS),
             ("resume.token_ids", len(request.resume.token_ids), limits.OUTPUT_TOKENS),
+            ("sampling.logit_bias", len(request.sampling.logit_bias), limits.LOGIT_BIASES),
         ]
     for field, count, most in counts:
         if count > most:

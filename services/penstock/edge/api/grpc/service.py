@@ -1,6 +1,7 @@
 """The gRPC service `penstock.v1.Inference` over the gateway."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,10 @@ from penstock.chassis.security.identity import is_from_proxy
 from penstock.chassis.streams.link import accept_stream
 from penstock.edge.api.grpc.messages import count_spec_of, estimate_from_message, response_of, spec_of
 from penstock.edge.api.grpc.session import SessionHandler
+from penstock.edge.choice_calls import generate_choices
 from penstock.edge.gateway import Gateway
+from penstock.edge.lifecycle.choices import ChoiceStream
+from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request.caller import credential_of, identity_header_of
 from penstock.edge.request.session_names import session_of
 from penstock.mesh.v1.admission_pb2 import Credential
@@ -36,8 +40,12 @@ class InferenceService(InferenceServicer):
                 time_left=context.time_remaining(),
                 session=lambda: session_of(context.invocation_metadata() or ()),
             )
-            generating = self._gateway.generate(
-                spec_of(request),
+            spec = spec_of(request)
+            generate: Callable[..., AbstractAsyncContextManager[ResponseStream | ChoiceStream]] = (
+                self._gateway.generate if spec.n == 1 else partial(generate_choices, self._gateway)
+            )
+            generating = generate(
+                spec,
                 credential,
                 admission,
                 traceparent=traceparent,

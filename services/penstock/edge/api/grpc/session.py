@@ -141,6 +141,8 @@ class SessionHandler:
 
     def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, traceparent: str) -> None:
         spec, sink = spec_of(frame.request), SessionSink(self, frame.handle, self._gateway.memory)
+        if spec.n > 1:
+            raise InvalidArgument(f"n is {spec.n}; a session starts a request for each answer", field="n")
         context = self._gateway.create(spec, self._credential, admission, sink, traceparent=traceparent)
         self._contexts[frame.handle] = context
         self._is_idle.clear()

@@ -12,22 +12,26 @@ import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
 from penstock.chassis.lifecycle import current_stop
+from penstock.edge.api.http.choices import write_choices
 from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
 from penstock.edge.api.http.metrics import record_request
 from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.http.responses import write_stream, write_whole
 from penstock.edge.api.openai.chat import parse_chat
-from penstock.edge.api.openai.common import ApiRequest, ResponseSerializer
+from penstock.edge.api.openai.common import ApiRequest
 from penstock.edge.api.openai.completions import parse_completion
 from penstock.edge.api.openai.errors import MethodNotAllowed
 from penstock.edge.api.openai.fields import Fields, parse_body, quoted
 from penstock.edge.api.openai.models import model_list, model_object
 from penstock.edge.api.openai.responses import parse_response
 from penstock.edge.api.openai.serializers import chat_serializer, completion_serializer, responses_serializer
+from penstock.edge.choice_calls import generate_choices
 from penstock.edge.gateway import Gateway
-from penstock.edge.output.answer import OutputFormat
+from penstock.edge.lifecycle.choices import ChoiceStream
+from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request import limits
-from penstock.edge.request.estimate import estimate_from_spec
+from penstock.edge.request.deadline_headers import time_limit
+from penstock.edge.request.estimate import AdmissionResult, estimate_from_spec
 from penstock.edge.request.session_names import session_of
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -123,7 +127,7 @@ class OpenAIApp:
     async def _generate(
         self,
         parse: Callable[[Fields, str], ApiRequest],
-        serializer_for: Callable[[ApiRequest, int, OutputFormat], ResponseSerializer],
+        serializer_for: Callable[..., Any],
         exchange: Exchange,
     ) -> None:
         credential, traceparent = exchange.credential, exchange.header("traceparent")
@@ -138,14 +142,38 @@ class OpenAIApp:
             estimate_from_spec(request.spec),
             credential,
             traceparent=traceparent,
+            time_left=time_limit(exchange.header, is_streamed=request.stream),
             session=lambda: session_of(exchange.headers, fields.members),
         )
-        new_serializer = partial(serializer_for, request, int(time.time()))
+        new_serializer = partial(_serializer, serializer_for, int(time.time()))
+        if request.has_several_choices:
+            await self._generate_choices(request, new_serializer, exchange, admission, traceparent)
+            return
         write = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
         async with generating as events:
             exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
-            await write(exchange, new_serializer, events)
+            await write(exchange, partial(new_serializer, events, request), events)
+
+    async def _generate_choices(
+        self,
+        request: ApiRequest,
+        new_serializer: Callable[..., Any],
+        exchange: Exchange,
+        admission: AdmissionResult,
+        traceparent: str,
+    ) -> None:
+        generating = generate_choices(
+            self._gateway,
+            request.generated_spec,
+            exchange.credential,
+            admission,
+            inputs=request.inputs,
+            traceparent=traceparent,
+        )
+        async with generating as events:
+            exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
+            await write_choices(exchange, request, partial(new_serializer, events), events)
 
     async def _list_models(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential, exchange.identity_header)
@@ -173,3 +201,10 @@ class OpenAIApp:
 def _parsed(parse: Callable[[Fields, str], ApiRequest], body: bytes, request_id: str) -> tuple[ApiRequest, Fields]:
     fields = parse_body(body)
     return parse(fields, request_id), fields
+
+
+def _serializer(
+    serializer_for: Callable[..., Any], created: int, events: ResponseStream | ChoiceStream, request: ApiRequest
+) -> Any:
+    """Return the serializer of a response or of one choice, once it is accepted."""
+    return serializer_for(request, created=created, output=events.output_format(), describe=events.describe_token)

@@ -6,10 +6,9 @@ from penstock.edge.api.http.exchange import Exchange
 from penstock.edge.api.openai.common import ResponseSerializer
 from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.lifecycle.sinks import ResponseStream
-from penstock.edge.output.answer import OutputFormat
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
-NewSerializer = Callable[[OutputFormat], ResponseSerializer]
+NewSerializer = Callable[[], ResponseSerializer]  # called once the response is accepted
 
 
 async def write_stream(exchange: Exchange, new_serializer: NewSerializer, events: ResponseStream) -> None:
@@ -19,7 +18,7 @@ async def write_stream(exchange: Exchange, new_serializer: NewSerializer, events
     """
     accepted = await anext(events)
     assert isinstance(accepted, Accepted), "a response begins with `accepted`"
-    serializer = new_serializer(events.output_format())
+    serializer = new_serializer()
 
     def write_through(delta: Emit) -> bool:
         if not exchange.can_write:
@@ -39,12 +38,15 @@ async def write_stream(exchange: Exchange, new_serializer: NewSerializer, events
 
 
 async def write_whole(exchange: Exchange, new_serializer: NewSerializer, events: ResponseStream) -> None:
-    accepted, texts = Accepted(), []
+    accepted, texts = await anext(events), []
+    assert isinstance(accepted, Accepted), "a response begins with `accepted`"
+    serializer = new_serializer()
     async for event in events:
         if isinstance(event, Delta):
             texts.append(event.text)
+            if event.logprobs:
+                serializer.collect_logprobs(event)
         elif isinstance(event, Accepted):
-            accepted = event
+            accepted, serializer = event, new_serializer()  # the model was replaced before the first token
         else:
-            serializer = new_serializer(events.output_format())
             await exchange.respond(200, serializer.whole(accepted, "".join(texts), event))

@@ -14,13 +14,16 @@ from penstock.edge.api.openai.common import (
     usage_of,
 )
 from penstock.edge.api.openai.fields import Fields, wrong_type
+from penstock.edge.api.openai.logprobs import logprob_entries
 from penstock.edge.api.openai.messages import message_from
 from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
+from penstock.edge.api.openai.token_options import chat_logprobs, logit_bias
 from penstock.edge.api.openai.tools import chat_input
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
 from penstock.edge.request.spec import Message, RequestSpec
 from penstock.edge.request.validation import validate
+from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.v1.inference_pb2 import Accepted, Finished
 
 
@@ -35,11 +38,18 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
         max_output_tokens=fields.integer(limit, None),
         form=requested_form(fields),
         **generation_options(fields),
+        logit_bias=logit_bias(fields),
+        **chat_logprobs(fields),
+        n=fields.integer("n", 1),
     )
     validate(spec, {"input": "messages", "max_output_tokens": limit})
     include_usage, continuous_usage = usage_flags(fields)
     return ApiRequest(
-        spec=spec, stream=fields.flag("stream"), include_usage=include_usage, continuous_usage=continuous_usage
+        spec=spec,
+        stream=fields.flag("stream"),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        answers=spec.n,
     )
 
 
@@ -55,11 +65,15 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
 class ChatSerializer:
     """Serializes a chat completion. A stream has the role, deltas, the finish reason, usage on request, and [DONE]."""
 
-    __slots__ = ("_chunks", "_created", "_request")
+    __slots__ = ("_chunks", "_created", "_describe", "_has_logprobs", "_logprobs", "_request")
 
-    def __init__(self, request: ApiRequest, *, created: int) -> None:  # unix s
+    def __init__(self, request: ApiRequest, *, created: int, describe: DescribeToken = no_text) -> None:
+        """`created`: unix s. `describe`: returns the text of a token."""
         self._request = request
         self._created = created
+        self._describe = describe
+        self._has_logprobs = request.spec.logprobs
+        self._logprobs: list[Json] = []
 
     def begin(self, accepted: Accepted) -> bytes:
         envelope = chat_envelope(accepted, "chat.completion.chunk", self._created)
@@ -67,19 +81,28 @@ class ChatSerializer:
         return self._chunks.choice(chat_choice({"role": "assistant", "content": "", "refusal": None}))
 
     def delta(self, delta: AnyDelta) -> bytes:
+        if self._has_logprobs:
+            choice = {**content_choice(delta.text), "logprobs": logprobs_member(logprob_entries(delta, self._describe))}
+            return self._chunks.counted(choice, len(delta.token_ids))
         return self._chunks.text(delta.text, len(delta.token_ids))
+
+    def collect_logprobs(self, delta: AnyDelta) -> None:
+        self._logprobs += logprob_entries(delta, self._describe)
 
     def finish(self, finished: Finished) -> bytes:
         return self._chunks.end(chat_choice({}, finish_reason(finished)), finished)
+
+    def close(self, usage: Json) -> bytes:
+        return self._chunks.close(usage)
 
     def fail(self, error: PenstockError) -> bytes:
         return self._chunks.fail(error)
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         choice = {
-            "index": 0,
+            "index": self._request.choice,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
+            "logprobs": logprobs_member(self._logprobs) if self._has_logprobs else None,
             "finish_reason": finish_reason(finished),
         }
         envelope = chat_envelope(accepted, "chat.completion", self._created)
@@ -94,6 +117,10 @@ def chat_envelope(accepted: Accepted, kind: str, created: int) -> Json:
         "created": created,
         "model": accepted.model,
     }
+
+
+def logprobs_member(entries: list[Json]) -> Json:
+    return {"content": entries, "refusal": None}
 
 
 def content_choice(text: str) -> Json:

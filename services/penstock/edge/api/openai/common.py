@@ -1,7 +1,7 @@
 """Types and fields that the generating endpoints share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypedDict
 
@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.lifecycle.effects import Emit
-from penstock.edge.request.spec import RequestSpec
+from penstock.edge.request.spec import Prompt, RequestSpec
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Finished, Priority, Timeline
 
 _SEED_MASK = 2**64 - 1
@@ -37,6 +37,20 @@ class ApiRequest:
     instructions: str | None = None  # returned in a response
     metadata: Mapping[str, str] = field(default_factory=dict)  # returned in a response
     text_format: Mapping[str, Any] | None = None  # returned in a response; None: plain text
+    inputs: tuple[Prompt, ...] = ()  # of a list of several prompts; empty: that of `spec`
+    answers: int = 1  # returned for each prompt: the best of the `spec.n` that are generated
+    echo: bool = False  # whether the text of an answer begins with its prompt
+    choice: int = 0  # index of the choice that is serialized
+    is_one_of_several: bool = False  # whether the response has further choices, after which it ends
+
+    @property
+    def has_several_choices(self) -> bool:
+        return self.spec.n > 1 or len(self.inputs) > 1
+
+    @property
+    def generated_spec(self) -> RequestSpec:
+        """The spec of each answer that is generated. The best are chosen by log probabilities."""
+        return replace(self.spec, logprobs=self.spec.logprobs or self.answers < self.spec.n)
 
 
 class GenerationOptions(TypedDict):
@@ -128,6 +142,9 @@ class ResponseSerializer(Protocol):
         """End a stream that has begun. An error before that is an HTTP status."""
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes: ...
+
+    def collect_logprobs(self, delta: AnyDelta) -> None:
+        """Keep the log probabilities of a part of an answer that is sent as a whole."""
 
 
 def finish_reason(finished: Finished) -> str:

@@ -1,6 +1,6 @@
 """The endpoint `POST /v1/responses`: request body and response."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import orjson
 
@@ -14,13 +14,16 @@ from penstock.edge.api.openai.common import (
 )
 from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.api.openai.input_items import input_messages
+from penstock.edge.api.openai.logprobs import logprob_entries
 from penstock.edge.api.openai.output_form import requested_response_form
 from penstock.edge.api.openai.streaming import named_sse_event, one_line_json, split_at_marker
+from penstock.edge.api.openai.token_options import response_logprobs
 from penstock.edge.api.openai.tools import response_choice, response_input, response_tools
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_unsupported
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
+from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Finished
 
 
@@ -37,6 +40,7 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
         max_output_tokens=fields.integer("max_output_tokens", None),
         form=requested_response_form(text_format),
         **generation_options(fields),
+        **response_logprobs(fields),
     )
     validate(spec)
     return ApiRequest(
@@ -99,6 +103,7 @@ class ResponseObject:
             "text": {"format": request.text_format or {"type": "text"}},
             "tool_choice": response_choice(chat.tool_choice),
             "tools": response_tools(chat.tools),
+            "top_logprobs": spec.top_logprobs,
             "top_p": spec.top_p,
             "truncation": "disabled",
             "user": None,
@@ -116,9 +121,9 @@ class ResponseObject:
     def failed(self, output: list[Json], error: PenstockError) -> Json:
         return self._object("failed", output) | {"error": {"code": _error_code(error), "message": error.message}}
 
-    def ended_message(self, text: str, finished: Finished) -> Json:
+    def ended_message(self, text: str, finished: Finished, logprobs: Sequence[Json]) -> Json:
         is_truncated = finished.reason == FINISH_REASON_LENGTH
-        return self.message("incomplete" if is_truncated else "completed", [text_part(text)])
+        return self.message("incomplete" if is_truncated else "completed", [text_part(text, logprobs)])
 
     def message(self, status: str, content: list[Json]) -> Json:
         return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
@@ -128,8 +133,8 @@ class ResponseObject:
         return self._common | outcome
 
 
-def text_part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage(finished: Finished) -> Json:
@@ -158,11 +163,24 @@ _SEQUENCE_NUMBER_KEY = b',"sequence_number":'
 class ResponsesSerializer:
     """Serializes a response. Every event is named, typed and numbered; the last one contains the whole response."""
 
-    __slots__ = ("_after", "_before", "_created", "_number", "_request", "_response", "_texts")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_created",
+        "_describe",
+        "_logprobs",
+        "_number",
+        "_request",
+        "_response",
+        "_texts",
+    )
 
-    def __init__(self, request: ApiRequest, *, created: int) -> None:  # unix s
+    def __init__(self, request: ApiRequest, *, created: int, describe: DescribeToken = no_text) -> None:
+        """`created`: unix s. `describe`: returns the text of a token."""
         self._request = request
         self._created = created
+        self._describe = describe
+        self._logprobs: list[Json] = []  # of all tokens so far, if requested
         self._number = 0  # of the next event
         self._texts: list[str] = []
 
@@ -179,6 +197,8 @@ class ResponsesSerializer:
         return opening
 
     def delta(self, delta: AnyDelta) -> bytes:
+        if delta.logprobs:
+            return self._delta_with_logprobs(delta)
         if not delta.text:
             return b""
         self._texts.append(delta.text)
@@ -186,13 +206,22 @@ class ResponsesSerializer:
         self._number += 1
         return b"".join((self._before, one_line_json(delta.text), _SEQUENCE_NUMBER_KEY, number, self._after))
 
+    def _delta_with_logprobs(self, delta: AnyDelta) -> bytes:
+        entries = logprob_entries(delta, self._describe)
+        self._logprobs += entries
+        self._texts.append(delta.text)
+        return self._event("output_text.delta", self._of_item({"logprobs": entries, "delta": delta.text}))
+
+    def collect_logprobs(self, delta: AnyDelta) -> None:
+        self._logprobs += logprob_entries(delta, self._describe)
+
     def finish(self, finished: Finished) -> bytes:
-        text = "".join(self._texts)
-        item = self._response.ended_message(text, finished)
+        text, logprobs = "".join(self._texts), self._logprobs
+        item = self._response.ended_message(text, finished, logprobs)
         response = self._response.ended([item], finished) | extra_members(finished)
         return (
-            self._event("output_text.done", self._of_item({"text": text, "logprobs": []}))
-            + self._event("content_part.done", self._of_item({"part": text_part(text)}))
+            self._event("output_text.done", self._of_item({"text": text, "logprobs": logprobs}))
+            + self._event("content_part.done", self._of_item({"part": text_part(text, logprobs)}))
             + self._event("output_item.done", {"output_index": 0, "item": item})
             + self._event(response["status"], {"response": response})
         )
@@ -204,7 +233,7 @@ class ResponsesSerializer:
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         response = ResponseObject(self._request, accepted, self._created)
-        item = response.ended_message(text, finished)
+        item = response.ended_message(text, finished, self._logprobs)
         return orjson.dumps(response.ended([item], finished) | extra_members(finished))
 
     def _of_item(self, members: Json) -> Json:

@@ -53,7 +53,9 @@ class ChunkStream:
         "_before",
         "_envelope",
         "_has_usage",
+        "_index",
         "_is_continuous",
+        "_is_one_of_several",
         "_output_tokens",
         "_prompt_tokens",
         "_text_choice",
@@ -62,6 +64,8 @@ class ChunkStream:
     def __init__(self, envelope: Json, text_choice: TextChoice, request: ApiRequest, prompt_tokens: int) -> None:
         self._envelope = envelope
         self._text_choice = text_choice
+        self._index = request.choice
+        self._is_one_of_several = request.is_one_of_several
         self._has_usage = request.include_usage
         self._is_continuous = request.continuous_usage
         self._prompt_tokens = prompt_tokens
@@ -77,21 +81,31 @@ class ChunkStream:
             return self.choice(self._text_choice(text))
         return self._before + one_line_json(text) + self._after
 
+    def counted(self, choice: Json, tokens: int) -> bytes:
+        """Return the chunk of a choice with more than text, and count its tokens."""
+        self._output_tokens += tokens
+        return self.choice(choice)
+
     def choice(self, choice: Json) -> bytes:
         return sse_event(self._chunk(choice))
 
     def end(self, choice: Json, finished: Finished) -> bytes:
+        """Return the last chunk of a choice, and the end of the stream unless further choices follow."""
         last = sse_event(self._chunk(choice) | extra_members(finished))
+        return last if self._is_one_of_several else last + self.close(usage_of(finished))
+
+    def close(self, usage: Json) -> bytes:
+        """Return the end of a stream: its usage on request, and [DONE]."""
         if self._has_usage:
-            last += sse_event({**self._envelope, "choices": [], "usage": usage_of(finished)})
-        return last + SSE_DONE
+            return sse_event({**self._envelope, "choices": [], "usage": usage}) + SSE_DONE
+        return SSE_DONE
 
     def fail(self, error: PenstockError) -> bytes:
         """Return an error without [DONE], which clients would take for success."""
         return sse_event(error_body(error))
 
     def _chunk(self, choice: Json) -> Json:
-        chunk = {**self._envelope, "choices": [choice]}
+        chunk = {**self._envelope, "choices": [choice | {"index": self._index}]}
         if self._has_usage:
             chunk["usage"] = usage(self._prompt_tokens, self._output_tokens) if self._is_continuous else None
         return chunk

@@ -5,24 +5,44 @@ from collections.abc import Iterable
 import orjson
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.api.openai.chat import chat_choice, chat_envelope, content_choice
+from penstock.edge.api.openai.chat import chat_choice, chat_envelope, content_choice, logprobs_member
 from penstock.edge.api.openai.common import AnyDelta, ApiRequest, Json, extra_members, finish_reason, usage_of
+from penstock.edge.api.openai.logprobs import logprob_entries
 from penstock.edge.api.openai.streaming import ChunkStream
 from penstock.edge.output.answer import AnswerParser, OutputFormat, call_id, parse_answer
 from penstock.edge.output.events import CallArguments, CallFinished, CallStarted, Event, ReasoningPart, TextPart
 from penstock.edge.request.tools import ToolCall
+from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished
 
 
 class StructuredChatSerializer:
-    """Serializes a chat completion with reasoning or tool calls. Its stream has their deltas beside those of text."""
+    """Serializes a chat completion with reasoning or tool calls. Its stream has their deltas beside those of text.
 
-    __slots__ = ("_answer_id", "_chunks", "_created", "_finished_calls", "_output", "_parser", "_request")
+    Log probabilities of all tokens, also of those of reasoning and calls, come in chunks of their own.
+    """
 
-    def __init__(self, request: ApiRequest, output: OutputFormat, *, created: int) -> None:  # unix s
+    __slots__ = (
+        "_answer_id",
+        "_chunks",
+        "_created",
+        "_describe",
+        "_finished_calls",
+        "_logprobs",
+        "_output",
+        "_parser",
+        "_request",
+    )
+
+    def __init__(
+        self, request: ApiRequest, output: OutputFormat, *, created: int, describe: DescribeToken = no_text
+    ) -> None:
+        """`created`: unix s. `describe`: returns the text of a token."""
         self._request = request
         self._output = output
         self._created = created
+        self._describe = describe
+        self._logprobs: list[Json] = []
         self._finished_calls = 0
 
     def begin(self, accepted: Accepted) -> bytes:
@@ -34,11 +54,21 @@ class StructuredChatSerializer:
 
     def delta(self, delta: AnyDelta) -> bytes:
         self._chunks.text("", len(delta.token_ids))  # counts them
-        return self._serialized(self._parser.feed(delta.text))
+        chunks = self._serialized(self._parser.feed(delta.text))
+        if not delta.logprobs:
+            return chunks
+        logprobs = logprobs_member(logprob_entries(delta, self._describe))
+        return chunks + self._chunks.choice(chat_choice({}) | {"logprobs": logprobs})
+
+    def collect_logprobs(self, delta: AnyDelta) -> None:
+        self._logprobs += logprob_entries(delta, self._describe)
 
     def finish(self, finished: Finished) -> bytes:
         rest = self._serialized(self._parser.flush())
         return rest + self._chunks.end(chat_choice({}, _reason(finished, self._finished_calls)), finished)
+
+    def close(self, usage: Json) -> bytes:
+        return self._chunks.close(usage)
 
     def fail(self, error: PenstockError) -> bytes:
         return self._chunks.fail(error)
@@ -52,9 +82,9 @@ class StructuredChatSerializer:
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         choice = {
-            "index": 0,
+            "index": self._request.choice,
             "message": message,
-            "logprobs": None,
+            "logprobs": logprobs_member(self._logprobs) if self._logprobs else None,
             "finish_reason": _reason(finished, len(answer.calls)),
         }
         envelope = chat_envelope(accepted, "chat.completion", self._created)

@@ -15,7 +15,10 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Finished
 
 
 class StructuredResponsesSerializer:
-    """Serializes a response with reasoning or function calls, which are items of their own."""
+    """Serializes a response with reasoning or function calls, which are items of their own.
+
+    Its items have no log probabilities.
+    """
 
     __slots__ = ("_created", "_items", "_number", "_output", "_parser", "_request", "_response")
 
@@ -34,6 +37,9 @@ class StructuredResponsesSerializer:
 
     def delta(self, delta: AnyDelta) -> bytes:
         return self._serialized(chain.from_iterable(map(self._items.apply, self._parser.feed(delta.text))))
+
+    def collect_logprobs(self, delta: AnyDelta) -> None:
+        """Does nothing."""
 
     def finish(self, finished: Finished) -> bytes:
         events: Events = [each for event in self._parser.flush() for each in self._items.apply(event)]

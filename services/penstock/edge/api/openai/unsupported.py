@@ -5,22 +5,14 @@ from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.openai.fields import Fields, describe
-from penstock.edge.request import limits
 
 # For each field: the values that request nothing, and an alternative for the caller.
 UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
 
-_UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
-    {
-        "n": ((limits.CHOICES,), "send the request once for each answer"),
-        "logit_bias": (({},), "leave it out"),
-        "top_logprobs": ((0,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
-    }
-)
+_UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType({})
 UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
-        "logprobs": ((False,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "functions": (([],), "send them as tools, which replace them"),
         "function_call": (("auto", "none"), "send tool_choice, which replaces it"),
         "modalities": ((["text"], []), "this server answers in text"),
@@ -30,11 +22,8 @@ UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
 UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
-        "logprobs": ((), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "tools": (([],), "send a chat or a response, which have tools"),
-        "best_of": ((1,), "send the request once for each answer"),
-        "echo": ((False,), "put the prompt before the answer yourself"),
-        "suffix": (("",), "write the suffix into the prompt"),
+        "suffix": (("",), "write it into the prompt, with the tokens that the model has for it"),
     }
 )
 UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
@@ -44,6 +33,8 @@ UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
         "previous_response_id": ((), "this server stores nothing; send the earlier turns in `input`"),
         "conversation": ((), "this server stores nothing; send the earlier turns in `input`"),
         "prompt": ((), "this server stores no prompts; send `instructions` and `input`"),
+        "logit_bias": (({},), "use the endpoint of chat completions"),
+        "n": ((1,), "use the endpoint of chat completions"),
     }
 )
 

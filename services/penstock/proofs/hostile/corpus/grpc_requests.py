@@ -101,6 +101,12 @@ def wrong_requests(valid: GenerateRequest) -> Iterator[tuple[str, GenerateReques
         "resumed ids beyond the vocabulary": lambda request: request.MergeFrom(
             GenerateRequest(resume=Resume(token_ids=[2**32 - 1], answer_id="x"))
         ),
+        "129 choices": lambda request: request.MergeFrom(GenerateRequest(n=129)),
+        "2 choices of an answer": lambda request: request.MergeFrom(GenerateRequest(n=2, resume=Resume(answer_id="x"))),
+        "301 biases": lambda request: request.sampling.logit_bias.update(dict.fromkeys(range(301), 1.0)),
+        "bias of an id beyond the vocabulary": lambda request: request.sampling.logit_bias.update({2**32 - 1: 1.0}),
+        "bias of NaN": lambda request: request.sampling.logit_bias.update({5: math.nan}),
+        "21 likeliest tokens": lambda request: request.sampling.MergeFrom(Sampling(top_logprobs=21)),
         "answer id of 1 KiB": lambda request: request.MergeFrom(GenerateRequest(resume=Resume(answer_id="a" * 1024))),
     }
     numbers = {"NaN": math.nan, "infinity": math.inf, "-1": -1.0, "1e30": 1e30}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.sequence import StepPlan
-from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
+from penstock.worker.engine.interface import Capacity, LikeliestTokens, SequenceSpec, StepResult
 from penstock.worker.engine.sampling.splitmix64 import MASK64, mix64
 from penstock.worker.engine.simulated.step_time import StepTimeModel, work_of
 
@@ -61,6 +61,7 @@ class SimulatedEngine:
         ):
             os.abort()
         tokens = [self._token(each.spec.seq_id, len(each.ids)) for each in plan.sampled]
+        plan.result.likeliest = self._likeliest(plan, tokens)
         result = self.batch.commit(plan, tokens, [0.0] * len(tokens))
         result.duration_s = self._duration_s(plan)
         for seq_id in (*(each.seq_id for each in result.finished), *(each.seq_id for each in result.cancelled)):
@@ -69,6 +70,15 @@ class SimulatedEngine:
 
     def _token(self, seq_id: int, position: int) -> int:
         return self._token_ids[mix64(self._keys[seq_id] ^ position) % len(self._token_ids)]
+
+    def _likeliest(self, plan: StepPlan, tokens: Sequence[int]) -> dict[int, LikeliestTokens]:
+        """Return the drawn token and the ids after it, of equal scores, as a simulated model has none."""
+        ids, found = self._token_ids, {}
+        for place, (each, token) in enumerate(zip(plan.sampled, tokens, strict=True)):
+            if count := each.spec.sampling.top_logprobs:
+                first = ids.index(token)
+                found[place] = LikeliestTokens([ids[(first + n) % len(ids)] for n in range(count)], [0.0] * count)
+        return found
 
     def _duration_s(self, plan: StepPlan) -> float:
         if not plan.decodes and not plan.prefills:

@@ -13,7 +13,7 @@ from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
 from penstock.worker.engine.grammar.compiler import GrammarCompiler
 from penstock.worker.engine.grammar.forms import FormSequences
-from penstock.worker.engine.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import MAX_TOP_LOGPROBS, SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.loaders.weights_digest import identified
@@ -23,6 +23,7 @@ from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.sampling.draw import RowDraw
+from penstock.worker.engine.sampling.likeliest import likeliest_tokens
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.torch.engine import Runner, Sampler, TorchEngine, TorchRunner
 from penstock.worker.engine.torch.kv_cache import blocks_that_fit
@@ -111,8 +112,11 @@ def _warm_up_sampler(sampler: Sampler, logits: Tensor) -> None:
         repetition_penalty=1.1,
         logit_bias=((0, 1.0),),
         logprobs=True,
+        top_logprobs=min(MAX_TOP_LOGPROBS, logits.shape[1]),
     )
-    sampler(logits, [RowDraw(params, slot, [0, 0], 1, [0]) for slot in range(len(logits))])
+    draws = [RowDraw(params, slot, [0, 0], 1, [0]) for slot in range(len(logits))]
+    likeliest_tokens(logits, draws)
+    sampler(logits, draws)
 
 
 def _choose_dtype(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:

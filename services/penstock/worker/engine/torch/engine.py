@@ -11,6 +11,7 @@ from penstock.worker.engine.batching.sequence import StepPlan
 from penstock.worker.engine.grammar.forms import FormSequences
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.sampling.draw import RowDraw
+from penstock.worker.engine.sampling.likeliest import likeliest_tokens
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.torch.inputs import build_inputs
 from penstock.worker.engine.torch.kv_cache import allocate_kv
@@ -88,4 +89,7 @@ class TorchEngine:
             RowDraw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens, each.allowed)
             for each in plan.sampled
         ]
-        return self._sample(logits, draws) if draws else ([], [])
+        if not draws:
+            return [], []
+        plan.result.likeliest = likeliest_tokens(logits, draws)
+        return self._sample(logits, draws)

@@ -1,6 +1,6 @@
 """The adapter of vLLM's engine to our `Engine` protocol, stepped by the loop of our engine process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ from penstock.worker.engine.batching.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import (
     Capacity,
     FinishReason,
+    LikeliestTokens,
     SequenceAdmitted,
     SequenceCancelled,
     SequenceFinished,
@@ -180,6 +181,8 @@ class VllmEngine:
             result.tokens.append(token)
             result.indexes.append(spec.emitted + sequence.output_tokens)
             result.logprobs.append(completion.logprobs[place][token].logprob if spec.sampling.logprobs else 0.0)
+            if spec.sampling.top_logprobs:
+                result.likeliest[len(result.tokens) - 1] = _likeliest(completion.logprobs[place], spec)
             sequence.output_tokens += 1
         if output.finished:
             if completion.finish_reason not in _REASONS:
@@ -191,3 +194,10 @@ class VllmEngine:
                 SequenceFinished(spec.seq_id, reason, sequence.output_tokens, sequence.cached_tokens or 0)
             )
             del self._sequences[spec.seq_id]
+
+
+def _likeliest(logprobs: Mapping[int, Any], spec: SequenceSpec) -> LikeliestTokens:
+    """Return the likeliest tokens of one position. vLLM's `logprobs` have the drawn token, too, in any order."""
+    by_id = {token: each.logprob for token, each in logprobs.items()}
+    token_ids = sorted(by_id, key=lambda token: -by_id[token])[: spec.sampling.top_logprobs]
+    return LikeliestTokens(token_ids, [by_id[token] for token in token_ids])

@@ -34,7 +34,7 @@ def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, An
         "frequency_penalty": 0.0 if extra else sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty or 1.0,
         "logit_bias": dict(sampling.logit_bias) or None,
-        "logprobs": 0 if sampling.logprobs else None,  # 0: only that of the drawn token
+        "logprobs": sampling.top_logprobs if sampling.logprobs else None,  # 0: only that of the drawn token
         "stop_token_ids": sorted(end_ids),
         "ignore_eos": True,  # the model's own ids are in stop_token_ids
         "detokenize": False,
