@@ -15,6 +15,8 @@ from penstock.chassis.errors import (
 )
 from penstock.chassis.lifecycle import request_stop
 from penstock.edge.api.http.app import OpenAIApp
+from penstock.edge.output.answer import OutputFormat
+from penstock.edge.output.formats import HERMES, LLAMA
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -81,6 +83,31 @@ async def test_a_request_that_is_accepted_again_for_another_version_begins_its_s
         call.finish()
         lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
     assert [json.loads(line[6:])["choices"][0]["text"] for line in lines] == ["a", ""]
+
+
+async def test_text_is_divided_by_the_format_of_the_model_that_answers_in_the_end():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, "stream": True}
+    async with http_edge() as edge:
+        request = edge.http.build_request("POST", "/v1/chat/completions", json=body)
+        sent = asyncio.create_task(edge.http.send(request, stream=True))
+        call = await edge.gateway.call()
+        call.stream.output_format = lambda: OutputFormat(frozenset({"f"}), HERMES)
+        call.accept()
+        response = await sent
+        call.stream.output_format = lambda: OutputFormat(frozenset({"f"}), LLAMA)
+        call.accept()
+        call.send('{"name": "f", ', '"parameters": {}}')
+        call.finish()
+        lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
+    chunks = [json.loads(line[6:])["choices"][0] for line in lines]
+    assert [chunk["delta"].get("tool_calls", [{}])[0].get("function") for chunk in chunks] == [
+        None,
+        {"name": "f", "arguments": ""},
+        {"arguments": "{}"},
+        None,
+    ]
+    assert chunks[-1]["finish_reason"] == "tool_calls"
 
 
 async def test_a_stream_has_headers_against_buffering():

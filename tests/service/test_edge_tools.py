@@ -91,6 +91,15 @@ async def test_the_helpers_of_the_client_read_calls_of_chats():
         assert (choice.finish_reason, len(choice.message.tool_calls)) == ("tool_calls", 1)
         assert choice.message.tool_calls[0].function.parsed_arguments == GetWeather(city="Paris")
     assert '"name": "GetWeather"' in prompt_of(worker)
+    assert "before[suffix=" in worker.starts[-1].form.lark  # pydantic_function_tool makes strict tools
+
+
+async def test_tools_that_are_not_strict_are_not_enforced():
+    function = {"name": "GetWeather", "parameters": CHAT_TOOLS[0]["function"]["parameters"]}
+    async with mesh_and_client() as (_, api, worker):
+        tools = [{"type": "function", "function": function}]
+        answer = await api.chat.completions.create(model="tiny", messages=QUESTION, tools=tools)
+    assert len(answer.choices[0].message.tool_calls) == 1
     assert not worker.starts[-1].HasField("form")
 
 

@@ -34,6 +34,9 @@ async def test_the_model_by_default_calls_a_required_tool_and_reads_its_result()
             assert all(isinstance(call.function.parsed_arguments, GetWeather) for call in calls)
             assert "Paris" in calls[0].function.parsed_arguments.city
 
+            free = (await api.chat.completions.create(messages=QUESTION, max_tokens=64, **fixed)).choices[0].message
+            assert free.content or free.tool_calls
+
             named = {"type": "function", "name": "GetWeather"}
             tools = [{"type": "function", **TOOLS[0]["function"]}]
             async with api.responses.stream(

@@ -106,6 +106,7 @@ def test_there_are_no_more_likeliest_tokens_than_tokens_of_the_model():
     small = plan_generation(
         replace(SPEC, input=TokenInput((1,)), logprobs=True, top_logprobs=20),
         model,
+        form=None,
         now=datetime(2026, 1, 1, tzinfo=UTC),
         default_output_tokens=20,
         draw_seed=lambda: 42,

@@ -48,7 +48,7 @@ def codec():
 
 def texts_of(engine, chat):
     """The text of each draw."""
-    form = codec().enforced_form(chat, None)
+    form = codec().enforced_form(chat, None, can_enforce=True)
     check_form(form)
     waiting, tokens, reasons = list(range(DRAWS)), {}, {}
     while waiting or engine.has_work:

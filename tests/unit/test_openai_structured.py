@@ -41,7 +41,7 @@ def client(text=ANSWER, reason=FINISH_REASON_STOP, error=None, size=3):
     def served(request):
         parse, new_serializer = SERIALIZERS[request.url.path]
         parsed = parse(parse_body(request.content), "r1")
-        answer = new_serializer(parsed, 1_700_000_000, OUTPUT)
+        answer = new_serializer(parsed, created=1_700_000_000, output=OUTPUT)
         finished = Finished(reason=reason, usage=USAGE)
         if not parsed.stream:
             return httpx2.Response(200, content=answer.whole(ACCEPTED, text, finished))
@@ -196,7 +196,7 @@ def test_a_response_that_fails_midway_has_its_items_so_far():
 
 def test_continuous_usage_counts_the_tokens_of_every_part():
     body = {"messages": GREETING, "tools": CHAT_TOOLS, "stream_options": {"continuous_usage_stats": True}}
-    answer = chat_serializer(parse_chat(parse_body(json.dumps(body).encode()), "r1"), 1, OUTPUT)
+    answer = chat_serializer(parse_chat(parse_body(json.dumps(body).encode()), "r1"), created=1, output=OUTPUT)
     answer.begin(ACCEPTED)
     assert answer.delta(Delta(text="<thi", token_ids=[1, 2])) == b""
     sent = answer.delta(Delta(text="nk>Hm", token_ids=[3]))
@@ -205,6 +205,6 @@ def test_continuous_usage_counts_the_tokens_of_every_part():
 
 def test_plain_output_has_the_serializers_of_plain_text():
     body = parse_body(json.dumps({"messages": GREETING, "input": "hi"}).encode())
-    plain = OutputFormat()
-    assert type(chat_serializer(parse_chat(body, "r1"), 1, plain)).__name__ == "ChatSerializer"
-    assert type(responses_serializer(parse_response(body, "r1"), 1, plain)).__name__ == "ResponsesSerializer"
+    plain = {"created": 1, "output": OutputFormat()}
+    assert type(chat_serializer(parse_chat(body, "r1"), **plain)).__name__ == "ChatSerializer"
+    assert type(responses_serializer(parse_response(body, "r1"), **plain)).__name__ == "ResponsesSerializer"

@@ -162,8 +162,8 @@ def test_markers_that_are_special_tokens_have_a_text_where_they_are_shown():
     assert codec.new_detokenizer(chat, [1], (), shows_markers=True).push(marker).text == "[TOOL_CALLS]"
     assert codec.new_detokenizer(chat, [1], ()).push(marker).text == ""
     required = replace(chat, tool_choice=ToolChoice(ToolMode.REQUIRED))
-    assert f"<[{marker}]>" in codec.enforced_form(required, None).grammar
-    assert codec.enforced_form(chat, None) is None
+    assert f"<[{marker}]>" in codec.enforced_form(required, None, can_enforce=True).grammar
+    assert codec.enforced_form(chat, None, can_enforce=True) is None
 
 
 def test_a_recording_detokenizer_keeps_the_whole_text():

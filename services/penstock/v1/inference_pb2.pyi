@@ -347,8 +347,8 @@ class Tool(_message.Message):
     parameters: _builtins.str
     """JSON schema of the arguments, an object, as JSON text. Empty: none."""
     strict: _builtins.bool
-    """Whether REQUIRED and NAMED enforce the whole schema, or fail with FORM_UNSUPPORTED. Otherwise keywords that cannot be
-    enforced are ignored. Without effect on AUTO.
+    """Whether calls obey the whole schema: FORM_UNSUPPORTED if it has keywords that cannot be enforced. Otherwise REQUIRED
+    and NAMED ignore those, and AUTO enforces nothing. AUTO enforces strict tools where calls begin with a marker.
     """
     def __init__(
         self,

@@ -149,7 +149,7 @@ class ResponseStream:
     """A response that one reader iterates. Deltas that arrive while the reader is busy are merged.
 
     `cancel` cancels the request at once, before the reader's task has unwound. `limit_headers` returns what
-    auth has told about the caller's limits. Once the response is accepted, `output_format` returns how its text is to be
+    auth has told about the caller's limits. Once the response is accepted, `output_format` returns how its text is
     divided, and `describe_token` the text of a token.
 
     `write_through` is called for a delta that arrives while the reader waits and nothing is unread. If it returns True,

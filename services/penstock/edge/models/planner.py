@@ -38,7 +38,8 @@ class RequestPlanner:
         vocabulary have another meaning, and other weights continue with another text.
         """
         model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids else "")
-        form = model.codec.enforced_form(spec.input, spec.form)
+        can_enforce = model.enforces_forms and not spec.ignore_eos
+        form = model.codec.enforced_form(spec.input, spec.form, can_enforce=can_enforce)
         if form:
             await self._forms.check(form, field="form" if form is spec.form else "tools")
         make_plan = partial(

@@ -71,11 +71,15 @@ class TextCodec:
             begins_in_reasoning=reasoning is not None and template.opens_reasoning,
         )
 
-    def enforced_form(self, prompt: Prompt, form: Form | None) -> Form | None:
-        """Return the form that the engine enforces: that of the request, or a grammar of tool calls."""
+    def enforced_form(self, prompt: Prompt, form: Form | None, *, can_enforce: bool) -> Form | None:
+        """Return the form that the engine enforces: that of the request, or a grammar of tool calls.
+
+        `can_enforce`: whether a form may be added to a request that demands none.
+        """
         if not isinstance(prompt, ChatInput) or not prompt.tools:
             return form
-        return enforced_form(prompt, form, self.output_format(prompt, form), self.marker_ids)
+        output = self.output_format(prompt, form)
+        return enforced_form(prompt, form, output, self.marker_ids, can_enforce=can_enforce)
 
     def _ids(self, prompt: Prompt, now: datetime) -> "array[int]":
         match prompt:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import repeat, takewhile
 
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.runs.effects import StepTokens
@@ -80,10 +80,11 @@ def fan_out_tokens(result: StepResult, running: Mapping[int, Run], counts: RunCo
 
     Tokens of runs that are stopping or orphaned are dropped.
     """
-    groups: dict[tuple[int, int], StepTokens] = {}
-    likeliest = result.likeliest
-    columns = zip(result.seq_ids, result.tokens, result.indexes, result.logprobs, strict=True)
-    for place, (seq_id, token, index, logprob) in enumerate(columns):
+    groups: dict[int | tuple[int, int], StepTokens] = {}  # by stream, and by the number of likeliest tokens if any
+    count = len(result.tokens)
+    likeliest = map(result.likeliest.get, range(count)) if result.likeliest else repeat(None, count)
+    columns = zip(result.seq_ids, result.tokens, result.indexes, result.logprobs, likeliest, strict=True)
+    for seq_id, token, index, logprob, top in columns:
         run = running.get(seq_id)
         if run is None:
             continue
@@ -91,8 +92,7 @@ def fan_out_tokens(result: StepResult, running: Mapping[int, Run], counts: RunCo
         counts.tokens_generated += 1
         if run.stop_reason or run.is_orphan:
             continue
-        top = likeliest.get(place) if likeliest else None
-        key = (run.stream, len(top.token_ids) if top else 0)
+        key = (run.stream, len(top.token_ids)) if top else run.stream
         group = groups.get(key)
         if group is None:
             group = groups[key] = StepTokens(run.stream, result.step)

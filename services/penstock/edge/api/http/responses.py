@@ -33,8 +33,10 @@ async def write_stream(exchange: Exchange, new_serializer: NewSerializer, events
         if isinstance(event, Delta):
             if frame := serializer.delta(event):
                 await exchange.write(frame)
-        elif isinstance(event, Finished):  # `accepted` is sent again if the model was replaced before the first token
+        elif isinstance(event, Finished):
             await exchange.end(serializer.finish(event))
+        else:  # accepted again: another model, or version of it, answers
+            serializer.on_model_changed(events.output_format())
 
 
 async def write_whole(exchange: Exchange, new_serializer: NewSerializer, events: ResponseStream) -> None:

@@ -21,6 +21,7 @@ from penstock.edge.api.openai.streaming import ChunkStream
 from penstock.edge.api.openai.token_options import chat_logprobs, logit_bias
 from penstock.edge.api.openai.tools import chat_input
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
+from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request.spec import Message, RequestSpec
 from penstock.edge.request.validation import validate
 from penstock.edge.text.token_text import DescribeToken, no_text
@@ -79,6 +80,9 @@ class ChatSerializer:
         envelope = chat_envelope(accepted, "chat.completion.chunk", self._created)
         self._chunks = ChunkStream(envelope, content_choice, self._request, accepted.prompt_tokens)
         return self._chunks.choice(chat_choice({"role": "assistant", "content": "", "refusal": None}))
+
+    def on_model_changed(self, output: OutputFormat) -> None:
+        """Does nothing: all text is content."""
 
     def delta(self, delta: AnyDelta) -> bytes:
         if self._has_logprobs:

@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request.spec import Prompt, RequestSpec
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Finished, Priority, Timeline
 
@@ -133,6 +134,9 @@ class ResponseSerializer(Protocol):
     """
 
     def begin(self, accepted: Accepted) -> bytes: ...
+
+    def on_model_changed(self, output: OutputFormat) -> None:
+        """Divide the text by another format. Called before the first delta. A stream begun as plain text stays so."""
 
     def delta(self, delta: AnyDelta) -> bytes: ...
 

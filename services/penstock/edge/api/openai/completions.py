@@ -22,6 +22,7 @@ from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
 from penstock.edge.api.openai.token_options import completion_logprobs, logit_bias
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
+from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request import limits
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
@@ -126,6 +127,9 @@ class CompletionSerializer:
     def begin(self, accepted: Accepted) -> bytes:
         self._chunks = ChunkStream(self._envelope(accepted), _choice, self._request, accepted.prompt_tokens)
         return self._chunks.text(self._echo(), 0)
+
+    def on_model_changed(self, output: OutputFormat) -> None:
+        """Does nothing: all text is content."""
 
     def delta(self, delta: AnyDelta) -> bytes:
         if self._logprobs:

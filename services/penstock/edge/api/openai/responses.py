@@ -20,6 +20,7 @@ from penstock.edge.api.openai.streaming import named_sse_event, one_line_json, s
 from penstock.edge.api.openai.token_options import response_logprobs
 from penstock.edge.api.openai.tools import response_choice, response_input, response_tools
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_unsupported
+from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
@@ -48,7 +49,7 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
         stream=fields.flag("stream"),
         instructions=instructions or None,
         metadata=_metadata(fields),
-        text_format=text_format.members if text_format.get("type") != "text" else None,
+        text_format=(text_format.members or None) if text_format.get("type") != "text" else None,
     )
 
 
@@ -195,6 +196,9 @@ class ResponsesSerializer:
         )
         self._prepare_deltas()
         return opening
+
+    def on_model_changed(self, output: OutputFormat) -> None:
+        """Does nothing: all text is content."""
 
     def delta(self, delta: AnyDelta) -> bytes:
         if delta.logprobs:

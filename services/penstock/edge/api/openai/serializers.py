@@ -8,11 +8,11 @@ from penstock.edge.api.openai.responses import ResponsesSerializer
 from penstock.edge.api.openai.structured_chat import StructuredChatSerializer
 from penstock.edge.api.openai.structured_responses import StructuredResponsesSerializer
 from penstock.edge.output.answer import OutputFormat
-from penstock.edge.text.token_text import DescribeToken
+from penstock.edge.text.token_text import DescribeToken, no_text
 
 
 def chat_serializer(
-    request: ApiRequest, *, created: int, output: OutputFormat, describe: DescribeToken
+    request: ApiRequest, *, created: int, output: OutputFormat, describe: DescribeToken = no_text
 ) -> ChoiceSerializer:
     if output.is_plain:
         return ChatSerializer(request, created=created, describe=describe)
@@ -20,7 +20,7 @@ def chat_serializer(
 
 
 def responses_serializer(
-    request: ApiRequest, *, created: int, output: OutputFormat, describe: DescribeToken
+    request: ApiRequest, *, created: int, output: OutputFormat, describe: DescribeToken = no_text
 ) -> ResponseSerializer:
     if output.is_plain:
         return ResponsesSerializer(request, created=created, describe=describe)
@@ -28,7 +28,7 @@ def responses_serializer(
 
 
 def completion_serializer(
-    request: ApiRequest, *, created: int, output: OutputFormat, describe: DescribeToken
+    request: ApiRequest, *, created: int, output: OutputFormat, describe: DescribeToken = no_text
 ) -> ChoiceSerializer:
     """Return the serializer of a completion, whose text is passed on as it is."""
     assert output.is_plain, "only conversations have an output that is divided"

@@ -52,6 +52,9 @@ class StructuredChatSerializer:
         self._chunks = ChunkStream(envelope, content_choice, self._request, accepted.prompt_tokens)
         return self._chunks.choice(chat_choice({"role": "assistant", "content": "", "refusal": None}))
 
+    def on_model_changed(self, output: OutputFormat) -> None:
+        self._parser = AnswerParser(output)
+
     def delta(self, delta: AnyDelta) -> bytes:
         self._chunks.text("", len(delta.token_ids))  # counts them
         chunks = self._serialized(self._parser.feed(delta.text))

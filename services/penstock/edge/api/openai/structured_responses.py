@@ -35,6 +35,9 @@ class StructuredResponsesSerializer:
         begun = {"response": self._response.in_progress()}
         return self._serialized([("created", begun), ("in_progress", begun)])
 
+    def on_model_changed(self, output: OutputFormat) -> None:
+        self._parser = AnswerParser(output)
+
     def delta(self, delta: AnyDelta) -> bytes:
         return self._serialized(chain.from_iterable(map(self._items.apply, self._parser.feed(delta.text))))
 
