@@ -2,6 +2,7 @@
 
 import threading
 from datetime import timedelta
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -184,7 +185,7 @@ async def test_all_bytes_of_a_request_count_as_held():
 
 async def test_a_long_body_is_parsed_off_the_loop_and_a_short_one_at_once():
     with TokenizerPools(1) as threads:
-        gateway = Gateway(EdgeConfig(), None, None, None, threads)
+        gateway = Gateway(EdgeConfig(), Mock(), Mock(), Mock(), threads)
         assert await gateway.parse(SMALL_INPUT_BYTES, threading.get_ident) == threading.get_ident()
         assert await gateway.parse(SMALL_INPUT_BYTES + 1, threading.get_ident) != threading.get_ident()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -260,6 +260,16 @@ class Gateway:
             context_length=model.context_length,
             token_ids=ids if include_token_ids else (),
         )
+
+    async def token_texts(self, model_name: str, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token of a model. The caller must be identified."""
+        model = await self._catalog.find(model_name)
+        return await self._pools.run(BYTES_PER_PYTHON_ID * len(ids), partial(model.codec.token_texts, ids))
+
+    async def detokenize(self, model_name: str, ids: Sequence[int]) -> str:
+        """Return the text of tokens of a model. Raises TokenUnknown. The caller must be identified."""
+        model = await self._catalog.find(model_name)
+        return await self._pools.run(BYTES_PER_PYTHON_ID * len(ids), partial(model.codec.text_of, ids))
 
     async def list_models(self, credential: Credential, identity_header: str = "") -> list[Model]:
         await self.identify(credential, identity_header)

@@ -25,7 +25,7 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
     for rpc in (
         *("PutTenant", "DeleteTenant", "ListTenants", "PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice"),
-        *("QueryUsage", "ExportLedger"),
+        *("QueryUsage", "ExportLedger", "PutRoute", "ListRoutes", "RollBackRoute", "DeleteRoute"),
     ):
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
     for rpc in ("StreamAggregatedResources", "DeltaAggregatedResources"):

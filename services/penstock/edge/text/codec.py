@@ -41,6 +41,17 @@ class TextCodec:
             raise PromptEmpty("the prompt has no token; send some text, or a message", field="input")
         return ids
 
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token, also of special ones."""
+        return [self.tokenizer.describe(each).text for each in ids]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of a sequence of tokens, with that of special ones. Raises TokenUnknown."""
+        tokens = [self.tokenizer.describe(each) for each in self._checked_ids(tuple(ids))]
+        encoded = [each.text.encode() if each.encoded is None else each.encoded for each in tokens]
+        text = b"".join(encoded).decode(errors="replace")
+        return text.removeprefix(" " * self.tokenizer.vocabulary.leading_spaces)
+
     def new_detokenizer(
         self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_markers: bool = False
     ) -> StoppingDetokenizer:

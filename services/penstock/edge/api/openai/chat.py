@@ -22,7 +22,7 @@ from penstock.edge.api.openai.token_options import chat_logprobs, logit_bias
 from penstock.edge.api.openai.tools import chat_input
 from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
 from penstock.edge.output.answer import OutputFormat
-from penstock.edge.request.spec import Message, RequestSpec
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
 from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.v1.inference_pb2 import Accepted, Finished
@@ -35,7 +35,7 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
-        input=chat_input(fields, _messages(fields)),
+        input=conversation(fields),
         max_output_tokens=fields.integer(limit, None),
         form=requested_form(fields),
         **generation_options(fields),
@@ -52,6 +52,11 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
         continuous_usage=continuous_usage,
         answers=spec.n,
     )
+
+
+def conversation(fields: Fields) -> ChatInput:
+    """Return the messages and tools of a body. Raises InvalidArgument with the path of the field."""
+    return chat_input(fields, _messages(fields))
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
