@@ -10,6 +10,11 @@ from penstock.worker.engine.torch.model import Model
 
 def naive_logits(model: Model, ids: list[int]) -> torch.Tensor:
     """Logits after the last of `ids`: [vocab_size] float32."""
+    return naive_states(model, ids)[-1] @ model.weights.head.T
+
+
+def naive_states(model: Model, ids: list[int]) -> torch.Tensor:
+    """Hidden states of all of `ids` after the final norm: [ids, dim] float32."""
     shape, weights = model.shape, model.weights
     x = weights.embedding[torch.tensor(ids)].float()
     angles = torch.arange(len(ids), dtype=torch.float64)[:, None] * weights.inverse_frequencies.double()
@@ -30,7 +35,7 @@ def naive_logits(model: Model, ids: list[int]) -> torch.Tensor:
         x = x + mixed @ layer.out.T
         gate, up = (_norm(x, layer.mlp_norm, shape.norm_eps) @ layer.gate_up.T).chunk(2, dim=-1)
         x = x + (gate / (1 + (-gate).exp()) * up) @ layer.down.T
-    return _norm(x[-1], weights.norm, shape.norm_eps) @ weights.head.T
+    return _norm(x, weights.norm, shape.norm_eps)
 
 
 def naive_greedy(model: Model, ids: list[int], count: int, stop_ids: frozenset[int] = frozenset()) -> list[int]:

@@ -30,6 +30,11 @@ class ComputeKind(StrEnum):
     TORCH = "torch"
 
 
+class PoolingKind(StrEnum):
+    LAST = "last"
+    MEAN = "mean"
+
+
 class DType(StrEnum):
     AUTO = "auto"  # bfloat16 on GPUs, and on CPUs with bfloat16 arithmetic; float32 otherwise
     FLOAT32 = "float32"
@@ -102,6 +107,11 @@ class WorkerConfig(ServiceConfig):
         " `auto`: native if a compiler or a compiled copy is available.",
     )
     threads: int = setting(0, "Threads of the engine on a CPU. 0: one per core that the process may use.")
+    pooling: PoolingKind = setting(
+        PoolingKind.LAST,
+        "What the embedding of a prompt is made of: the hidden state of its `last` token, or their `mean`. Part of the"
+        " version of the model.",
+    )
     engine_python: str = setting(
         "", "Python interpreter of the engine process, if the engine needs another environment.", unit="path"
     )
@@ -160,6 +170,7 @@ class WorkerConfig(ServiceConfig):
             token_budget=self.token_budget,
             batching=self.batching.value,
             threads=self.threads,
+            pooling=self.pooling.value,
             vllm_args=self.vllm_args,
             step_time=self._step_time_model(),
             crash_token_id=self.sim_crash_token_id,

@@ -37,6 +37,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         seed=start.sampling.seed,
         cache_salt=start.cache_salt,
         constraint=form_from(start.form),
+        embeds=start.embeds,
     )
     return Run(
         stream=stream,
@@ -91,6 +92,8 @@ def ended_frame(ended: RunEnded) -> pb.ExecuteResponse:
             cached_prompt_tokens=outcome.cached_tokens,
             times=times,
         )
+        if outcome.embedding:
+            finished.embedding.extend(memoryview(outcome.embedding).cast("f"))
         return pb.ExecuteResponse(finished=finished)
     cancelled = pb.RunCancelled(
         handle=handle,
@@ -113,6 +116,7 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
         tokenizer_json_zlib=zlib.compress(card.tokenizer_json.encode()),
         block_size=block_size,
         enforces_forms=card.enforces_forms,
+        embedding_size=card.embedding_size,
     )
     if card.add_bos and card.bos_id is not None:
         message.bos_token_id = card.bos_id

@@ -24,6 +24,7 @@ CLOCK_NANOS: Final = 1 << 62  # ns, reading of a clock
 STEPS: Final = 1 << 62  # engine steps
 EPOCH: Final = (1 << 63) - 1  # of a partition, a bigint of its database
 VOCABULARY: Final = 1 << 24  # token ids
+EMBEDDING: Final = 1 << 16  # numbers of one embedding
 
 ID_CHARS: Final = 256  # ids of requests, tickets, leases, reservations, processes
 MODEL_NAME_CHARS: Final = 256

@@ -23,6 +23,7 @@ WORKER: Table = {
         "time_left_nanos": Unchecked("the worker limits it to 48 hours"),
         "model": MODEL_KEY,
         "form": Part(),
+        "embeds": FLAG,
     },
     "penstock.v1.Form": {"json_schema": PER_RUN, "regex": PER_RUN, "lark": PER_RUN, "choices": Part()},
     "penstock.v1.Choices": {"texts": PER_RUN},
@@ -42,6 +43,9 @@ WORKER: Table = {
         "output_tokens": TOKENS,
         "cached_prompt_tokens": TOKENS,
         "times": Part(),
+        "embedding": Many(
+            bounds.EMBEDDING, Unchecked("the edge fails a run whose embedding is not of the card's size")
+        ),
     },
     "penstock.mesh.v1.RunTimes": {"wait": Part(), "prefill": Part(), "decode": Part()},
     "penstock.mesh.v1.RunCancelled": {
@@ -65,5 +69,6 @@ WORKER: Table = {
         "tokenizer_json_zlib": Data(bounds.TOKENIZER_BYTES),
         "block_size": Whole(bounds.BLOCK_SIZE),
         "enforces_forms": FLAG,
+        "embedding_size": Whole(bounds.EMBEDDING),
     },
 }

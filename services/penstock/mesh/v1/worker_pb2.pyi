@@ -99,6 +99,7 @@ class Start(_message.Message):
     TIME_LEFT_NANOS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
+    EMBEDS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the edge, unique among the runs of this stream; names the run in later frames."""
     lease_id: _builtins.str
@@ -121,6 +122,10 @@ class Start(_message.Message):
     """Nanoseconds, from when the frame is sent, after which the worker stops the run; at most 48 hours. 0: no deadline."""
     model: _builtins.str
     """Key of the model, as in the ticket. FAILED_PRECONDITION / MODEL_MISMATCH if the worker serves another one."""
+    embeds: _builtins.bool
+    """Whether the run computes the embedding of the prompt and no token. `finished` then carries it. `max_output_tokens`
+    is 1, and `emitted` and `form` are unset. INVALID_ARGUMENT / EMBEDDING_UNSUPPORTED if the engine computes none.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, then the tokens emitted by earlier attempts."""
@@ -155,10 +160,11 @@ class Start(_message.Message):
         time_left_nanos: _builtins.int = ...,
         model: _builtins.str = ...,
         form: _inference_pb2.Form | None = ...,
+        embeds: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "fingerprint", b"fingerprint", "form", b"form", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "embeds", b"embeds", "emitted", b"emitted", "fingerprint", b"fingerprint", "form", b"form", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,6 +335,7 @@ class RunFinished(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The run; its handle is free again."""
     reason: _inference_pb2.FinishReason.ValueType
@@ -341,6 +348,10 @@ class RunFinished(_message.Message):
     def times(self) -> Global___RunTimes:
         """Time spent in each phase."""
 
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The embedding of the prompt, of length 1 and with the card's `embedding_size` of numbers. Empty unless the run embeds."""
+
     def __init__(
         self,
         *,
@@ -349,10 +360,11 @@ class RunFinished(_message.Message):
         output_tokens: _builtins.int = ...,
         cached_prompt_tokens: _builtins.int = ...,
         times: Global___RunTimes | None = ...,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "handle", b"handle", "output_tokens", b"output_tokens", "reason", b"reason", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "embedding", b"embedding", "handle", b"handle", "output_tokens", b"output_tokens", "reason", b"reason", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -451,8 +463,8 @@ class RunFailed(_message.Message):
     def failure(self) -> _failure_pb2.Failure:
         """The error. The edge enqueues the ticket again after ABORTED / LEASE_LOST, UNAVAILABLE / LOADING, DRAINING or
         ENGINE_DIED, and FAILED_PRECONDITION / MODEL_MISMATCH (the worker serves another model). It does not after
-        INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers), START_INVALID or FORM_UNSUPPORTED, after DEADLINE_EXCEEDED /
-        DEADLINE, nor after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
+        INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers), START_INVALID, FORM_UNSUPPORTED or EMBEDDING_UNSUPPORTED, after
+        DEADLINE_EXCEEDED / DEADLINE, nor after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
         """
 
     def __init__(
@@ -527,6 +539,7 @@ class ModelCard(_message.Message):
     TOKENIZER_JSON_ZLIB_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     ENFORCES_FORMS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model's name in requests."""
     digest: _builtins.str
@@ -551,6 +564,10 @@ class ModelCard(_message.Message):
     """Whether the engine enforces `Start.form`. Part of the digest, so that no request with a form runs on a worker that
     would ignore it.
     """
+    embedding_size: _builtins.int
+    """Numbers of an embedding, at most 65,536. 0: the engine computes no embeddings. Part of the digest, as is the way in
+    which hidden states are pooled.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end an output."""
@@ -568,10 +585,11 @@ class ModelCard(_message.Message):
         tokenizer_json_zlib: _builtins.bytes = ...,
         block_size: _builtins.int = ...,
         enforces_forms: _builtins.bool = ...,
+        embedding_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "digest", b"digest", "enforces_forms", b"enforces_forms", "eos_token_ids", b"eos_token_ids", "name", b"name", "tokenizer_json_zlib", b"tokenizer_json_zlib", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "digest", b"digest", "embedding_size", b"embedding_size", "enforces_forms", b"enforces_forms", "eos_token_ids", b"eos_token_ids", "name", b"name", "tokenizer_json_zlib", b"tokenizer_json_zlib", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015

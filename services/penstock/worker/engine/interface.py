@@ -19,6 +19,13 @@ class FinishReason(StrEnum):
 MAX_TOP_LOGPROBS = 20  # likeliest tokens at one position
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt, after the final norm, become its embedding."""
+
+    LAST = "last"  # the state of the last token
+    MEAN = "mean"  # the mean over all tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     temperature: float = 0.0  # 0: greedy
@@ -71,6 +78,7 @@ class SequenceSpec:
     # one generated for the completions of a single request. Empty: no sharing.
     cache_salt: bytes = b""
     is_express: bool = False  # prefilled before sequences that are not express
+    embeds: bool = False  # finishes at the end of the prefill with an embedding, without any token
 
 
 class SequenceFinished(NamedTuple):
@@ -78,6 +86,7 @@ class SequenceFinished(NamedTuple):
     reason: FinishReason
     output_tokens: int  # made by this run
     cached_tokens: int  # tokens of the prompt found in the prefix cache
+    embedding: bytes = b""  # float32, little-endian, of length 1; empty unless the sequence embeds
 
 
 class SequenceCancelled(NamedTuple):

@@ -23,6 +23,8 @@ class ModelCard:
     weights_digest: str = ""  # of the weights and their configuration (`loaders.weights_digest`)
     output_settings: tuple[tuple[str, str], ...] = ()  # settings of the engine that change the output, such as dtype
     enforces_forms: bool = False  # of outputs
+    embedding_size: int = 0  # numbers of an embedding; 0: the engine computes none
+    pooling: str = ""  # of embeddings (`interface.Pooling`); empty: the engine computes none
 
     def digest(self, block_size: int) -> str:
         """Return the digest of all that determines the tokens of an answer, and of the block size.

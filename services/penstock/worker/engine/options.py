@@ -20,6 +20,7 @@ class EngineOptions:
     token_budget: int = 512  # tokens per step
     batching: Literal["continuous", "static"] = "continuous"
     threads: int = 0  # on a CPU; 0: one per core that the process may use
+    pooling: Literal["last", "mean"] = "last"  # of embeddings
     vllm_args: str = ""  # JSON object of further arguments for vllm.EngineArgs
     step_time: StepTimeModel = field(default_factory=StepTimeModel)  # of a simulated engine
     crash_token_id: int = -1  # token of a prompt that crashes a simulated engine; -1: none

@@ -32,6 +32,7 @@ class EngineState:
             blocks=self.capacity.blocks,
             block_size=self.capacity.block_size,
             model=self.model,
+            embeds=self.card.embedding_size > 0,
         )
 
     @property

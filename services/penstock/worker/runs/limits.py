@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.mesh.forms import Form, form_problem
-from penstock.worker.engine.batching.errors import StartInvalid, check_spec
+from penstock.worker.engine.batching.errors import EmbeddingUnsupported, StartInvalid, check_spec
 from penstock.worker.engine.interface import MAX_TOP_LOGPROBS, SamplingParams, SequenceSpec
 
 CACHE_SALT_BYTES = 16
@@ -22,9 +22,10 @@ class RunLimits:
     blocks: int  # KV blocks of the pool
     block_size: int  # tokens
     model: str = ""  # key
+    embeds: bool = False  # whether the engine computes embeddings
 
     def check(self, spec: SequenceSpec) -> None:
-        """Raise StartInvalid or PromptTooLong for a run that can never fit or whose fields are out of range."""
+        """Raise StartInvalid, PromptTooLong or EmbeddingUnsupported for a run that this engine can never run."""
         check_spec(spec, context_length=self.context_length, blocks=self.blocks, block_size=self.block_size)
         if max(spec.token_ids) >= self.vocab_size:  # the engine would index beyond its embedding
             raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocab_size}")
@@ -38,6 +39,14 @@ class RunLimits:
         if not 0 <= spec.sampling.top_logprobs <= min(MAX_TOP_LOGPROBS, self.vocab_size):
             raise StartInvalid(f"sampling.top_logprobs is {spec.sampling.top_logprobs}, which is out of range")
         _check_biases(spec.sampling.logit_bias, self.vocab_size)
+        if spec.embeds:
+            self._check_embedding(spec)
+
+    def _check_embedding(self, spec: SequenceSpec) -> None:
+        if not self.embeds:
+            raise EmbeddingUnsupported("this worker computes no embeddings")
+        if spec.emitted or spec.constraint:
+            raise StartInvalid("an embedding has no output; leave `emitted` and `form` out", field="embeds")
 
 
 def _check_form(form: Form, *, ignore_eos: bool) -> None:

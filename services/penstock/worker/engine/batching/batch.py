@@ -94,8 +94,13 @@ class Batch:
         result.prefill_tokens = sum(part.count for part in prefills)
         return StepPlan(decodes, prefills, result)
 
-    def commit(self, plan: StepPlan, tokens: Values[int], logprobs: Values[float]) -> StepResult:
-        """Apply the results of the step: one token and logprob for each of `plan.sampled`, in that order."""
+    def commit(
+        self, plan: StepPlan, tokens: Values[int], logprobs: Values[float], embeddings: Values[bytes] = ()
+    ) -> StepResult:
+        """Apply the results of the step.
+
+        One token and logprob for each of `plan.sampled` and one embedding for each of `plan.embedded`, in their order.
+        """
         for part in plan.decodes:
             sequence = part.sequence
             sequence.computed += 1
@@ -107,6 +112,8 @@ class Batch:
             self._count(part.sequence, 1)
             self._publish(part.sequence)
         self._emit(plan.sampled, tokens, logprobs, plan.result)
+        for sequence, embedding in zip(plan.embedded, embeddings, strict=True):
+            self._finish(sequence, FinishReason.STOP, plan.result, embedding)
         if plan.result.finished:
             self._remove_from_running({done.seq_id for done in plan.result.finished})
         plan.result.cache_changes = self.pool.pop_cache_changes()
@@ -160,6 +167,7 @@ class Batch:
             for sequence in list(self.running)
             if sequence.computed + 1 == len(sequence.ids)
             and sequence.table
+            and not sequence.spec.embeds  # which gets no token, so that its last position is a prefill, too
             and (sequence.filled_blocks == sequence.shared_blocks or self._has_shared_content(sequence))
             and (len(sequence.ids) <= len(sequence.table) * block_size or self._grow(sequence, result))
         ]
@@ -279,12 +287,12 @@ class Batch:
             elif len(ids) == sequence.max_total_tokens:
                 self._finish(sequence, FinishReason.LENGTH, result)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, result: StepResult) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, result: StepResult, embedding: bytes = b"") -> None:
         self._count(sequence, -1)
         self.pool.release(sequence.table, sequence.spec.seq_id)
         del self._sequences[sequence.spec.seq_id]
         cached = sequence.cached_tokens or 0
-        result.finished.append(SequenceFinished(sequence.spec.seq_id, reason, sequence.generated, cached))
+        result.finished.append(SequenceFinished(sequence.spec.seq_id, reason, sequence.generated, cached, embedding))
 
     def _remove_from_running(self, seq_ids: set[int]) -> None:
         self.running = [each for each in self.running if each.spec.seq_id not in seq_ids]

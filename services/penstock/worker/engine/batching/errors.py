@@ -1,6 +1,7 @@
 """Errors that reject a sequence. The caller can correct each of them, so each names its numbers."""
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.mesh.embeddings import EMBEDDING_UNSUPPORTED
 from penstock.worker.engine.interface import SequenceSpec
 
 
@@ -14,6 +15,12 @@ class StartInvalid(InvalidArgument):
     """The sequence has invalid fields, or its id is in use."""
 
     default_reason = "START_INVALID"
+
+
+class EmbeddingUnsupported(InvalidArgument):
+    """The engine computes no embeddings."""
+
+    default_reason = EMBEDDING_UNSUPPORTED
 
 
 def exceeds_context(prompt: int, output: int, context: int) -> PromptTooLong:

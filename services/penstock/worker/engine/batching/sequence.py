@@ -81,8 +81,13 @@ class Slice:
         return self.start + self.count
 
     @property
-    def is_sampled(self) -> bool:
+    def is_last(self) -> bool:
+        """Whether all known tokens are computed after this slice."""
         return self.end == len(self.sequence.ids)
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.is_last and not self.sequence.spec.embeds
 
 
 @dataclass(slots=True)
@@ -91,11 +96,13 @@ class StepPlan:
     prefills: list[Slice]
     result: StepResult  # filled as far as it is known before the computation
     sampled: list[Sequence] = field(init=False)  # sequences that get a token, in the order that `commit` expects
+    embedded: list[Sequence] = field(init=False)  # sequences that get their embedding, in that order, too
 
     def __post_init__(self) -> None:
         # Each decode computes the last known token of its sequence, so each gets a new one.
         prefilled = [part.sequence for part in self.prefills if part.is_sampled]
         self.sampled = [part.sequence for part in self.decodes] + prefilled
+        self.embedded = [part.sequence for part in self.prefills if part.is_last and part.sequence.spec.embeds]
 
     @property
     def slices(self) -> list[Slice]:

@@ -46,7 +46,9 @@ struct Step {
   const Part* parts;
   const int32_t* sampled;  // rows
   float* logits;           // [samples][vocab_size]
-  int32_t rows, part_count, samples;
+  const int32_t* hidden_rows;
+  float* hidden;  // [hidden_count][dim]: states of these rows after the final norm
+  int32_t rows, part_count, samples, hidden_count;
 };
 
 // The handle that Python holds.

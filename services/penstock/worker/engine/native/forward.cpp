@@ -38,6 +38,7 @@ class TypedModel final : public Model {
           feed_forward(layer, group);
         }
       sample(step);
+      copy_hidden(step);
     });
   }
 
@@ -148,6 +149,17 @@ class TypedModel final : public Model {
       const Lanes both[2] = {first, second};
       const int left = size - pair * kOutputs;
       memcpy(step.logits + size_t(row) * size + pair * kOutputs, both, sizeof(float) * min_of(left, kOutputs));
+    });
+  }
+
+  // Writes the states of the rows that embeddings need, normalized in float32 for every type of the model.
+  void copy_hidden(const Step& step) {
+    team_.parallel_for(step.hidden_count, [&](int i) {
+      const float* row = x(step.hidden_rows[i]);
+      float* out = step.hidden + size_t(i) * shape_.dim;
+      const float scale = norm_scale(row, shape_.dim);
+      for (int at = 0; at < shape_.dim; at += kLanes)
+        store(out + at, load(row + at) * scale * load(weights_.norm + at));
     });
   }
 

@@ -40,7 +40,9 @@ class NativeStep(Structure):
         ("parts", POINTER(NativePart)),
         ("sampled", c_void_p),
         ("logits", c_void_p),
-        *((name, c_int32) for name in ("rows", "part_count", "samples")),
+        ("hidden_rows", c_void_p),
+        ("hidden", c_void_p),
+        *((name, c_int32) for name in ("rows", "part_count", "samples", "hidden_count")),
     ]
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import weakref
 from array import array
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
@@ -58,6 +59,10 @@ class NativeRunner:
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Satisfies `Runner`. The next call overwrites the logits."""
+        return self.forward_hidden(plan, ())[0]
+
+    def forward_hidden(self, plan: StepPlan, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Satisfies `EmbeddingRunner`. The next call overwrites the logits."""
         tokens = array("i")
         sampled = array("i")
         slices = plan.slices
@@ -67,18 +72,22 @@ class NativeRunner:
             if part.is_sampled:
                 sampled.append(len(tokens) - 1)
         logits = self._logits_for(len(sampled))
+        hidden_rows, hidden = array("i", rows), torch.empty(len(rows), self._shape.dim)
         step = NativeStep(
             tokens=tokens.buffer_info()[0],
             parts=parts,
             sampled=sampled.buffer_info()[0],
             logits=logits.data_ptr(),
+            hidden_rows=hidden_rows.buffer_info()[0],
+            hidden=hidden.data_ptr(),
             rows=len(tokens),
             part_count=len(slices),
             samples=len(sampled),
+            hidden_count=len(rows),
         )
         self._forward(self._model, byref(step))
         del tables  # kept alive until here, as C++ has their addresses
-        return logits
+        return logits, hidden
 
     def _fill_parts(self, slices: list[Slice]) -> "tuple[ctypes.Array[NativePart], list[array[int]]]":
         if len(slices) > len(self._parts):

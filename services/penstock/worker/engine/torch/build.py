@@ -13,7 +13,7 @@ from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
 from penstock.worker.engine.grammar.compiler import GrammarCompiler
 from penstock.worker.engine.grammar.forms import FormSequences
-from penstock.worker.engine.interface import MAX_TOP_LOGPROBS, SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import MAX_TOP_LOGPROBS, Pooling, SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.loaders.weights_digest import identified
@@ -28,6 +28,7 @@ from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.torch.engine import Runner, Sampler, TorchEngine, TorchRunner
 from penstock.worker.engine.torch.kv_cache import blocks_that_fit
 from penstock.worker.engine.torch.model import Model
+from penstock.worker.engine.torch.pooler import EmbeddingRunner, Pooler
 from penstock.worker.engine.torch.weights import ModelShape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -69,7 +70,10 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
     # Without an id that ends a text, no output could have a form.
     card = replace(card, enforces_forms=bool(card.eos_ids))
     forms = FormSequences(GrammarCompiler(card) if card.enforces_forms else None, max(1, threads // 2))
-    return TorchEngine(runner, build_batch(options, card, blocks), sampler, forms), card
+    pooler = Pooler(runner, Pooling(options.pooling)) if isinstance(runner, EmbeddingRunner) else None
+    if pooler:
+        card = replace(card, embedding_size=shape.dim, pooling=options.pooling)
+    return TorchEngine(runner, build_batch(options, card, blocks), sampler, forms, pooler), card
 
 
 @contextmanager

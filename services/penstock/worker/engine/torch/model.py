@@ -27,6 +27,16 @@ class Model:
 
     def forward(self, inputs: StepInputs, kv: list[LayerKv]) -> Tensor:
         """Write the K and V of every row; return the logits of the sampled rows: [sampled, vocab_size] float32."""
+        return self._logits(self._states(inputs, kv), inputs)
+
+    def forward_hidden(self, inputs: StepInputs, kv: list[LayerKv], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`; return also the states of `rows` after the final norm: [rows, dim] float32."""
+        x = self._states(inputs, kv)
+        weight = self.weights.norm
+        return self._logits(x, inputs), rms_norm(x[rows], weight.shape, weight.float(), self.shape.norm_eps)
+
+    def _states(self, inputs: StepInputs, kv: list[LayerKv]) -> Tensor:
+        """Write the K and V of every row; return the residual stream after the last layer: [rows, dim] float32."""
         # The residual stream stays float32, as some entries grow so large that bfloat16 would round away the others.
         x = embedding(inputs.tokens, self.weights.embedding).float()  # [rows, dim]
         cos, sin = self._cos[inputs.positions, None], self._sin[inputs.positions, None]  # [rows, 1, head_size / 2]
@@ -35,6 +45,9 @@ class Model:
             layer_kv.write(inputs.slots, rotate(k, cos, sin), v)
             x = x + linear(attend(rotate(q, cos, sin), layer_kv, inputs), layer.out)
             x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
+        return x
+
+    def _logits(self, x: Tensor, inputs: StepInputs) -> Tensor:
         last = self._norm(x[inputs.sampled_rows], self.weights.norm)
         return linear(last, self.weights.head).float()
 
