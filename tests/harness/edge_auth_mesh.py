@@ -153,7 +153,7 @@ async def edge_auth_mesh(path, edges=1, auth=None, **settings) -> AsyncIterator[
         books = RestartableAuth(path / "auth.sqlite", auth or {})
         await books.start()
         stack.push_async_callback(books.stop)
-        worker = FakeWorker("w1")
+        worker = FakeWorker("w1", embedding_size=4)
         worker.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, worker))
         queue = FakeQueue([worker])
         at = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue))

@@ -34,7 +34,7 @@ from penstock.mesh.v1.worker_pb2 import (
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
-from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, PRIORITY_STANDARD, GenerateRequest
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, PRIORITY_STANDARD, GenerateRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 from penstock.v1.route_pb2 import Route
 from penstock.v1.stream_pb2 import Hello
@@ -55,6 +55,11 @@ def token_at(index: int) -> int:
 
 def text_of(count: int) -> str:
     return "".join(chr(ord("a") + index % 26) for index in range(count))
+
+
+def vector_of(ids, size: int) -> list[float]:
+    """The vector of a prompt from every worker."""
+    return [float(ids[0]), float(len(ids)), *[1.0] * (size - 2)]
 
 
 def hello(tier: str, instance_id: str) -> Hello:
@@ -205,6 +210,8 @@ class FakeWorker(WorkerServiceServicer):
     cancels: asyncio.Queue = field(default_factory=asyncio.Queue)
     runs: dict = field(default_factory=dict)  # by handle: peer, start, tokens made
     peers: set = field(default_factory=set)
+    embedding_size: int = 0  # of the card
+    cuts_embeddings: bool = False  # sends vectors that lack a number
 
     async def GetModelCard(self, request, context):
         card = ModelCard(
@@ -217,6 +224,7 @@ class FakeWorker(WorkerServiceServicer):
             chat_template=CHAT_TEMPLATE,
             tokenizer_json_zlib=zlib.compress(TOKENIZER.to_str().encode()),
             block_size=16,
+            embedding_size=self.embedding_size,
         )
         return GetModelCardResponse(card=card)
 
@@ -234,6 +242,9 @@ class FakeWorker(WorkerServiceServicer):
         if kind == "start":
             self.starts.append(frame.start)
             self.runs[frame.start.handle] = [peer, frame.start, 0]
+            if frame.start.embeds:
+                self.embed(frame.start.handle, pauses=self.pause_at_index == 0)
+                return
             self.send_tokens(frame.start.handle, self.pause_at_index)
         elif kind == "cancel":
             self.cancels.put_nowait(frame.cancel.handle)
@@ -243,6 +254,21 @@ class FakeWorker(WorkerServiceServicer):
                     handle=frame.cancel.handle, output_tokens=made, kv_blocks_freed=KV_BLOCKS, step=made
                 )
                 peer.send(ExecuteResponse(cancelled=stopped))
+
+    def embed(self, handle, *, pauses=False):
+        """Finish a run with the vector of its prompt, or leave it unfinished."""
+        if pauses:
+            self.paused.put_nowait(handle)
+            return
+        peer, start, _ = self.runs.pop(handle)
+        vector = vector_of(start.token_ids, self.embedding_size)
+        finished = RunFinished(
+            handle=handle,
+            reason=FINISH_REASON_STOP,
+            times=RunTimes(prefill=timedelta(microseconds=1)),
+            embedding=vector[1:] if self.cuts_embeddings else vector,
+        )
+        peer.send(ExecuteResponse(finished=finished))
 
     def send_tokens(self, handle, pause_at=None):
         """Send tokens up to index `pause_at`, or to the end of the run."""

@@ -11,6 +11,7 @@ from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Poli
 from penstock.auth.identity.tenant import Tenant
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
+from penstock.client.request import embed_request
 from penstock.v1.inference_pb2 import GenerateRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
@@ -41,6 +42,10 @@ class HttpCaller:
     async def post(self, path="/v1/completions", *, stream=False):
         body = {"model": "tiny", "stream": stream, **CALLS[path]}
         return await self.client.post(self.url + path, json=body, headers={"authorization": f"Bearer {KEY}"})
+
+    async def embed(self, texts):
+        body, headers = {"model": "tiny", "input": texts}, {"authorization": f"Bearer {KEY}"}
+        return await self.client.post(f"{self.url}/v1/embeddings", json=body, headers=headers)
 
 
 @pytest.fixture
@@ -129,6 +134,31 @@ async def test_a_grpc_answer_has_the_limits_as_trailing_metadata(tmp_path):
             await read_answer(stub.Generate(GenerateRequest(text="hi", max_output_tokens=4), metadata=metadata))
         error = error_from_rpc(failure.value)
         assert (error.reason, error.retry_after) == ("QUOTA_EXCEEDED", 60.0)
+        assert limits_in(failure.value.trailing_metadata()) == shown
+
+
+async def test_embeddings_have_the_limits_of_the_last_input_and_of_the_refused_one(http_mesh):
+    mesh, caller = http_mesh
+    limit_tenant(mesh, requests_per_minute=2)
+    shown = {"limit-requests": "2", "remaining-requests": "0", "reset-requests": "1m0s"}
+    admitted = await caller.embed(["a", "b"])
+    assert (admitted.status_code, limits_in(admitted.headers)) == (200, shown)
+    refused = await caller.embed(["a", "b"])
+    assert (refused.status_code, limits_in(refused.headers)) == (429, shown)
+    assert refused.headers["retry-after"] == "30"
+
+
+async def test_embeddings_have_the_limits_as_trailing_metadata(tmp_path):
+    async with edge_auth_mesh(tmp_path) as mesh, channel(mesh.addresses[0]) as to_edge:
+        limit_tenant(mesh, requests_per_minute=1)
+        stub, metadata = InferenceStub(to_edge), (("authorization", f"Bearer {KEY}"),)
+        shown = {"limit-requests": "1", "remaining-requests": "0", "reset-requests": "1m0s"}
+        call = stub.Embed(embed_request(["hi"], "", None), metadata=metadata)
+        assert len((await call).embeddings) == 1
+        assert limits_in(await call.trailing_metadata()) == shown
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await stub.Embed(embed_request(["hi"], "", None), metadata=metadata)
+        assert error_from_rpc(failure.value).reason == "QUOTA_EXCEEDED"
         assert limits_in(failure.value.trailing_metadata()) == shown
 
 

@@ -11,6 +11,7 @@ from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import KEY, TIMEOUT_S, FakeWorker, edge_mesh, token_at
 from edge_sessions import session
 from penstock.chassis.errors import Overloaded
+from penstock.client.request import embed_request
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.inference_pb2 import CountTokensRequest, ListModelsRequest, Resume
 from penstock.v1.route_pb2 import (
@@ -90,6 +91,21 @@ async def test_a_route_may_hide_a_model_that_is_one_of_its_targets():
         assert {accepted.model for accepted, *_ in served} == {"a", "b"}
         accepted, *_ = await read_answer(mesh.generate(model="b", max_output_tokens=1))
         assert accepted.model == "b"
+
+
+async def test_all_embeddings_of_a_call_are_of_one_model_of_its_route():
+    fakes = two_models()
+    for each, size in zip(fakes, (3, 4), strict=True):
+        each.embedding_size = size
+    async with edge_mesh(fakes=fakes) as mesh:
+        await set_routes(mesh, route({"a": 1, "b": 1}, name="a"))
+        request = embed_request(["hi"] * 6, "a", None)
+        answers = [await mesh.inference.Embed(request, metadata=KEY, timeout=TIMEOUT_S) for _ in range(20)]
+        assert {answer.model for answer in answers} == {"a", "b"}
+        for answer in answers:
+            assert {len(each.values) for each in answer.embeddings} == {3 if answer.model == "a" else 4}
+        assert (await mesh.figures())["routed"] >= len(answers)
+        await wait_at_rest(mesh)
 
 
 async def test_models_and_routes_are_listed_with_targets_limits_and_workers():

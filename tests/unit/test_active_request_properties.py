@@ -19,7 +19,7 @@ from penstock.chassis.errors import (
     QuotaExceeded,
     Unavailable,
 )
-from penstock.edge.lifecycle.effects import Accept, Emit, Enqueue, Settle, StartRun, Withdraw
+from penstock.edge.lifecycle.effects import Accept, Emit, Enqueue, Finish, Settle, StartRun, Withdraw
 from penstock.edge.lifecycle.record import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, PRIORITY_BATCH
@@ -45,6 +45,8 @@ class AnyOrder(RuleBasedStateMachine):
                 assert effect.first_index == len(self.emitted)
                 self.emitted += effect.token_ids
             self.endings += [effect] if isinstance(effect, END_EFFECTS) else []
+            if isinstance(effect, Finish) and not effect.stop_string:
+                assert len(self.request.embedding) == self.request.plan.embedding_size
             self.settles += [effect] if isinstance(effect, Settle) else []
             if isinstance(effect, Accept | StartRun):
                 assert self.was_admitted, "a run or an acceptance before the reservation"
@@ -53,10 +55,10 @@ class AnyOrder(RuleBasedStateMachine):
             if isinstance(effect, Enqueue | StartRun | Withdraw):
                 self.has_ticket = isinstance(effect, Enqueue)
 
-    @initialize(stop=st.sampled_from(["", "d"]), early=st.booleans())
-    def tokenize(self, stop, early):
+    @initialize(stop=st.sampled_from(["", "d"]), early=st.booleans(), embedding_size=st.sampled_from([0, 0, 3]))
+    def tokenize(self, stop, early, embedding_size):
         self.stop = stop
-        plan = generation_plan(detokenizer=LetterDetokenizer(stop))
+        plan = generation_plan(detokenizer=LetterDetokenizer(stop), embedding_size=embedding_size)
         self.take(self.request.on_tokenized(plan, self.now, enqueues_early=early))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 10.0]))
@@ -115,9 +117,9 @@ class AnyOrder(RuleBasedStateMachine):
     def worker_lost(self, died):
         self.take(self.request.on_worker_lost(self.now, died=died))
 
-    @rule()
-    def finished(self):
-        self.take(self.request.on_run_finished(FINISH_REASON_LENGTH, 1, 1, RUN_TIMES, self.now))
+    @rule(embedding=st.sampled_from([(), (1.0, 0.0, 0.0)]))
+    def finished(self, embedding):
+        self.take(self.request.on_run_finished(FINISH_REASON_LENGTH, 1, 1, RUN_TIMES, self.now, embedding=embedding))
 
     @rule()
     def stopped(self):

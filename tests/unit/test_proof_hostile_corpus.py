@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.grpc.embeddings import embedding_call_of
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
 from penstock.mesh.limits.rules import Apart, Many, Unchecked
 from penstock.mesh.limits.table import TABLE
@@ -12,7 +14,7 @@ from penstock.mesh.limits.violations import violation_of
 from penstock.proofs.hostile.certificates import Authority, Credentials, identities, mesh_leaves, spiffe_names
 from penstock.proofs.hostile.corpus import CORPORA, INSIDERS
 from penstock.proofs.hostile.corpus.case import reached_handler, stays_open, succeeded
-from penstock.proofs.hostile.corpus.grpc_requests import wrong_requests
+from penstock.proofs.hostile.corpus.grpc_requests import wrong_embeddings, wrong_requests
 from penstock.proofs.hostile.corpus.impersonation import impersonation_cases
 from penstock.proofs.hostile.corpus.inner_services import OPERATOR_METHODS
 from penstock.proofs.hostile.corpus.malformed_messages import DOOR_METHODS, INNER_METHODS
@@ -91,6 +93,15 @@ def test_each_wrong_request_differs_from_the_valid_one():
     requests = list(wrong_requests(valid))
     assert all(request != valid for _, request in requests)
     assert len({name for name, _ in requests}) == len(requests)
+
+
+def test_wrong_calls_for_embeddings_have_names_of_their_own():
+    calls = list(wrong_embeddings("tiny"))
+    assert len({name for name, _ in calls}) == len(calls)
+    for _, call in calls:
+        if call.dimensions != 2**32 - 1:  # the size of the model's vectors is the limit
+            with pytest.raises(InvalidArgument):
+                embedding_call_of(call)
 
 
 HELLO, REFUSED = (b"hello",), CallResult(was_refused=True)

@@ -13,12 +13,12 @@ from penstock.chassis.errors import PenstockError
 from penstock.client.calls import CallTransport, Metadata
 from penstock.client.conversation import Turn
 from penstock.client.endpoints import Endpoint, Endpoints
-from penstock.client.request import Options, Prompt, count_request, generate_request
+from penstock.client.request import Options, Prompt, count_request, embed_request, generate_request
 from penstock.client.response import Generation
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.session import Session
 from penstock.mesh.choice_seed import choice_seed
-from penstock.v1.inference_pb2 import CountTokensResponse, ListModelsRequest, Model
+from penstock.v1.inference_pb2 import CountTokensResponse, EmbedResponse, ListModelsRequest, Model
 
 Result = TypeVar("Result")
 
@@ -105,13 +105,25 @@ class Client:
         request.include_token_ids = include_token_ids
         return await self._call(lambda to, key: to.stub.CountTokens(request, metadata=key, timeout=UNARY_TIMEOUT_S))
 
+    async def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        model: str = "",
+        dimensions: int | None = None,
+        timeout: float = UNARY_TIMEOUT_S,  # s for each attempt
+    ) -> EmbedResponse:
+        """Return one vector for each text or list of token ids."""
+        request = embed_request(inputs, model, dimensions)
+        return await self._call(lambda to, key: to.stub.Embed(request, metadata=key, timeout=timeout))
+
     async def list_models(self) -> list[Model]:
         request = ListModelsRequest()
         response = await self._call(lambda to, key: to.stub.ListModels(request, metadata=key, timeout=UNARY_TIMEOUT_S))
         return list(response.models)
 
     async def _call(self, call: Callable[[Endpoint, Metadata], Awaitable[Result]]) -> Result:
-        """Call with retries. The unary calls are read-only, so repeating them is safe."""
+        """Call with retries. The unary calls change nothing, so repeating them is safe."""
         attempt = 1
         while True:
             try:

@@ -6,6 +6,8 @@ from typing import TypeAlias, Unpack
 from penstock.client.conversation import ToolOptions, Turn, chat_of
 from penstock.v1.inference_pb2 import (
     CountTokensRequest,
+    EmbedInput,
+    EmbedRequest,
     Form,
     GenerateRequest,
     Priority,
@@ -71,6 +73,15 @@ def count_request(prompt: str | Sequence[Turn], model: str) -> CountTokensReques
     if isinstance(prompt, str):
         return CountTokensRequest(model=model, text=prompt)
     return CountTokensRequest(model=model, chat=chat_of(prompt))
+
+
+def embed_request(inputs: Sequence[str | Sequence[int]], model: str, dimensions: int | None) -> EmbedRequest:
+    if isinstance(inputs, str):
+        raise TypeError("inputs must be a sequence of texts or of token id lists, not one text")
+    messages = [
+        EmbedInput(text=each) if isinstance(each, str) else EmbedInput(token_ids=TokenIds(ids=each)) for each in inputs
+    ]
+    return EmbedRequest(model=model, inputs=messages, dimensions=dimensions)
 
 
 def _set_input(request: GenerateRequest, prompt: Prompt, chat_options: Mapping[str, object]) -> None:

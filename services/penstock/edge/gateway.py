@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +24,7 @@ from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.mirror import RequestMirror
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
 from penstock.edge.request.limits import TIMEOUT_S
@@ -261,6 +262,14 @@ class Gateway:
             token_ids=ids if include_token_ids else (),
         )
 
+    async def choose_model(self, name: str) -> LoadedModel:
+        """Return the version of a model for the next request. Raises as `ModelCatalog.choose`."""
+        return await self._catalog.choose(name)
+
+    def hold_bytes(self, size: int) -> AbstractContextManager[None]:
+        """Count `size` bytes that belong to no active request. Raises Overloaded if there is no room for them."""
+        return self._runner.requests.hold_bytes(size)
+
     async def token_texts(self, model_name: str, ids: Sequence[int]) -> list[str]:
         """Return the text of each token of a model. The caller must be identified."""
         model = await self._catalog.find(model_name)
@@ -323,10 +332,10 @@ class Gateway:
 
 def _size_bytes(spec: RequestSpec) -> int:
     """Return the approximate bytes that a spec holds."""
-    return _prompt_bytes(spec.input) + BYTES_PER_PYTHON_ID * len(spec.resume_ids)
+    return prompt_bytes(spec.input) + BYTES_PER_PYTHON_ID * len(spec.resume_ids)
 
 
-def _prompt_bytes(prompt: Prompt) -> int:
+def prompt_bytes(prompt: Prompt) -> int:
     match prompt:
         case TextInput(text):
             return len(text)

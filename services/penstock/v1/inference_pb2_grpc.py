@@ -62,6 +62,11 @@ class InferenceStub:
                 request_serializer=penstock_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/penstock.v1.Inference/Embed',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -117,6 +122,16 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Embed returns one vector for each input, all by one version of the model. Each input is a request of its own to
+        quota, queue and workers, with the statuses of Generate; the first error ends the call and cancels the others, and
+        inputs that were computed before it stay charged. INVALID_ARGUMENT / EMBEDDING_UNSUPPORTED if the workers of the
+        model compute no embeddings. ABORTED / MODEL_REPLACED if that version is no longer served; the call may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +154,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=penstock_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -257,6 +277,33 @@ class Inference:
             '/penstock.v1.Inference/ListModels',
             penstock_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             penstock_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Inference/Embed',
+            penstock_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            penstock_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

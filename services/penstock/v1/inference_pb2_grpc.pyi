@@ -66,6 +66,12 @@ class InferenceStub:
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """ListModels lists the models that at least one attached worker serves now."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
+    """Embed returns one vector for each input, all by one version of the model. Each input is a request of its own to
+    quota, queue and workers, with the statuses of Generate; the first error ends the call and cancels the others, and
+    inputs that were computed before it stay charged. INVALID_ARGUMENT / EMBEDDING_UNSUPPORTED if the workers of the
+    model compute no embeddings. ABORTED / MODEL_REPLACED if that version is no longer served; the call may be repeated.
+    """
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -105,6 +111,12 @@ class InferenceAsyncStub(InferenceStub):
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels lists the models that at least one attached worker serves now."""
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Embed returns one vector for each input, all by one version of the model. Each input is a request of its own to
+    quota, queue and workers, with the statuses of Generate; the first error ends the call and cancels the others, and
+    inputs that were computed before it stay charged. INVALID_ARGUMENT / EMBEDDING_UNSUPPORTED if the workers of the
+    model compute no embeddings. ABORTED / MODEL_REPLACED if that version is no longer served; the call may be repeated.
+    """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
@@ -165,5 +177,17 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
         """ListModels lists the models that at least one attached worker serves now."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
+        """Embed returns one vector for each input, all by one version of the model. Each input is a request of its own to
+        quota, queue and workers, with the statuses of Generate; the first error ends the call and cancels the others, and
+        inputs that were computed before it stay charged. INVALID_ARGUMENT / EMBEDDING_UNSUPPORTED if the workers of the
+        model compute no embeddings. ABORTED / MODEL_REPLACED if that version is no longer served; the call may be repeated.
+        """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

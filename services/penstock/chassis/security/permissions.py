@@ -19,7 +19,7 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
     for service, callers in mesh.items():
         for rpc, tier in callers.items():
             yield f"penstock.mesh.v1.{service}/{rpc}", frozenset({tier})
-    for rpc in ("Generate", "Session", "CountTokens", "ListModels"):
+    for rpc in ("Generate", "Session", "CountTokens", "ListModels", "Embed"):
         yield f"penstock.v1.Inference/{rpc}", DOOR_TIERS
     for rpc in ("GetSnapshot", "WatchSnapshot", "Drain", "CreateKey", "ListKeys", "RevokeKey"):
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS

@@ -1,6 +1,8 @@
 """One request as a state machine of plain calls: events come in with `now`, effects are returned."""
 
 import math
+from array import array
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
@@ -189,13 +191,25 @@ class ActiveRequest(RequestTransitions):
         return [emit, *self._stop_run(now)]
 
     def on_run_finished(
-        self, reason: "FinishReason.ValueType", tokens: int, cached_prompt_tokens: int, times: RunTimes, now: float
+        self,
+        reason: "FinishReason.ValueType",
+        tokens: int,
+        cached_prompt_tokens: int,
+        times: RunTimes,
+        now: float,
+        *,
+        embedding: Sequence[float] = (),
     ) -> list[Effect]:
+        """The run has finished. A worker that sends no proper embedding where one is wanted counts as lost."""
         self.cached_prompt_tokens = min(cached_prompt_tokens, self.prompt_tokens)
         if self.state is RequestState.STOPPING:
             return self._on_run_over(now, tokens=tokens, times=times)
         if self.state is not RequestState.RUNNING:
             return []
+        if size := self.plan.embedding_size:
+            if len(embedding) != size or not math.isfinite(sum(embedding)):
+                return self._on_attempt_failed(now, died=True)
+            self.embedding = array("f", embedding)
         self._close_attempt(times, now)
         return [*self.output.flush(), *self._complete(Finish(reason, ""))]
 

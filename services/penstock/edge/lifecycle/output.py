@@ -49,6 +49,7 @@ class GenerationPlan:
     form: Form | None = None  # of the output; None: free text
     output_format: OutputFormat = PLAIN  # of the text
     describe_token: DescribeToken = no_text
+    embedding_size: int = 0  # numbers of the embedding that is wanted in place of output; 0: none
 
     def tool_calls(self, answer_id: str) -> tuple[ToolCall, ...]:
         """Return the calls in the text so far. Empty if there are no tools to call."""
@@ -113,7 +114,12 @@ class OutputStream:
         return [Emit(text, (), len(self.token_ids), ())] if text else []
 
     def finish_if_complete(self) -> Finish | None:
-        """Return the ending if the tokens so far complete the answer, even without a report of the worker."""
+        """Return the ending if the tokens so far complete the answer, even without a report of the worker.
+
+        An embedding comes with that report only.
+        """
+        if self._plan.embedding_size:
+            return None
         if self.stop_string:
             return Finish(FINISH_REASON_STOP, self.stop_string)
         if self.token_ids and self.token_ids[-1] in self._plan.eos_ids:

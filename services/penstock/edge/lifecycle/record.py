@@ -1,6 +1,7 @@
 """Facts of one request: state, plan, output, attempts and times, as telemetry and upstream frames read them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,6 +55,7 @@ class RequestRecord:
         self.cached_prompt_tokens = 0
         self.outcome = ""  # as settled: stop, length, cancelled, shed or failed
         self.worker_id = ""  # of the latest lease
+        self.embedding: Sequence[float] = ()  # of the prompt, if the plan wants one and its run has finished
         self.identity = Identity()
         self.reservation_id = ""
         self.charges_prompt = True  # False for a further choice, whose prompt is charged with the first

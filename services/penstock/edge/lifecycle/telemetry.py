@@ -59,7 +59,7 @@ class RequestTelemetry:
     """Records one request. Its spans continue the trace that the client sent; other tiers continue `traceparent`."""
 
     def __init__(self, spec: RequestSpec, ticket_id: str, request_id: str, traceparent: str, arrived: float) -> None:
-        self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
+        self._operation = _operation_of(spec)
         self._request_id = request_id
         self._requested_model = spec.model
         self._error: PenstockError | None = None
@@ -167,6 +167,12 @@ class RequestTelemetry:
             "total_s": round(now - request.arrived_at, 6),
             "cancelled_at": _rounded(request.cancelled_at),
         }
+
+
+def _operation_of(spec: RequestSpec) -> str:
+    if spec.embeds:
+        return "embeddings"
+    return "chat" if isinstance(spec.input, ChatInput) else "text_completion"
 
 
 def _time_per_token(request: ActiveRequest) -> float:

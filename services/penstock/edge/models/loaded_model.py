@@ -32,6 +32,7 @@ class LoadedModel:
     block_size: int  # tokens
     codec: TextCodec
     enforces_forms: bool = False  # whether workers enforce a form of the output
+    embedding_size: int = 0  # numbers of an embedding; 0: workers compute none
     renders_inline: bool = False  # whether its template renders a short conversation fast enough for the event loop
 
     @property
@@ -71,6 +72,7 @@ def load_model(card: ModelCard) -> LoadedModel:
         block_size=card.block_size,
         codec=codec,
         enforces_forms=card.enforces_forms,
+        embedding_size=card.embedding_size,
         renders_inline=_render_time(codec) <= MAX_INLINE_RENDER_S,
     )
 

@@ -35,9 +35,10 @@ class RequestPlanner:
         """Plan a request of `size_bytes`. Raises PenstockError. `on_begun` is called in the thread that tokenizes.
 
         A request that continues an answer stays on the version that began it, because the token ids of another
-        vocabulary have another meaning, and other weights continue with another text.
+        vocabulary have another meaning, and other weights continue with another text. All embeddings of one call are
+        of one version, too.
         """
-        model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids else "")
+        model = await self._catalog.choose(spec.model, spec.model_version if spec.resume_ids or spec.embeds else "")
         can_enforce = model.enforces_forms and not spec.ignore_eos
         form = model.codec.enforced_form(spec.input, spec.form, can_enforce=can_enforce)
         if form:

@@ -67,6 +67,7 @@ def plan_generation(
         form=form,
         output_format=output_format,
         describe_token=model.codec.tokenizer.describe,
+        embedding_size=model.embedding_size if spec.embeds else 0,
     )
 
 

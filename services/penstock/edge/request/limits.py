@@ -43,3 +43,5 @@ TOOL_NAME_CHARS = 64
 TOOL_CALL_ID_CHARS = 128
 TOOL_SCHEMA_BYTES = 256 << 10  # of all tools of a request together
 TOOL_CALLS = 128  # of one earlier message, or of an answer; further ones in an answer stay text
+EMBEDDING_INPUTS = 2_048  # of one call
+EMBEDDING_NUMBERS = 4_000_000  # of all vectors of one call, as a gRPC message has at most 16 MiB

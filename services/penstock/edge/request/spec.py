@@ -84,3 +84,4 @@ class RequestSpec:
     n: int = 1  # answers
     top_logprobs: int = 0  # likeliest tokens beside each token; above 0 only with `logprobs`
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its score), by id
+    embeds: bool = False  # whether the embedding of the prompt is wanted, by `model_version`, and no output

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
-from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.tools import violations_of_calls, violations_of_tools
 from penstock.mesh.forms import form_problem
 from penstock.v1.failure_pb2 import FieldViolation
@@ -54,16 +54,20 @@ def _names(spec: RequestSpec) -> Violations:
 
 
 def _prompt(spec: RequestSpec) -> Violations:
-    match spec.input:
+    yield from input_violations(spec.input)
+    yield from _at_most("resume_ids", len(spec.resume_ids), limits.OUTPUT_TOKENS, "token ids")
+
+
+def input_violations(prompt: Prompt) -> Violations:
+    match prompt:
         case TextInput(text):
             yield from _at_most("input", _size(text), limits.TEXT_BYTES, "bytes")
         case ChatInput(messages, tools, tool_choice):
             yield from _conversation(messages)
-            if tools or spec.input.must_call:
+            if tools or prompt.must_call:
                 yield from violations_of_tools(tools, tool_choice)
         case TokenInput(ids):
             yield from _within("input", len(ids), 1, limits.PROMPT_TOKENS, "token ids")
-    yield from _at_most("resume_ids", len(spec.resume_ids), limits.OUTPUT_TOKENS, "token ids")
 
 
 def _conversation(messages: tuple[Message, ...]) -> Violations:

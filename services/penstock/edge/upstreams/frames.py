@@ -124,6 +124,7 @@ def start(context: RequestContext, handle: int, lease: Lease, now: float) -> Exe
             fingerprint=context.poison_fingerprint,
             model=plan.model_key,
             form=form_message(plan.form) if plan.form else None,
+            embeds=plan.embedding_size > 0,
         )
     )
 

@@ -57,7 +57,7 @@ def answer_fingerprint(caller: str, prompt: Prompt, plan: GenerationPlan) -> byt
     """
     digest = blake2b(digest_size=ANSWER_FINGERPRINT_BYTES, key=blake2b(caller.encode()).digest())
     settings = plan.model.encode(), bytes([plan.ignore_eos]), plan.sampling.SerializeToString(deterministic=True)
-    for part in (*settings, *_parts_of(prompt), *_parts_of_form(plan)):
+    for part in (*settings, *_parts_of(prompt), *_parts_of_result(plan)):
         digest.update(len(part).to_bytes(4, "little") + part)
     return digest.digest()
 
@@ -82,9 +82,11 @@ def _parts_of(prompt: Prompt) -> Iterator[bytes]:
             yield from (b"ids", array("I", ids).tobytes())
 
 
-def _parts_of_form(plan: GenerationPlan) -> Iterator[bytes]:
+def _parts_of_result(plan: GenerationPlan) -> Iterator[bytes]:
     if plan.form:
         yield form_message(plan.form).SerializeToString(deterministic=True)
+    if plan.embedding_size:
+        yield b"embedding"
 
 
 def poison_fingerprint(salt: bytes, plan: GenerationPlan) -> int:
@@ -98,7 +100,7 @@ def poison_fingerprint(salt: bytes, plan: GenerationPlan) -> int:
     sampling.ClearField("seed")
     digest = blake2b(digest_size=POISON_FINGERPRINT_BITS // 8, key=salt, person=b"crash")
     settings = plan.model.encode(), bytes([plan.ignore_eos]), sampling.SerializeToString(deterministic=True)
-    for part in (*settings, *_parts_of_form(plan)):
+    for part in (*settings, *_parts_of_result(plan)):
         digest.update(len(part).to_bytes(4, "little") + part)
     digest.update(array("I", plan.prompt_ids).tobytes())
     return int.from_bytes(digest.digest(), "little") or 1

@@ -120,7 +120,12 @@ class WorkerConnection:
             self._on_run_over(
                 finished.handle,
                 lambda context, now: context.request.on_run_finished(
-                    finished.reason, finished.output_tokens, finished.cached_prompt_tokens, finished.times, now
+                    finished.reason,
+                    finished.output_tokens,
+                    finished.cached_prompt_tokens,
+                    finished.times,
+                    now,
+                    embedding=finished.embedding,
                 ),
             )
         elif kind == "cancelled":

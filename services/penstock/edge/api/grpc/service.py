@@ -9,9 +9,11 @@ from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability.telemetry import current_traceparent
 from penstock.chassis.security.identity import is_from_proxy
 from penstock.chassis.streams.link import accept_stream
+from penstock.edge.api.grpc.embeddings import FLOATS, embed_response_of, embedding_call_of
 from penstock.edge.api.grpc.messages import count_spec_of, estimate_from_message, response_of, spec_of
 from penstock.edge.api.grpc.session import SessionHandler
 from penstock.edge.choice_calls import generate_choices
+from penstock.edge.embedder import embed
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.choices import ChoiceStream
 from penstock.edge.lifecycle.sinks import ResponseStream
@@ -77,6 +79,22 @@ class InferenceService(InferenceServicer):
                 count_spec_of(request), credential, lambda: session_of(context.invocation_metadata() or ())
             )
             return await self._gateway.count_tokens(spec, include_token_ids=request.include_token_ids)
+
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+        credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
+        with self._gateway.naming(credential):
+            embedded = await embed(
+                self._gateway,
+                embedding_call_of(request),
+                credential,
+                FLOATS,
+                traceparent=traceparent,
+                time_left=context.time_remaining(),
+                session=lambda: session_of(context.invocation_metadata() or ()),
+            )
+        if embedded.limit_headers:
+            context.set_trailing_metadata(embedded.limit_headers)
+        return embed_response_of(embedded)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=await self._gateway.list_models(*_caller(context)))

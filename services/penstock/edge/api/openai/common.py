@@ -84,7 +84,7 @@ def generation_options(fields: Fields) -> GenerationOptions:
         stop=_stop(fields),
         ignore_eos=fields.flag("ignore_eos"),
         explain=fields.flag("explain"),
-        priority=_priority(fields),
+        priority=priority_of(fields),
     )
 
 
@@ -115,7 +115,7 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def _priority(fields: Fields) -> Priority.ValueType:
+def priority_of(fields: Fields) -> Priority.ValueType:
     tier = fields.text("service_tier")
     if tier not in _PRIORITY_OF_TIER:
         allowed = ", ".join(filter(None, _PRIORITY_OF_TIER))

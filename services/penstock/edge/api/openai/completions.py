@@ -36,7 +36,11 @@ _FIELD_NAMES = {"input": "prompt", "max_output_tokens": "max_tokens", "top_logpr
 def parse_completion(fields: Fields, request_id: str) -> ApiRequest:
     """Parse a body. Raises InvalidArgument with the path of the field."""
     reject_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
-    inputs, answers, generated = _inputs(fields.get("prompt")), fields.integer("n", 1), fields.integer("best_of", None)
+    inputs, answers, generated = (
+        inputs_of(fields.get("prompt"), "prompt"),
+        fields.integer("n", 1),
+        fields.integer("best_of", None),
+    )
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
@@ -79,19 +83,19 @@ def _check_choices(request: ApiRequest, prompts: int) -> None:
         raise InvalidArgument("echo cannot have logprobs, which are of generated tokens; leave one out", field="echo")
 
 
-def _inputs(prompt: Any) -> tuple[TextInput | TokenInput, ...]:
+def inputs_of(prompt: Any, path: str) -> tuple[TextInput | TokenInput, ...]:
     """Parse a prompt: a string, a list of token ids, or a list of these."""
     match prompt:
         case None:
-            raise InvalidArgument("prompt is missing; give a string or a list of token ids", field="prompt")
+            raise InvalidArgument(f"{path} is missing; give a string or a list of token ids", field=path)
         case str():
             return (TextInput(prompt),)
         case [str() | list(), *_]:
-            return tuple([_input(each, f"prompt[{index}]") for index, each in enumerate(prompt)])
+            return tuple([_input(each, f"{path}[{index}]") for index, each in enumerate(prompt)])
         case list():
-            return (TokenInput(_ids(prompt, "prompt")),)
+            return (TokenInput(_ids(prompt, path)),)
         case _:
-            raise wrong_type("prompt", "a string or a list of token ids", prompt)
+            raise wrong_type(path, "a string or a list of token ids", prompt)
 
 
 def _input(prompt: Any, path: str) -> TextInput | TokenInput:

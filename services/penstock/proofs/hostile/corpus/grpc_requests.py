@@ -15,6 +15,8 @@ from penstock.proofs.hostile.wire.http2 import Headers
 from penstock.v1.inference_pb2 import (
     Chat,
     CountTokensRequest,
+    EmbedInput,
+    EmbedRequest,
     GenerateRequest,
     ListModelsRequest,
     Resume,
@@ -42,6 +44,8 @@ def grpc_request_cases(target: HostileTarget) -> Iterator[HostileCase]:
             yield _case("gRPC keys", name, port, "Generate", [generate], headers=metadata)
         for name, request in wrong_requests(generate):
             yield _case("gRPC fields", name, port, "Generate", [request], headers=key_headers(target))
+        for name, wrong in wrong_embeddings(target.model):
+            yield _case("gRPC fields", name, port, "Embed", [wrong], headers=key_headers(target))
         yield from _session_cases(port, target)
 
 
@@ -64,6 +68,7 @@ def _case(
 def _requests(model: str) -> Iterator[tuple[str, Message]]:
     yield "Generate", GenerateRequest(model=model, text="Say one word.", max_output_tokens=1)
     yield "CountTokens", CountTokensRequest(model=model, text="Count these.")
+    yield "Embed", EmbedRequest(model=model, inputs=[EmbedInput(text="Embed these.")])
     yield "ListModels", ListModelsRequest()
     yield "Session", SessionRequest(hello=Hello(protocol=1, instance_id="stranger", tier="client"))
 
@@ -120,6 +125,17 @@ def wrong_requests(valid: GenerateRequest) -> Iterator[tuple[str, GenerateReques
         request.CopyFrom(valid)
         change(request)
         yield name, request
+
+
+def wrong_embeddings(model: str) -> Iterator[tuple[str, EmbedRequest]]:
+    """Yield calls for embeddings with one field beyond the public limits."""
+    hi = EmbedInput(text="hi")
+    yield "embeddings: no inputs", EmbedRequest(model=model)
+    yield "embeddings: an empty input", EmbedRequest(model=model, inputs=[hi, EmbedInput()])
+    yield "embeddings: 2,049 inputs", EmbedRequest(model=model, inputs=[hi] * 2_049)
+    yield "embeddings: no token ids", EmbedRequest(model=model, inputs=[EmbedInput(token_ids=TokenIds())])
+    yield "embeddings: dimensions of 0", EmbedRequest(model=model, inputs=[hi], dimensions=0)
+    yield "embeddings: dimensions of 2**32 - 1", EmbedRequest(model=model, inputs=[hi], dimensions=2**32 - 1)
 
 
 def _sampling_change(field: str, value: float) -> Callable[[GenerateRequest], object]:

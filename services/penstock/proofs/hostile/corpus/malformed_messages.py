@@ -16,6 +16,7 @@ from penstock.proofs.hostile.wire.http2 import Headers
 DOOR_METHODS = (
     "/penstock.v1.Inference/Generate",
     "/penstock.v1.Inference/CountTokens",
+    "/penstock.v1.Inference/Embed",
     "/penstock.v1.Inference/ListModels",
     "/penstock.v1.Inference/Session",
     "/grpc.health.v1.Health/Check",
