@@ -33,6 +33,7 @@ class EngineState:
             block_size=self.capacity.block_size,
             model=self.model,
             embeds=self.card.embedding_size > 0,
+            enforces_forms=self.card.enforces_forms,
         )
 
     @property

@@ -23,6 +23,7 @@ class RunLimits:
     block_size: int  # tokens
     model: str = ""  # key
     embeds: bool = False  # whether the engine computes embeddings
+    enforces_forms: bool = False  # whether the engine enforces the form of an output
 
     def check(self, spec: SequenceSpec) -> None:
         """Raise StartInvalid, PromptTooLong or EmbeddingUnsupported for a run that this engine can never run."""
@@ -32,7 +33,7 @@ class RunLimits:
         if len(spec.cache_salt) not in (0, CACHE_SALT_BYTES):
             raise StartInvalid(f"cache_salt has {len(spec.cache_salt)} bytes; it must have {CACHE_SALT_BYTES} or none")
         if isinstance(spec.constraint, Form):
-            _check_form(spec.constraint, ignore_eos=spec.ignore_eos)
+            self._check_form(spec.constraint, ignore_eos=spec.ignore_eos)
         elif spec.constraint and max(spec.constraint.token_ids, default=0) >= self.vocab_size:
             raise StartInvalid(f"a token id of the constraint is outside the vocabulary of {self.vocab_size}")
         _check_sampling(spec.sampling)
@@ -42,18 +43,19 @@ class RunLimits:
         if spec.embeds:
             self._check_embedding(spec)
 
+    def _check_form(self, form: Form, *, ignore_eos: bool) -> None:
+        if not self.enforces_forms:
+            raise StartInvalid("this worker enforces no form of an output", field="form")
+        if problem := form_problem(form):
+            raise StartInvalid(f"form {problem}", field="form")
+        if ignore_eos:
+            raise StartInvalid("form cannot be enforced together with ignore_eos; leave one of them out", field="form")
+
     def _check_embedding(self, spec: SequenceSpec) -> None:
         if not self.embeds:
             raise EmbeddingUnsupported("this worker computes no embeddings")
         if spec.emitted or spec.constraint:
             raise StartInvalid("an embedding has no output; leave `emitted` and `form` out", field="embeds")
-
-
-def _check_form(form: Form, *, ignore_eos: bool) -> None:
-    if problem := form_problem(form):
-        raise StartInvalid(f"form {problem}", field="form")
-    if ignore_eos:
-        raise StartInvalid("form cannot be enforced together with ignore_eos; leave one of them out", field="form")
 
 
 def _check_sampling(params: SamplingParams) -> None:

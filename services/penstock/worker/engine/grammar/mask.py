@@ -27,13 +27,14 @@ class GrammarMask:
         self._flags: Flags | None = None  # after `_consumed` tokens
 
     def allowed(self, output: Sequence[int]) -> Flags:
-        if self._flags is None or self._consumed != len(output):
-            self.prepare(output)
+        self.prepare(output)
         assert self._flags is not None
         return self._flags
 
     def prepare(self, output: Sequence[int]) -> None:
         """Compute the mask of the id that follows `output`, which begins with the output of the last call."""
+        if self._flags is not None and self._consumed == len(output):
+            return None
         new = list(output[self._consumed :])
         if new and not self._matcher.consume_tokens(new):
             return self._fail(len(output))
