@@ -1,0 +1,21 @@
+"""What the APIs write outside of answers: errors, and keep-alives of a silent stream."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.chassis.errors import PenstockError
+from penstock.edge.api.anthropic import errors as anthropic_errors
+from penstock.edge.api.anthropic.serializer import PING
+from penstock.edge.api.openai import errors as openai_errors
+from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
+
+
+@dataclass(frozen=True, slots=True)
+class ApiFormat:
+    error_body: Callable[[PenstockError], dict[str, Any]]  # returns the JSON object
+    keepalive: bytes
+
+
+OPENAI = ApiFormat(openai_errors.error_body, SSE_KEEPALIVE)
+ANTHROPIC = ApiFormat(anthropic_errors.error_body, PING)
