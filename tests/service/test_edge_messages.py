@@ -124,6 +124,7 @@ async def test_errors_have_the_body_of_the_api(method, path, status, kind):
     assert answer.status_code == status
     assert answer.json().keys() == {"type", "error"}
     assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", kind)
+    assert answer.headers["request-id"] == answer.headers["x-request-id"] != ""
 
 
 async def test_an_overloaded_edge_says_when_to_retry():

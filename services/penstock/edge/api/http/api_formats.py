@@ -1,4 +1,4 @@
-"""What the APIs write outside of answers: errors, and keep-alives of a silent stream."""
+"""Parts of responses that differ between the APIs but not between endpoints: errors, keep-alives and id headers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
 @dataclass(frozen=True, slots=True)
 class ApiFormat:
     error_body: Callable[[PenstockError], dict[str, Any]]  # returns the JSON object
-    keepalive: bytes
+    keepalive: bytes  # of a silent stream
+    id_headers: tuple[bytes, ...]  # that have the id of the request
 
 
-OPENAI = ApiFormat(openai_errors.error_body, SSE_KEEPALIVE)
-ANTHROPIC = ApiFormat(anthropic_errors.error_body, PING)
+OPENAI = ApiFormat(openai_errors.error_body, SSE_KEEPALIVE, (b"x-request-id",))
+ANTHROPIC = ApiFormat(anthropic_errors.error_body, PING, (b"x-request-id", b"request-id"))

@@ -228,7 +228,8 @@ class Exchange:
         self._written_at = asyncio.get_running_loop().time()
         named = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         named += [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.limit_headers()]
-        named.append((b"x-request-id", self.request_id.encode()))
+        request_id = self.request_id.encode()
+        named += [(name, request_id) for name in self.format.id_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 
     # Aborts and disconnects.
