@@ -44,7 +44,7 @@ def cluster(name, address, *, is_http2):
 
 
 def filters():
-    sent, passed = ["authorization", "content-type", "x-forwarded-for"], ["x-penstock-identity"]
+    sent, passed = ["authorization", "x-api-key", "content-type", "x-forwarded-for"], ["x-penstock-identity"]
     service = {
         "server_uri": {"uri": "http://auth", "cluster": "auth", "timeout": "2s"},
         "path_override": CHECK,

@@ -72,7 +72,7 @@ async def test_internal_errors_do_not_reach_callers():
     ("method", "path", "body", "status", "code"),
     [
         ("GET", "/", b"", 404, "path_unknown"),
-        ("POST", "/v1/embeddings", b"{}", 404, "path_unknown"),
+        ("POST", "/v1/images/generations", b"{}", 404, "path_unknown"),
         ("GET", "/v1/responses", b"", 405, "method_not_allowed"),
         ("DELETE", "/v1/models/tiny", b"", 405, "method_not_allowed"),
         ("POST", "/v1/responses", b"{", 400, "invalid_argument"),

@@ -3,18 +3,15 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from edge_mesh import KEY, TIMEOUT_S, TOKENIZER, FakeWorker, edge_mesh
+from edge_mesh import KEY, TIMEOUT_S, edge_mesh
 from envoy_proxy import free_port
 from penstock.edge.output.answer import call_id
-from penstock.mesh.v1.worker_pb2 import ExecuteResponse, GetModelCardResponse, RunFinished, RunTimes, Step
 from penstock.v1.inference_pb2 import (
-    FINISH_REASON_STOP,
     TOOL_MODE_NAMED,
     Chat,
     GenerateRequest,
@@ -24,7 +21,7 @@ from penstock.v1.inference_pb2 import (
     ToolCall,
     ToolChoice,
 )
-from tiny_model import EOS_ID
+from scripted_worker import ScriptedWorker, prompt_of
 
 QUESTION = [{"role": "user", "content": "?"}]
 PARIS = '<tool_call>\n{"name": "GetWeather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -38,45 +35,15 @@ CHAT_TOOLS = [openai.pydantic_function_tool(GetWeather)]
 RESPONSE_TOOLS = [{"type": "function", **CHAT_TOOLS[0]["function"]}]
 
 
-@dataclass(eq=False)
-class ScriptedWorker(FakeWorker):
-    """Generates a text and ends."""
-
-    text: str = PARIS
-    template: str = ""  # appended to the chat template
-
-    async def GetModelCard(self, request, context):
-        response = await super().GetModelCard(request, context)
-        response.card.enforces_forms = True
-        response.card.chat_template += self.template
-        response.card.context_length = 2_048
-        return GetModelCardResponse(card=response.card)
-
-    def send_tokens(self, handle, pause_at=None):
-        peer, start, _ = self.runs.pop(handle)
-        ids = [*TOKENIZER.encode(self.text).ids, EOS_ID][start.emitted :]
-        for index, token_id in enumerate(ids, start.emitted):
-            step = Step(handles=[handle], token_ids=[token_id], indexes=[index], step=index + 1)
-            peer.send(ExecuteResponse(step=step))
-        finished = RunFinished(
-            handle=handle, reason=FINISH_REASON_STOP, output_tokens=len(ids), times=RunTimes(prefill={"nanos": 1})
-        )
-        peer.send(ExecuteResponse(finished=finished))
-
-
 @asynccontextmanager
 async def mesh_and_client(**worker):
     port = free_port()
-    scripted = ScriptedWorker("w1", **worker)
+    scripted = ScriptedWorker("w1", **{"text": PARIS, **worker})
     async with (
         edge_mesh(fakes=[scripted], http_listen=f"127.0.0.1:{port}") as mesh,
         openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="good", max_retries=0) as api,
     ):
         yield mesh, api, scripted
-
-
-def prompt_of(worker):
-    return TOKENIZER.decode(list(worker.starts[-1].token_ids), skip_special_tokens=False)
 
 
 async def test_the_helpers_of_the_client_read_calls_of_chats():

@@ -96,13 +96,22 @@ async def test_a_denied_request_over_http_has_the_body_of_auth_and_reaches_no_ed
     assert front.backends[0].calls == []
 
 
-@pytest.mark.parametrize("credential", [(), ("authorization: Basic dTpw",), ("authorization: Bearer ",)])
+@pytest.mark.parametrize(
+    "credential", [(), ("authorization: Basic dTpw",), ("authorization: Bearer ",), ("x-api-key: ",)]
+)
 async def test_a_request_without_a_credential_is_refused_without_asking_auth(front, auth, credential):
     status, headers, body = await http(front, "/v1/models", *credential)
     assert (status, headers["www-authenticate"], headers["x-penstock-reason"]) == (401, "Bearer", "KEY_MISSING")
     assert headers["content-type"] == "application/json"
     assert json.loads(body)["error"]["code"] == "invalid_api_key"
     assert (auth.checks, front.backends[0].calls) == ([], [])
+
+
+async def test_auth_is_asked_about_the_key_of_a_request_without_a_bearer_credential(front, auth):
+    status, headers, _ = await http(front, "/v1/models", "x-api-key: pk_unknown")
+    assert (status, headers["x-penstock-reason"]) == (401, "KEY_UNKNOWN")
+    (check,) = auth.checks
+    assert check.headers["x-api-key"] == "pk_unknown"
 
 
 async def test_a_call_without_a_credential_is_refused_without_asking_auth(front, auth):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.auth.ext_authz.caller import caller_of
 from penstock.chassis import addresses
 from penstock.chassis.addresses import is_loopback, source_of
 from penstock.edge.request.caller import credential_of
@@ -78,6 +79,21 @@ def test_a_hop_list_cut_into_two_headers_is_read_as_one():
 )
 def test_the_bearer_token_is_what_follows_the_scheme(header, bearer):
     assert credential_of([("authorization", header)], LOOPBACK_PEER).bearer == bearer
+
+
+@pytest.mark.parametrize(
+    ("headers", "bearer"),
+    [
+        ({"x-api-key": " abc "}, "abc"),
+        ({"x-api-key": "abc", "authorization": "Basic xyz"}, "abc"),
+        ({"x-api-key": "abc", "authorization": "Bearer "}, "abc"),
+        ({"x-api-key": "abc", "authorization": "Bearer xyz"}, "xyz"),
+        ({"x-api-key": "x" * 5000}, "x" * 4096),
+    ],
+)
+def test_without_a_bearer_token_the_api_key_is_the_credential_at_edge_and_proxy(headers, bearer):
+    assert credential_of(headers.items(), LOOPBACK_PEER).bearer == bearer
+    assert caller_of(headers, "127.0.0.1", trusted_hops=0).bearer == bearer
 
 
 def test_binary_metadata_is_passed_over():

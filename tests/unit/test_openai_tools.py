@@ -8,7 +8,9 @@ from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.openai.chat import parse_chat
 from penstock.edge.api.openai.completions import parse_completion
 from penstock.edge.api.openai.fields import parse_body
+from penstock.edge.api.openai.input_items import input_messages
 from penstock.edge.api.openai.responses import parse_response
+from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message
 from penstock.edge.request.tools import AUTO, Tool, ToolCall, ToolChoice, ToolMode
 
@@ -31,6 +33,14 @@ def rejection_of(call, **members):
     with pytest.raises(InvalidArgument) as failure:
         call(**members)
     return failure.value.field_violations[0].field, failure.value.message
+
+
+def test_the_calls_of_a_turn_are_bounded_while_it_is_made_of_items():
+    call = {"type": "function_call", "call_id": "c", "name": "f"}
+    (turn,) = response(input=[call] * limits.TOOL_CALLS).messages
+    assert len(turn.tool_calls) == limits.TOOL_CALLS
+    with pytest.raises(InvalidArgument, match="more than 128 tool calls"):
+        input_messages([call] * (limits.TOOL_CALLS + 1))
 
 
 def test_tools_of_both_endpoints_are_the_same():

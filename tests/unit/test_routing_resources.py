@@ -69,6 +69,11 @@ def test_with_auth_a_call_without_a_credential_is_refused_before_the_route_that_
         ("health", "edge_http", True),
         ("http_unknown", 404, True),
     ]
+    for missing in (host["routes"][0], host["routes"][3]):
+        assert [(each["name"], each["invertMatch"]) for each in missing["match"]["headers"]] == [
+            ("authorization", True),
+            ("x-api-key", True),
+        ]
 
 
 def test_with_auth_each_call_is_checked_by_its_headers_and_passes_if_auth_does_not_answer():
@@ -83,6 +88,7 @@ def test_with_auth_each_call_is_checked_by_its_headers_and_passes_if_auth_does_n
     assert "withRequestBody" not in config
     assert [pattern["exact"] for pattern in config["allowedHeaders"]["patterns"]] == [
         "authorization",
+        "x-api-key",
         "content-type",
         "x-forwarded-for",
     ]

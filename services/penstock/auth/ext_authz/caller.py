@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.chassis.addresses import is_loopback, is_this_host, source_of
-from penstock.mesh.limits.bounds import BEARER_CHARS
+from penstock.mesh.credential_headers import bearer_of
 from penstock.mesh.v1.admission_pb2 import Credential
 
 FORWARDED_FOR = "x-forwarded-for"
@@ -16,10 +16,9 @@ def caller_of(headers: Mapping[str, str], proxy: str, *, trusted_hops: int) -> C
     source is that many entries before it. A caller counts as on loopback as at an edge: if the proxy and every listed
     hop are on this host.
     """
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
     hops = [each.strip() for each in headers.get(FORWARDED_FOR, "").split(",")]
     return Credential(
-        bearer=bearer.strip()[:BEARER_CHARS] if scheme.lower() == "bearer" else "",
+        bearer=bearer_of(headers),
         loopback=is_loopback(proxy) and all(map(is_this_host, hops)),
         source=source_of(hops[max(0, len(hops) - 1 - trusted_hops)]) or source_of(hops[-1]),
     )

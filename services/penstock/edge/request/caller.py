@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from penstock.chassis.addresses import is_loopback, is_this_host, source_of
+from penstock.mesh.credential_headers import bearer_of
 from penstock.mesh.identity_header import HEADER as IDENTITY_HEADER
 from penstock.mesh.v1.admission_pb2 import Credential
 
 FORWARDED_FOR = "x-forwarded-for"
 PROXY_HEADER_PREFIXES = ("x-envoy-", "x-forwarded-", "x-real-ip", "forwarded", "via")
-MAX_BEARER_CHARS = 4_096
 
 
 def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str, *, via_proxy: bool = False) -> Credential:
@@ -26,11 +26,10 @@ def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str, *, via_
         if isinstance(value, str):
             before = headers_by_name.get(name.lower())
             headers_by_name[name.lower()] = value if before is None else f"{before},{value}"
-    scheme, _, bearer = headers_by_name.get("authorization", "").partition(" ")
     is_local = is_loopback(peer)
     hops = headers_by_name.get(FORWARDED_FOR, "") if via_proxy or is_local else ""
     return Credential(
-        bearer=bearer.strip()[:MAX_BEARER_CHARS] if scheme.lower() == "bearer" else "",
+        bearer=bearer_of(headers_by_name),
         loopback=is_local and _is_forwarded_from_loopback(headers_by_name),
         source=source_of(hops.rpartition(",")[2] or peer),
     )

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HEADERS = ("x-session-affinity", "x-session-id")
-BODY_FIELDS = ("prompt_cache_key", "conversation", "safety_identifier", "user")
+BODY_FIELDS = ("prompt_cache_key", "conversation", "safety_identifier", "user", "metadata")
+_MEMBERS: Mapping[str, str] = {"conversation": "id", "metadata": "user_id"}  # of fields that are objects
 NO_FIELDS: Mapping[str, Any] = {}
 
 
@@ -16,8 +17,8 @@ def session_of(headers: Iterable[tuple[str, str | bytes]], fields: Mapping[str, 
             return given[name]
     for name in BODY_FIELDS:
         value = fields.get(name)
-        if isinstance(value, dict):  # a conversation
-            value = value.get("id")
+        if isinstance(value, dict) and name in _MEMBERS:
+            value = value.get(_MEMBERS[name])
         if value and isinstance(value, str):
             return value
     return ""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -67,19 +68,12 @@ def _turn_variable(message: Message, names: Mapping[str, str], id_of: Callable[[
 def plain_turns(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Turn]:
     """Return a conversation as text only: tools in the system message, calls and results between tags."""
     turns: list[Turn] = []
-    was_result = False
-    for message in messages:
-        if message.tool_call_id:
-            result = f"<tool_response>\n{message.content}\n</tool_response>"
-            if was_result:
-                turns[-1]["content"] += f"\n{result}"
-            else:
-                turns.append({"role": "user", "content": result})
+    for are_results, group in groupby(messages, lambda message: bool(message.tool_call_id)):
+        if are_results:
+            results = [f"<tool_response>\n{message.content}\n</tool_response>" for message in group]
+            turns.append({"role": "user", "content": "\n".join(results)})
         else:
-            calls = [_call_text(call) for call in message.tool_calls]
-            content = [message.content] if message.content or not calls else []
-            turns.append({"role": message.role, "content": "\n".join([*content, *calls])})
-        was_result = bool(message.tool_call_id)
+            turns += [_plain_turn(message) for message in group]
     if not tools:
         return turns
     listed = "\n".join(to_json(tool_variable(tool)) for tool in tools)
@@ -88,6 +82,12 @@ def plain_turns(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Turn
         turns[0]["content"] += f"\n\n{instructions}"
         return turns
     return [{"role": "system", "content": instructions}, *turns]
+
+
+def _plain_turn(message: Message) -> Turn:
+    calls = [_call_text(call) for call in message.tool_calls]
+    content = [message.content] if message.content or not calls else []
+    return {"role": message.role, "content": "\n".join([*content, *calls])}
 
 
 def _call_text(call: ToolCall) -> str:

@@ -14,6 +14,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_authz import v3 as ext_a
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 
+from penstock.mesh.credential_headers import API_KEY, AUTHORIZATION
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.resources.clusters import (
     CONNECT_TIMEOUT,
@@ -32,7 +33,7 @@ from penstock.routing.resources.types import Resource, ResourceType
 FILTER_NAME = "envoy.filters.http.ext_authz"
 CHECK_PATH = "/check"
 # The headers that a check carries. Auth parses them for each call, so a client must not decide how many there are.
-CHECKED_HEADERS = ("authorization", "content-type", "x-forwarded-for")
+CHECKED_HEADERS = (AUTHORIZATION, API_KEY, "content-type", "x-forwarded-for")
 IDENTITY_HEADER = "x-penstock-identity"  # of an answer, for the edge
 DENIAL_HEADER_PREFIXES = ("content-type", "grpc-", "retry-after", "www-authenticate", "x-penstock-", "x-should-retry")
 MAX_CONNECTIONS = 256  # each carries one check at a time

@@ -12,6 +12,7 @@ from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as ho
 from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import v3 as priorities
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 
+from penstock.mesh.credential_headers import API_KEY, AUTHORIZATION
 from penstock.routing.resources.authorization import FILTER_NAME, unchecked_route
 from penstock.routing.resources.clusters import pack_any
 from penstock.routing.resources.local_replies import KEY_MISSING, PATH_UNKNOWN, grpc_reply, http_reply, set_header
@@ -20,7 +21,9 @@ from penstock.routing.resources.types import Resource, ResourceType
 PUBLIC_SERVICES = ("penstock.v1.Inference",)  # of gRPC
 PUBLIC_HTTP_PREFIX = "/v1/"
 HEALTH_PATH = "/health"
-BEARER = r"(?i)bearer +\S.*"  # as the edge reads the header
+# As edges read the headers.
+BEARER = r"(?i)bearer +\S.*"
+ANY_KEY = r"\S.*"
 # Retry only while no edge has accepted the call. The client's protocol, not the proxy, resumes a stream that began.
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 MAX_RETRIES = 3
@@ -57,12 +60,12 @@ def _routes(grpc_cluster: str, http_cluster: str, *, is_authorized: bool) -> lis
     found = []
     for service in PUBLIC_SERVICES:
         if is_authorized:
-            missing = _match(f"/{service}/", grpc=True, without_bearer=True)
+            missing = _match(f"/{service}/", grpc=True, without_credential=True)
             found.append(_local("grpc_key_missing", missing, grpc_reply(KEY_MISSING), is_authorized))
         found.append(route.Route(name="grpc", match=_match(f"/{service}/", grpc=True), route=_route_to(grpc_cluster)))
     found.append(_local("grpc_unknown", _match("/", grpc=True), grpc_reply(PATH_UNKNOWN), is_authorized))
     if is_authorized:
-        missing = _match(PUBLIC_HTTP_PREFIX, without_bearer=True)
+        missing = _match(PUBLIC_HTTP_PREFIX, without_credential=True)
         found.append(_local("http_key_missing", missing, http_reply(KEY_MISSING), is_authorized))
     health = route.Route(route=_route_to(http_cluster))
     return [
@@ -73,17 +76,20 @@ def _routes(grpc_cluster: str, http_cluster: str, *, is_authorized: bool) -> lis
     ]
 
 
-def _match(prefix: str, *, grpc: bool = False, without_bearer: bool = False) -> route.RouteMatch:
-    bearer = route.HeaderMatcher(
-        name="authorization",
-        string_match=matcher.StringMatcher(safe_regex=matcher.RegexMatcher(regex=BEARER)),
-        invert_match=True,
-        treat_missing_header_as_empty=True,
-    )
+def _match(prefix: str, *, grpc: bool = False, without_credential: bool = False) -> route.RouteMatch:
     return route.RouteMatch(
         prefix=prefix,
         grpc=route.RouteMatchGrpcRouteMatchOptions() if grpc else None,
-        headers=[bearer] if without_bearer else [],
+        headers=[_without(AUTHORIZATION, BEARER), _without(API_KEY, ANY_KEY)] if without_credential else [],
+    )
+
+
+def _without(header: str, pattern: str) -> route.HeaderMatcher:
+    return route.HeaderMatcher(
+        name=header,
+        string_match=matcher.StringMatcher(safe_regex=matcher.RegexMatcher(regex=pattern)),
+        invert_match=True,
+        treat_missing_header_as_empty=True,
     )
 
 

@@ -1,6 +1,6 @@
-"""The OpenAI HTTP application: routes requests to the gateway.
+"""The HTTP application: routes requests of the APIs of OpenAI and Anthropic to the gateway.
 
-It is plain ASGI for nine routes: a framework's layers around `send` would add 2 us to the 10 us of every token.
+It is plain ASGI for eleven routes: a framework's layers around `send` would add 2 us to the 10 us of every token.
 """
 
 import time
@@ -12,6 +12,9 @@ import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
 from penstock.chassis.lifecycle import current_stop
+from penstock.edge.api.anthropic.requests import counted_tokens, parse_count, parse_message
+from penstock.edge.api.anthropic.serializer import message_serializer
+from penstock.edge.api.http.api_formats import ANTHROPIC
 from penstock.edge.api.http.choices import write_choices
 from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
 from penstock.edge.api.http.metrics import record_request
@@ -41,6 +44,7 @@ from penstock.edge.request.spec import TokenInput
 Handler = Callable[[Exchange], Awaitable[None]]
 Parsed = TypeVar("Parsed")
 
+MESSAGES_ROUTE = "/v1/messages"
 MODEL_PREFIX = "/v1/models/"
 MODEL_ROUTE = MODEL_PREFIX + "{name}"  # the rest of the path, including slashes
 KEEPALIVE_INTERVAL_S = 10.0  # proxies and clients commonly close streams that are silent for 30 to 60 s
@@ -76,6 +80,8 @@ class OpenAIApp:
             "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, chat_serializer)),
             "/v1/completions": ("POST", partial(self._generate, parse_completion, completion_serializer)),
             "/v1/embeddings": ("POST", self._embed),
+            MESSAGES_ROUTE: ("POST", partial(self._generate, parse_message, message_serializer)),
+            f"{MESSAGES_ROUTE}/count_tokens": ("POST", self._count_tokens),
         }
 
     def __repr__(self) -> str:
@@ -123,6 +129,8 @@ class OpenAIApp:
 
     def _handler_of(self, exchange: Exchange) -> Handler:
         path, method = exchange.path, exchange.method
+        if path.startswith(MESSAGES_ROUTE):
+            exchange.format = ANTHROPIC
         route = MODEL_ROUTE if path.startswith(MODEL_PREFIX) else path
         if route not in self._routes:
             raise NotFound(f"nothing is served at {quoted(path)}; the API is below /v1", reason="PATH_UNKNOWN")
@@ -207,6 +215,11 @@ class OpenAIApp:
         exchange.mark_identified()
         body = await exchange.body(self._body_budget)
         return await self._gateway.parse(len(body), partial(_parsed, parse, body, exchange.request_id))
+
+    async def _count_tokens(self, exchange: Exchange) -> None:
+        spec, session = await self._parsed_body(exchange, parse_count)
+        spec = self._gateway.routed(spec, exchange.credential, session)
+        await exchange.respond(200, counted_tokens(await self._gateway.count_tokens(spec)))
 
     async def _tokenize(self, exchange: Exchange) -> None:
         (spec, has_texts), session = await self._parsed_body(exchange, parse_tokenize)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.ids import new_id
+from penstock.edge.api.http.api_formats import OPENAI
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSlow
-from penstock.edge.api.openai.streaming import SSE_KEEPALIVE
 from penstock.edge.request import limits
 from penstock.edge.request.caller import credential_of, identity_header_of
 from penstock.edge.request.limit_headers import Headers
@@ -97,6 +97,7 @@ class Exchange:
         # An invalid id is replaced; the response header returns the id in use.
         self.request_id = given if given and is_request_id(given) else new_id()
         self.route = ""  # of the path; empty if it is not served
+        self.format = OPENAI  # of the route
         self.status = 0  # of the response; 0 until it begins
         self._scope = scope
         self._writer: ChunkWriter | None = scope.setdefault("state", {}).pop(WRITER, None)
@@ -214,7 +215,7 @@ class Exchange:
     async def fail(self, error: PenstockError) -> None:
         """Send an error as a status, or in the stream if it has begun."""
         if not self.status:
-            response = http_error(error)
+            response = http_error(error, self.format.error_body)
             await self.respond(response.status, response.body, response.headers)
             return
         if self._format_failure:
@@ -227,7 +228,8 @@ class Exchange:
         self._written_at = asyncio.get_running_loop().time()
         named = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         named += [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.limit_headers()]
-        named.append((b"x-request-id", self.request_id.encode()))
+        request_id = self.request_id.encode()
+        named += [(name, request_id) for name in self.format.id_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 
     # Aborts and disconnects.
@@ -279,7 +281,7 @@ class Exchange:
             self._keepalive = loop.create_task(self._send_keepalive())
 
     async def _send_keepalive(self) -> None:
-        await self.write(SSE_KEEPALIVE)
+        await self.write(self.format.keepalive)
         self._start_keepalives()
 
 

@@ -16,7 +16,7 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Fin
 
 _SEED_MASK = 2**64 - 1
 # The API's field for the class of a request. It cannot raise the tenant's own class.
-_PRIORITY_OF_TIER: Mapping[str, Priority.ValueType] = MappingProxyType(
+PRIORITY_OF_TIER: Mapping[str, Priority.ValueType] = MappingProxyType(
     {
         "": Priority.PRIORITY_UNSPECIFIED,
         "auto": Priority.PRIORITY_UNSPECIFIED,
@@ -69,8 +69,13 @@ class GenerationOptions(TypedDict):
     priority: Priority.ValueType
 
 
-def generation_options(fields: Fields) -> GenerationOptions:
-    """Parse the fields that all generating endpoints share, including extensions of other servers."""
+def generation_options(
+    fields: Fields, *, stop: str = "stop", tiers: Mapping[str, Priority.ValueType] = PRIORITY_OF_TIER
+) -> GenerationOptions:
+    """Parse the fields that all generating endpoints share, including extensions of other servers.
+
+    `stop`: name of the field with the stop strings. `tiers`: the class of each `service_tier`.
+    """
     top_k = fields.integer("top_k", 0)
     return GenerationOptions(
         temperature=fields.number("temperature", 1.0),
@@ -81,10 +86,10 @@ def generation_options(fields: Fields) -> GenerationOptions:
         frequency_penalty=fields.number("frequency_penalty", 0.0),
         repetition_penalty=fields.number("repetition_penalty", 1.0),
         seed=_seed(fields),
-        stop=_stop(fields),
+        stop=_stop(fields, stop),
         ignore_eos=fields.flag("ignore_eos"),
         explain=fields.flag("explain"),
-        priority=priority_of(fields),
+        priority=priority_of(fields, tiers),
     )
 
 
@@ -101,26 +106,26 @@ def _seed(fields: Fields) -> int | None:
     return None if seed is None else seed & _SEED_MASK
 
 
-def _stop(fields: Fields) -> tuple[str, ...]:
-    stop: Any = fields.get("stop")
+def _stop(fields: Fields, name: str) -> tuple[str, ...]:
+    stop: Any = fields.get(name)
     if stop is None:
         return ()
     if isinstance(stop, str):
         return (stop,)
     if not isinstance(stop, list):
-        raise wrong_type("stop", "a string or a list of strings", stop)
+        raise wrong_type(name, "a string or a list of strings", stop)
     for index, each in enumerate(stop):
         if not isinstance(each, str):
-            raise wrong_type(f"stop[{index}]", "a string", each)
+            raise wrong_type(f"{name}[{index}]", "a string", each)
     return tuple(stop)
 
 
-def priority_of(fields: Fields) -> Priority.ValueType:
+def priority_of(fields: Fields, tiers: Mapping[str, Priority.ValueType] = PRIORITY_OF_TIER) -> Priority.ValueType:
     tier = fields.text("service_tier")
-    if tier not in _PRIORITY_OF_TIER:
-        allowed = ", ".join(filter(None, _PRIORITY_OF_TIER))
+    if tier not in tiers:
+        allowed = ", ".join(filter(None, tiers))
         raise InvalidArgument(f"service_tier is {describe(tier)}; allowed are {allowed}", field="service_tier")
-    return _PRIORITY_OF_TIER[tier]
+    return tiers[tier]
 
 
 Json = dict[str, Any]

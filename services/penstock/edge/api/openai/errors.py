@@ -1,7 +1,7 @@
 """Conversion of errors to an HTTP status, headers and the API's error body."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -83,11 +83,6 @@ class HttpError:
     body: bytes
 
 
-def http_error(error: PenstockError) -> HttpError:
-    status = http_status(error)
-    return HttpError(status, _headers(error, status), orjson.dumps(error_body(error)))
-
-
 def http_status(error: PenstockError) -> int:
     known = (status for kind, status in _STATUS_OF_KIND.items() if isinstance(error, kind))
     return next(known, _STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500))
@@ -103,6 +98,12 @@ def error_body(error: PenstockError) -> dict[str, Any]:
             "param": error.field_violations[0].field if error.field_violations else None,
         }
     }
+
+
+def http_error(error: PenstockError, body_of: Callable[[PenstockError], dict[str, Any]] = error_body) -> HttpError:
+    """Return the response of an error. `body_of` returns the body of the caller's API."""
+    status = http_status(error)
+    return HttpError(status, _headers(error, status), orjson.dumps(body_of(error)))
 
 
 def _headers(error: PenstockError, status: int) -> dict[str, str]:

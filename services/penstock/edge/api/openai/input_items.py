@@ -5,6 +5,7 @@ from typing import Any
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.edge.api.openai.messages import content_text, message_from
+from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.request.tools import ToolCall
 
@@ -32,7 +33,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._reasoning = ""  # of the assistant's next turn
+        self._reasoning: list[str] = []  # of the assistant's next turn
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -50,7 +51,8 @@ class _Turns:
                 output = content_text(fields.get("output"), fields.path("output"))
                 self._add_turn(Message("tool", output, tool_call_id=_required(fields, "call_id")))
             case "reasoning":
-                self._reasoning += _reasoning_text(Fields(item, path))
+                if text := _reasoning_text(Fields(item, path)):
+                    self._reasoning.append(text)
             case _:
                 raise InvalidArgument(
                     f"{path}.type is {describe(kind)}; this server accepts {_KINDS}", field=f"{path}.type"
@@ -58,7 +60,7 @@ class _Turns:
 
     def _add_turn(self, message: Message) -> None:
         if self._reasoning and message.role == "assistant":
-            message, self._reasoning = message._replace(reasoning=self._reasoning), ""
+            message, self._reasoning = message._replace(reasoning="".join(self._reasoning)), []
         self._messages.append(message)
 
     def _add_call(self, fields: Fields) -> None:
@@ -66,6 +68,9 @@ class _Turns:
         if not self._messages or self._messages[-1].role != "assistant" or self._reasoning:
             self._add_turn(Message("assistant", ""))
         last = self._messages[-1]
+        if len(last.tool_calls) == limits.TOOL_CALLS:  # copied for each call, so their number is bounded here
+            text = f"input has more than {limits.TOOL_CALLS} tool calls in one turn of the assistant"
+            raise InvalidArgument(text, field="input")
         self._messages[-1] = last._replace(tool_calls=(*last.tool_calls, call))
 
 

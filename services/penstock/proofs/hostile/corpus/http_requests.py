@@ -14,6 +14,7 @@ from penstock.proofs.hostile.target import HostileTarget
 from penstock.proofs.hostile.wire import http1
 
 COMPLETIONS, CHAT, RESPONSES, MODELS = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models"
+MESSAGES = "/v1/messages"
 JSON = ("Content-Type", "application/json")
 DEEP = 20_000  # nested arrays
 
@@ -60,7 +61,7 @@ def _prompt(model_name: str, **fields: Any) -> dict[str, Any]:
 
 def _stranger_cases(port: Port, target: HostileTarget) -> Iterator[HostileCase]:
     case, body = partial(_case, "HTTP identity"), orjson.dumps(_prompt(target.model))
-    for path in (COMPLETIONS, CHAT, RESPONSES):
+    for path in (COMPLETIONS, CHAT, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens"):
         yield case(f"no key for {path}", port, http1.request("POST", path, [JSON], body))
     yield case("no key for the list of models", port, http1.request("GET", MODELS))
     yield case("no key for one model", port, http1.request("GET", f"{MODELS}/{target.model}"))
@@ -109,6 +110,9 @@ def wrong_keys(key: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for name, value in values.items():
         yield name, [("Authorization", value)]
     other = f"Bearer pk_{key_id}_{'0' * len(secret)}"
+    yield "other secret as X-Api-Key", [("X-Api-Key", f"pk_{key_id}_{'0' * len(secret)}")]
+    yield "two keys as X-Api-Key", [("X-Api-Key", key), ("X-Api-Key", key)]
+    yield "wrong key, and the key as X-Api-Key", [("Authorization", other), ("X-Api-Key", key)]
     yield "key in a cookie", [("Cookie", f"authorization=Bearer {key}")]
     yield "wrong key, then the key as a second header", [("Authorization", other), ("Authorization", f"Bearer {key}")]
 
@@ -206,6 +210,16 @@ def _body_cases(port: Port, target: HostileTarget) -> Iterator[HostileCase]:
     }.items():
         chat = orjson.dumps({"model": target.model, "max_tokens": 1, "messages": [message]})
         yield _case("HTTP bodies", f"chat: {name}", port, http1.request("POST", CHAT, [JSON, key], chat))
+    for name, content in {
+        "no block": [],
+        "block is a number": [5],
+        "block of an unknown type": [{"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}],
+        "result without a call": [{"type": "tool_result"}],
+        "4,097 results": [{"type": "tool_result", "tool_use_id": "t"}] * 4097,
+    }.items():
+        turns = [{"role": "user", "content": content}]
+        sent = orjson.dumps({"model": target.model, "max_tokens": 1, "messages": turns})
+        yield _case("HTTP bodies", f"messages: {name}", port, http1.request("POST", MESSAGES, [JSON, key], sent))
     many = orjson.dumps({"model": target.model, "messages": [{"role": "user", "content": "x"}] * 4097})
     yield _case("HTTP bodies", "chat: 4,097 messages", port, http1.request("POST", CHAT, [JSON, key], many))
 
