@@ -48,6 +48,8 @@ def test_grpc_is_routed_to_one_cluster_and_http_to_the_other():
         ({"prefix": "/penstock.v1.Inference/", "grpc": {}}, "edge_grpc"),
         ({"prefix": "/", "grpc": {}}, 404),
         ({"prefix": "/v1/"}, "edge_http"),
+        ({"prefix": "/tokenize"}, "edge_http"),
+        ({"prefix": "/detokenize"}, "edge_http"),
         ({"path": "/health"}, "edge_http"),
         ({"prefix": "/"}, 404),
     ]
@@ -64,8 +66,7 @@ def test_with_auth_a_call_without_a_credential_is_refused_before_the_route_that_
         ("grpc_key_missing", 401, True),
         ("grpc", "edge_grpc", False),
         ("grpc_unknown", 404, True),
-        ("http_key_missing", 401, True),
-        ("http", "edge_http", False),
+        *[("http_key_missing", 401, True), ("http", "edge_http", False)] * 3,
         ("health", "edge_http", True),
         ("http_unknown", 404, True),
     ]

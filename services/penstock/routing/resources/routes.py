@@ -19,7 +19,7 @@ from penstock.routing.resources.local_replies import KEY_MISSING, PATH_UNKNOWN, 
 from penstock.routing.resources.types import Resource, ResourceType
 
 PUBLIC_SERVICES = ("penstock.v1.Inference",)  # of gRPC
-PUBLIC_HTTP_PREFIX = "/v1/"
+PUBLIC_HTTP_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
 HEALTH_PATH = "/health"
 # As edges read the headers.
 BEARER = r"(?i)bearer +\S.*"
@@ -64,13 +64,14 @@ def _routes(grpc_cluster: str, http_cluster: str, *, is_authorized: bool) -> lis
             found.append(_local("grpc_key_missing", missing, grpc_reply(KEY_MISSING), is_authorized))
         found.append(route.Route(name="grpc", match=_match(f"/{service}/", grpc=True), route=_route_to(grpc_cluster)))
     found.append(_local("grpc_unknown", _match("/", grpc=True), grpc_reply(PATH_UNKNOWN), is_authorized))
-    if is_authorized:
-        missing = _match(PUBLIC_HTTP_PREFIX, without_credential=True)
-        found.append(_local("http_key_missing", missing, http_reply(KEY_MISSING), is_authorized))
+    for prefix in PUBLIC_HTTP_PREFIXES:
+        if is_authorized:
+            missing = _match(prefix, without_credential=True)
+            found.append(_local("http_key_missing", missing, http_reply(KEY_MISSING), is_authorized))
+        found.append(route.Route(name="http", match=_match(prefix), route=_route_to(http_cluster)))
     health = route.Route(route=_route_to(http_cluster))
     return [
         *found,
-        route.Route(name="http", match=_match(PUBLIC_HTTP_PREFIX), route=_route_to(http_cluster)),
         _local("health", route.RouteMatch(path=HEALTH_PATH), health, is_authorized),
         _local("http_unknown", _match("/"), http_reply(PATH_UNKNOWN), is_authorized),
     ]
