@@ -1,9 +1,10 @@
-"""`tools/try_clients`: the table of clients, outcomes of scripts and the report. No client is installed or started."""
+"""`tools/try_clients`: the table of clients, outcomes of scripts and the report. No client is installed."""
 
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -11,9 +12,10 @@ from rich.console import Console
 
 from client_trials.clients import CLIENTS, SCRIPTS, SHARED_SCRIPT
 from client_trials.command import print_trials
+from client_trials.environments import Launch
 from client_trials.mesh import write_tokenizer
 from client_trials.scripts.steps import expect, run_steps
-from client_trials.trial import Trial
+from client_trials.trial import Trial, run_trial
 from paths import REPO
 
 TARGET = {f"TRIAL_{name}": "x" for name in ("BASE_URL", "API_KEY", "MODEL", "TOKENIZER")}
@@ -52,6 +54,13 @@ def test_a_script_that_stops_early_has_not_passed():
     assert "status 1: Traceback" in trial_of("Traceback", status=1).failure
     assert trial_of(outcome("chat"), status=None).failure == "no end within 240 s"
     assert trial_of("").failure == "it ran no step"
+
+
+def test_a_script_is_stopped_at_its_time_limit(tmp_path):
+    client = replace(CLIENTS["openai"], timeout_s=0.1)
+    program = "import os, time; print(os.environ['TRIAL_MODEL']); time.sleep(3600)"
+    trial = run_trial(client, Launch([sys.executable, "-c", program]), TARGET, tmp_path / "log")
+    assert trial.failure == "no end within 0 s"
 
 
 def test_the_report_has_each_step_and_each_error():

@@ -21,7 +21,7 @@ from client_trials.clients import CLIENTS, Client
 from client_trials.environments import prepare
 from client_trials.mesh import running_mesh
 from client_trials.trial import Trial, run_trial
-from engine_bench.command import print_progress
+from engine_bench.command import machine_lock, print_progress
 from engine_bench.environments import PeerUnavailable
 from mesh_bench.processes import StartFailed
 
@@ -33,7 +33,8 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit(1))  # by an exception, so that every process is stopped
     parsed = _parser().parse_args()
     try:
-        trials = _run([CLIENTS[name] for name in parsed.clients or CLIENTS], parsed.cache)
+        with machine_lock(parsed.cache):  # two runs must not install the same client
+            trials = _run([CLIENTS[name] for name in parsed.clients or CLIENTS], parsed.cache)
     except StartFailed as failure:
         sys.exit(str(failure))
     if parsed.json:

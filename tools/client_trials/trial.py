@@ -15,7 +15,7 @@ _TAIL_CHARS = 600  # of the output of a script that ended without an outcome
 
 @dataclass(slots=True)
 class Trial:
-    """What a client did."""
+    """The outcome of a client's steps."""
 
     client: Client
     passed: list[str] = field(default_factory=list)  # names of steps
@@ -54,6 +54,7 @@ class Trial:
 
 
 def run_trial(client: Client, launch: Launch, target: Mapping[str, str], log: Path) -> Trial:
+    """Run the script of a client to its end, or to its time limit. `target`: variables that name the mesh."""
     process = start(launch.command, {**client.settings, **launch.settings, **target}, log)
     status: int | None
     try:
@@ -61,7 +62,8 @@ def run_trial(client: Client, launch: Launch, target: Mapping[str, str], log: Pa
     except subprocess.TimeoutExpired:
         status = None
     finally:
-        stop(process)
+        if process.poll() is None:
+            stop(process)
     trial = Trial(client)
     trial.read(log.read_text(encoding="utf-8", errors="replace"), status)
     return trial
