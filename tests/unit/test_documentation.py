@@ -45,6 +45,15 @@ COMMON = {f"PENSTOCK_<TIER>_{name}" for name in re.findall(r"`PENSTOCK_<TIER>_([
 # Words in code spans that are not in Penstock's code: Kubernetes, packages, folders, naming conventions.
 ALLOWED_WORDS = {"maxUnavailable", "terminationGracePeriodSeconds", "ops", "venv", "vllm", "on_x", "pop_", "is_"}
 ALLOWED_WORDS |= {"uniqueItems", "propertyNames", "dependentSchemas", "oneOf"}  # of JSON Schema
+# Fields of OpenAI's reference that are ignored.
+ALLOWED_WORDS |= {"prediction", "reasoning_effort", "verbosity", "prompt_cache_options", "prompt_cache_retention"}
+ALLOWED_WORDS |= {
+    "include_obfuscation",
+    "context_management",
+    "max_tool_calls",
+    "access_programs",
+    "background_options",
+}
 # Reasons that end within the mesh, and defaults of types that are always raised with a reason of their own.
 BETWEEN_TIERS = {
     *("LEASE_LOST", "START_INVALID", "TICKET_INVALID", "PROFILE_INVALID", "ENGINE_DIED", "LOADING"),

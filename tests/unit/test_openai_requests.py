@@ -201,6 +201,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, expec
     ("call", "members", "field"),
     [
         (chat, {"modalities": ["text", "audio"]}, "modalities"),
+        (chat, {"web_search_options": {}}, "web_search_options"),
+        (chat, {"moderation": {}}, "moderation"),
         (completion, {"suffix": "x"}, "suffix"),
         (response, {"n": 2}, "n"),
         (response, {"background": True}, "background"),

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.closed_schema import closed_schema
 from penstock.edge.api.openai.fields import Fields, describe, wrong_type
 from penstock.mesh.forms import JSON_OBJECT, Choices, Form, JsonSchema, Lark, Regex
 
@@ -48,7 +49,7 @@ def _of_extension(fields: Fields) -> Form:
     given = {name: value for name, value in fields.members.items() if value not in (None, False)}
     match given:
         case {"json": schema, **rest} if not rest:
-            return JsonSchema(schema) if isinstance(schema, str) else _json_schema(schema, fields.path("json"))
+            return _closed(schema) if isinstance(schema, str) else _json_schema(schema, fields.path("json"))
         case {"json_object": True, **rest} if not rest:
             return JSON_OBJECT
         case {"regex": str(pattern), **rest} if not rest:
@@ -68,4 +69,8 @@ def _of_extension(fields: Fields) -> Form:
 def _json_schema(schema: Any, path: str) -> JsonSchema:
     if not isinstance(schema, dict):
         raise wrong_type(path, "a JSON schema", schema)
-    return JsonSchema(orjson.dumps(schema).decode())
+    return _closed(orjson.dumps(schema).decode())
+
+
+def _closed(source: str) -> JsonSchema:
+    return JsonSchema(closed_schema(source))

@@ -9,7 +9,9 @@ from penstock.edge.api.openai.fields import Fields, describe
 # For each field: the values that request nothing, and an alternative for the caller.
 UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
 
-_UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType({})
+_UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
+    {"moderation": ((), "this server judges no text; send the text to a service that does")}
+)
 UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
@@ -17,6 +19,7 @@ UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
         "function_call": (("auto", "none"), "send tool_choice, which replaces it"),
         "modalities": ((["text"], []), "this server answers in text"),
         "audio": ((), "this server answers in text"),
+        "web_search_options": ((), "this server searches nothing; give the model a function that does"),
     }
 )
 UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(

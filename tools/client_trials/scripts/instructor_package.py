@@ -1,0 +1,53 @@
+"""The package `instructor`."""
+
+from typing import Literal
+
+import instructor
+from openai import OpenAI
+from pydantic import BaseModel
+
+from client_trials.scripts.steps import Target, expect, run_steps
+
+_QUESTION = "What is the capital of France?"
+
+
+class Capital(BaseModel):
+    city: Literal["Paris", "Berlin"]
+
+
+def _extract(target: Target, mode: instructor.Mode) -> None:
+    client = instructor.from_openai(OpenAI(base_url=target.base_url, api_key=target.api_key, max_retries=0), mode=mode)
+    answer = client.chat.completions.create(
+        model=target.model,
+        messages=[{"role": "user", "content": _QUESTION}],
+        response_model=Capital,
+        max_completion_tokens=64,
+        max_retries=0,
+    )
+    expect(isinstance(answer, Capital), answer)
+
+
+def tools(target: Target) -> None:
+    _extract(target, instructor.Mode.TOOLS)
+
+
+def json_schema(target: Target) -> None:
+    _extract(target, instructor.Mode.JSON_SCHEMA)
+
+
+def partial(target: Target) -> None:
+    client = instructor.from_openai(OpenAI(base_url=target.base_url, api_key=target.api_key, max_retries=0))
+    answers = list(
+        client.chat.completions.create_partial(
+            model=target.model,
+            messages=[{"role": "user", "content": _QUESTION}],
+            response_model=Capital,
+            max_completion_tokens=64,
+            max_retries=0,
+        )
+    )
+    expect(answers and answers[-1].city in {"Paris", "Berlin"}, answers)
+
+
+if __name__ == "__main__":
+    run_steps({"tools": tools, "json_schema": json_schema, "partial stream": partial})
