@@ -11,8 +11,13 @@ from client_trials.scripts.steps import Target, expect, run_steps
 _QUESTION = "What is the capital of France?"
 
 
-class Capital(BaseModel):
-    city: Literal["Paris", "Berlin"]
+class City(BaseModel):
+    name: Literal["Paris", "Berlin"]
+
+
+class Country(BaseModel):
+    capital: City
+    is_in_europe: bool
 
 
 def _extract(target: Target, mode: instructor.Mode) -> None:
@@ -20,11 +25,12 @@ def _extract(target: Target, mode: instructor.Mode) -> None:
     answer = client.chat.completions.create(
         model=target.model,
         messages=[{"role": "user", "content": _QUESTION}],
-        response_model=Capital,
+        response_model=Country,
         max_completion_tokens=64,
+        temperature=0,
         max_retries=0,
     )
-    expect(isinstance(answer, Capital), answer)
+    expect(isinstance(answer, Country), answer)
 
 
 def tools(target: Target) -> None:
@@ -41,12 +47,13 @@ def partial(target: Target) -> None:
         client.chat.completions.create_partial(
             model=target.model,
             messages=[{"role": "user", "content": _QUESTION}],
-            response_model=Capital,
+            response_model=Country,
             max_completion_tokens=64,
+            temperature=0,
             max_retries=0,
         )
     )
-    expect(answers and answers[-1].city in {"Paris", "Berlin"}, answers)
+    expect(answers and answers[-1].capital.name and answers[-1].is_in_europe is not None, answers)
 
 
 if __name__ == "__main__":

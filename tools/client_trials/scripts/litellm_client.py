@@ -14,7 +14,7 @@ def _arguments(target: Target) -> dict[str, Any]:
 
 
 def completion(target: Target) -> None:
-    answer = litellm.completion(**_arguments(target), messages=_MESSAGES, max_tokens=8, num_retries=0)
+    answer = litellm.completion(**_arguments(target), messages=_MESSAGES, max_tokens=8, num_retries=0, temperature=0)
     expect(answer.choices[0].message.content and answer.usage.completion_tokens, answer)
 
 
@@ -25,6 +25,7 @@ def stream(target: Target) -> None:
             messages=_MESSAGES,
             max_tokens=8,
             num_retries=0,
+            temperature=0,
             stream=True,
             stream_options={"include_usage": True},
         )
@@ -44,18 +45,21 @@ def tools(target: Target) -> None:
         tool_choice="required",
         max_tokens=64,
         num_retries=0,
+        temperature=0,
     )
     calls = answer.choices[0].message.tool_calls
     expect(calls and calls[0].function.name == "get_weather", answer)
 
 
 def responses(target: Target) -> None:
-    answer = litellm.responses(**_arguments(target), input="What is the capital of France?", max_output_tokens=16)
+    answer = litellm.responses(
+        **_arguments(target), input="What is the capital of France?", max_output_tokens=16, temperature=0
+    )
     expect(answer.output, answer)
 
 
 def embedding(target: Target) -> None:
-    answer = litellm.embedding(**_arguments(target), input=["one", "two"], encoding_format="float")
+    answer = litellm.embedding(**_arguments(target), input=["one", "two"])
     expect(len(answer.data) == 2, answer)
 
 

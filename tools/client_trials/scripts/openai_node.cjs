@@ -33,14 +33,14 @@ const steps = {
     expect(names.includes(model), names);
   },
   chat: async () => {
-    const answer = await client.chat.completions.create({ model, messages, max_completion_tokens: 8 });
+    const answer = await client.chat.completions.create({ model, messages, max_completion_tokens: 8, temperature: 0 });
     expect(answer.choices[0].message.content && answer.usage.completion_tokens, answer);
   },
   "chat stream": async () => {
     const stream = client.chat.completions.stream({
       model,
       messages,
-      max_completion_tokens: 8,
+      max_completion_tokens: 8, temperature: 0,
       stream_options: { include_usage: true },
     });
     let text = "";
@@ -52,7 +52,7 @@ const steps = {
     const answer = await client.chat.completions.parse({
       model,
       messages,
-      max_completion_tokens: 64,
+      max_completion_tokens: 64, temperature: 0,
       response_format: zodResponseFormat(Capital, "capital"),
     });
     expect(Capital.safeParse(answer.choices[0].message.parsed).success, answer);
@@ -62,7 +62,7 @@ const steps = {
       .stream({
         model,
         messages,
-        max_completion_tokens: 64,
+        max_completion_tokens: 64, temperature: 0,
         tools: [{ type: "function", function: weather }],
         tool_choice: "required",
       })
@@ -73,7 +73,7 @@ const steps = {
     const stream = client.responses.stream({
       model,
       input: messages,
-      max_output_tokens: 64,
+      max_output_tokens: 64, temperature: 0,
       text: { format: zodTextFormat(Capital, "capital") },
     });
     const kinds = [];
@@ -86,7 +86,7 @@ const steps = {
     const answer = await client.responses.create({
       model,
       input: messages,
-      max_output_tokens: 64,
+      max_output_tokens: 64, temperature: 0,
       tools: [{ type: "function", strict: true, ...weather }],
       tool_choice: "required",
     });

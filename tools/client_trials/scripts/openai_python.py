@@ -47,6 +47,7 @@ def chat_stream(target: Target) -> None:
         model=target.model,
         messages=[{"role": "user", "content": _QUESTION}],
         max_completion_tokens=8,
+        temperature=0,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -60,6 +61,7 @@ def n_and_logprobs(target: Target) -> None:
         model=target.model,
         messages=[{"role": "user", "content": _QUESTION}],
         max_completion_tokens=4,
+        temperature=0,
         n=2,
         logprobs=True,
         top_logprobs=3,
@@ -77,6 +79,7 @@ def chat_parse(target: Target) -> None:
         messages=[{"role": "user", "content": _QUESTION}],
         response_format=Capital,
         max_completion_tokens=32,
+        temperature=0,
     )
     expect(isinstance(answer.choices[0].message.parsed, Capital), answer)
 
@@ -90,6 +93,7 @@ def tools(target: Target) -> None:
         tool_choice="required",
         parallel_tool_calls=False,
         max_completion_tokens=64,
+        temperature=0,
     ) as stream:
         turn = stream.get_final_completion().choices[0].message
     calls = turn.tool_calls or []
@@ -100,13 +104,14 @@ def tools(target: Target) -> None:
         messages=[_WEATHER_QUESTION, cast("Any", turn), result],
         tools=[cast("Any", function)],
         max_completion_tokens=8,
+        temperature=0,
     )
     expect(answer.usage and answer.usage.completion_tokens, answer)
 
 
 def completions(target: Target) -> None:
     answer = _client(target).completions.create(
-        model=target.model, prompt=["Once", "The capital"], max_tokens=4, echo=True
+        model=target.model, prompt=["Once", "The capital"], max_tokens=4, temperature=0, echo=True
     )
     expect([choice.index for choice in answer.choices] == [0, 1], answer)
     expect(answer.choices[0].text.startswith("Once"), answer)
@@ -122,7 +127,7 @@ def responses(target: Target) -> None:
 
 def responses_stream(target: Target) -> None:
     with _client(target).responses.stream(
-        model=target.model, input=_QUESTION, text_format=Capital, max_output_tokens=64
+        model=target.model, input=_QUESTION, text_format=Capital, max_output_tokens=64, temperature=0
     ) as stream:
         kinds = [event.type for event in stream]
         answer = stream.get_final_response()
@@ -137,6 +142,7 @@ def responses_tools(target: Target) -> None:
         tools=[cast("Any", {"type": "function", **_WEATHER})],
         tool_choice="required",
         max_output_tokens=64,
+        temperature=0,
     )
     expect(answer.output[0].type == "function_call", answer)
 

@@ -28,13 +28,13 @@ def _chat_model(target: Target) -> OpenAIChatModel:
 
 
 def text(target: Target) -> None:
-    result = Agent(_chat_model(target), model_settings={"max_tokens": 16}).run_sync(_QUESTION)
+    result = Agent(_chat_model(target), model_settings={"max_tokens": 16, "temperature": 0}).run_sync(_QUESTION)
     expect(result.output, result)
 
 
 def text_stream(target: Target) -> None:
     async def run() -> list[str]:
-        agent = Agent(_chat_model(target), model_settings={"max_tokens": 16})
+        agent = Agent(_chat_model(target), model_settings={"max_tokens": 16, "temperature": 0})
         async with agent.run_stream(_QUESTION) as result:
             return [part async for part in result.stream_text(delta=True)]
 
@@ -43,18 +43,22 @@ def text_stream(target: Target) -> None:
 
 
 def tool_output(target: Target) -> None:
-    agent = Agent(_chat_model(target), output_type=ToolOutput(Capital), model_settings={"max_tokens": 64})
+    agent = Agent(
+        _chat_model(target), output_type=ToolOutput(Capital), model_settings={"max_tokens": 64, "temperature": 0}
+    )
     expect(isinstance(agent.run_sync(_QUESTION).output, Capital), agent)
 
 
 def native_output(target: Target) -> None:
-    agent = Agent(_chat_model(target), output_type=NativeOutput(Capital), model_settings={"max_tokens": 64})
+    agent = Agent(
+        _chat_model(target), output_type=NativeOutput(Capital), model_settings={"max_tokens": 64, "temperature": 0}
+    )
     expect(isinstance(agent.run_sync(_QUESTION).output, Capital), agent)
 
 
 def responses(target: Target) -> None:
     model = OpenAIResponsesModel(target.model, provider=_provider(target))
-    agent = Agent(model, output_type=NativeOutput(Capital), model_settings={"max_tokens": 64})
+    agent = Agent(model, output_type=NativeOutput(Capital), model_settings={"max_tokens": 64, "temperature": 0})
     expect(isinstance(agent.run_sync(_QUESTION).output, Capital), agent)
 
 
