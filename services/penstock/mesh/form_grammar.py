@@ -11,6 +11,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits
 
 from penstock.mesh.forms import Choices, Form, JsonSchema, Lark, Regex, form_problem
+from penstock.mesh.schema_patterns import exact_patterns
 
 # Between the tokens of JSON: enough for indented output, and bounded, so that no output is whitespace without an end.
 _JSON_OPTIONS: Mapping[str, Any] = MappingProxyType({"whitespace_pattern": r" |\n {0,16}"})
@@ -44,7 +45,7 @@ def grammar_of(form: Form) -> str:
     match form:
         case JsonSchema(source):
             try:
-                return LLMatcher.grammar_from_json_schema(source, overrides=dict(_JSON_OPTIONS))  # type: ignore[arg-type]
+                return LLMatcher.grammar_from_json_schema(exact_patterns(source), overrides=dict(_JSON_OPTIONS))  # type: ignore[arg-type]
             except ValueError as error:
                 raise FormUnsupported(f"the JSON schema is not one: {error}") from error
         case Regex(pattern):

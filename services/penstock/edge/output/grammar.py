@@ -14,6 +14,7 @@ from penstock.edge.output.formats import HERMES, LLAMA, ReasoningFormat, ToolFor
 from penstock.edge.request.spec import ChatInput
 from penstock.edge.request.tools import Tool, ToolMode
 from penstock.mesh.forms import FORM_BYTES, Form, JsonSchema, Lark
+from penstock.mesh.schema_patterns import exact_patterns
 
 MAX_ENFORCED_CALLS = 16  # of an answer whose calls are enforced; a loop of calls must end
 # Written as models are trained to write JSON; free whitespace would never have to end.
@@ -147,7 +148,7 @@ def _schema_text(tool: Tool) -> str:
 
 def _make_schema_text(parameters: str, is_strict: bool) -> str:
     """Return the schema of an object without members that `parameters` does not name."""
-    schema: dict[str, Any] = orjson.loads(parameters or "{}")
+    schema: dict[str, Any] = orjson.loads(exact_patterns(parameters or "{}"))
     _remove_annotations(schema)
     if not any(each in schema for each in _COMPOSITIONS):
         schema = {"additionalProperties": False} | schema | {"type": "object"}
