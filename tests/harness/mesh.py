@@ -110,6 +110,19 @@ async def wait_for_figures(address: str, condition: Callable[[dict[str, float]],
     raise AssertionError(message)
 
 
+async def kill_busy_worker(mesh: LocalMesh) -> None:
+    """Kill the first worker that has a run. All runs may be on one worker."""
+    workers = [child for child in mesh.processes.children if child.spec.tier == "worker"]
+    looks = {
+        asyncio.create_task(wait_for_figures(each.spec.admin_address, lambda found: found["running"] >= 1)): each
+        for each in workers
+    }
+    [look, *_], others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+    looks[look].process.kill()
+    for each in others:
+        each.cancel()
+
+
 async def wait_at_rest(mesh: LocalMesh) -> None:
     """Wait until no live process holds state of a request; a missing figure fails as well."""
     for child in mesh.processes.children:

@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from mesh import read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
+from mesh import kill_busy_worker, read_answer, running_mesh, stub_client, wait_at_rest
 from penstock.v1.inference_pb2 import Form, Sampling
 from schemas import random_schema
 
@@ -89,15 +89,7 @@ async def test_outputs_stay_the_same_and_valid_when_a_worker_is_killed(tiny_mode
 
         calm = await answers()
         reading = asyncio.create_task(answers())
-        workers = [child for child in mesh.processes.children if child.spec.tier == "worker"]
-        looks = {
-            asyncio.create_task(wait_for_figures(each.spec.admin_address, lambda found: found["running"] >= 1)): each
-            for each in workers
-        }
-        [look, *_], others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
-        looks[look].process.kill()
-        for each in others:
-            each.cancel()
+        await kill_busy_worker(mesh)
         killed = await reading
         assert [answer.token_ids for answer in killed] == [answer.token_ids for answer in calm]
         assert [answer.text for answer in killed] == [answer.text for answer in calm]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
+from mesh import greedy, kill_busy_worker, read_answer, running_mesh, stub_client, wait_at_rest
 
 STREAM_COUNT = 8
 OUTPUT_TOKENS = 450  # long enough for a kill in the middle
@@ -16,15 +16,7 @@ async def test_streams_of_a_killed_worker_continue_on_another_with_the_same_text
         reading = [
             asyncio.create_task(read_answer(client.generate(**greedy(prompt, OUTPUT_TOKENS)))) for prompt in prompts
         ]
-        workers = [child for child in mesh.processes.children if child.spec.tier == "worker"]
-        looks = {
-            asyncio.create_task(wait_for_figures(each.spec.admin_address, lambda found: found["running"] >= 1)): each
-            for each in workers
-        }
-        [look, *_], others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
-        looks[look].process.kill()  # a worker with streams: all may be on one
-        for each in others:
-            each.cancel()
+        await kill_busy_worker(mesh)
         interrupted = await asyncio.gather(*reading)
         assert [answer.text for answer in interrupted] == [answer.text for answer in baseline]
         assert [answer.token_ids for answer in interrupted] == [answer.token_ids for answer in baseline]
