@@ -25,8 +25,8 @@ if _version_not_supported:
     )
 
 
-class ResponseStoreStub:
-    """ResponseStore keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
+class ResponseStoreServiceStub:
+    """ResponseStoreService keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
     output with a key of the operator's, which auth does not have.
     """
 
@@ -37,14 +37,14 @@ class ResponseStoreStub:
             channel: A grpc.Channel.
         """
         self.Keep = channel.stream_stream(
-                '/penstock.mesh.v1.ResponseStore/Keep',
+                '/penstock.mesh.v1.ResponseStoreService/Keep',
                 request_serializer=penstock_dot_mesh_dot_v1_dot_responses__pb2.KeepRequest.SerializeToString,
                 response_deserializer=penstock_dot_mesh_dot_v1_dot_responses__pb2.KeepResponse.FromString,
                 _registered_method=True)
 
 
-class ResponseStoreServicer:
-    """ResponseStore keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
+class ResponseStoreServiceServicer:
+    """ResponseStoreService keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
     output with a key of the operator's, which auth does not have.
     """
 
@@ -57,7 +57,7 @@ class ResponseStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_ResponseStoreServicer_to_server(servicer, server):
+def add_ResponseStoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Keep': grpc.stream_stream_rpc_method_handler(
                     servicer.Keep,
@@ -66,14 +66,14 @@ def add_ResponseStoreServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'penstock.mesh.v1.ResponseStore', rpc_method_handlers)
+            'penstock.mesh.v1.ResponseStoreService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('penstock.mesh.v1.ResponseStore', rpc_method_handlers)
+    server.add_registered_method_handlers('penstock.mesh.v1.ResponseStoreService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class ResponseStore:
-    """ResponseStore keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
+class ResponseStoreService:
+    """ResponseStoreService keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
     output with a key of the operator's, which auth does not have.
     """
 
@@ -91,7 +91,7 @@ class ResponseStore:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/penstock.mesh.v1.ResponseStore/Keep',
+            '/penstock.mesh.v1.ResponseStoreService/Keep',
             penstock_dot_mesh_dot_v1_dot_responses__pb2.KeepRequest.SerializeToString,
             penstock_dot_mesh_dot_v1_dot_responses__pb2.KeepResponse.FromString,
             options,

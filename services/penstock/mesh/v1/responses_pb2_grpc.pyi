@@ -26,23 +26,23 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class ResponseStoreStub:
-    """ResponseStore keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
+class ResponseStoreServiceStub:
+    """ResponseStoreService keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
     output with a key of the operator's, which auth does not have.
     """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> ResponseStoreAsyncStub: ...
+    def __new__(cls, channel: _aio.Channel) -> ResponseStoreServiceAsyncStub: ...
     Keep: _grpc.StreamStreamMultiCallable[_responses_pb2.KeepRequest, _responses_pb2.KeepResponse]
     """Keep is one edge's stream: each call on it has one result, in any order.
     FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. An error of one call is its result.
     """
 
 @_typing.type_check_only
-class ResponseStoreAsyncStub(ResponseStoreStub):
-    """ResponseStore keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
+class ResponseStoreServiceAsyncStub(ResponseStoreServiceStub):
+    """ResponseStoreService keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
     output with a key of the operator's, which auth does not have.
     """
 
@@ -52,8 +52,8 @@ class ResponseStoreAsyncStub(ResponseStoreStub):
     FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. An error of one call is its result.
     """
 
-class ResponseStoreServicer(metaclass=_abc_1.ABCMeta):
-    """ResponseStore keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
+class ResponseStoreServiceServicer(metaclass=_abc_1.ABCMeta):
+    """ResponseStoreService keeps responses that callers retrieve by id. Auth serves it from its store. Edges seal prompts and
     output with a key of the operator's, which auth does not have.
     """
 
@@ -67,4 +67,4 @@ class ResponseStoreServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. An error of one call is its result.
         """
 
-def add_ResponseStoreServicer_to_server(servicer: ResponseStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_ResponseStoreServiceServicer_to_server(servicer: ResponseStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
