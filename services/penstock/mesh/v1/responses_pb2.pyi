@@ -836,16 +836,20 @@ class StoredRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BODY_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
     """The JSON body of the call."""
+    created_at: _builtins.int
+    """Time of the call, in Unix s."""
     def __init__(
         self,
         *,
         body: _builtins.bytes = ...,
+        created_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "created_at", b"created_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -861,10 +865,10 @@ class ResumeRecord(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
-    CREATED_AT_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    LOOPBACK_FIELD_NUMBER: _builtins.int
     bearer: _builtins.str
     """The credential of the caller."""
     request_id: _builtins.str
@@ -873,18 +877,14 @@ class ResumeRecord(_message.Message):
     """Seed of the sampling."""
     model: _builtins.str
     """Name of the model or route that the call stated."""
+    deadline: _builtins.float
+    """Time from which the response fails, in Unix s."""
     traceparent: _builtins.str
     """The call's W3C trace context."""
     session: _builtins.str
     """Name of the conversation by which a route chose the model."""
-    @_builtins.property
-    def created_at(self) -> _timestamp_pb2.Timestamp:
-        """Time of the call."""
-
-    @_builtins.property
-    def deadline(self) -> _timestamp_pb2.Timestamp:
-        """Time from which the response fails."""
-
+    loopback: _builtins.bool
+    """Whether the caller reached the edge over loopback."""
     def __init__(
         self,
         *,
@@ -892,14 +892,14 @@ class ResumeRecord(_message.Message):
         request_id: _builtins.str = ...,
         seed: _builtins.int = ...,
         model: _builtins.str = ...,
-        created_at: _timestamp_pb2.Timestamp | None = ...,
-        deadline: _timestamp_pb2.Timestamp | None = ...,
+        deadline: _builtins.float = ...,
         traceparent: _builtins.str = ...,
         session: _builtins.str = ...,
+        loopback: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "deadline", b"deadline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "created_at", b"created_at", "deadline", b"deadline", "model", b"model", "request_id", b"request_id", "seed", b"seed", "session", b"session", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "deadline", b"deadline", "loopback", b"loopback", "model", b"model", "request_id", b"request_id", "seed", b"seed", "session", b"session", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -916,8 +916,17 @@ class ResponseTokens(_message.Message):
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    OUTPUT_FORMAT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TEXT_BYTES_FIELD_NUMBER: _builtins.int
     accepted: _builtins.bytes
     """Serialized `penstock.v1.Accepted` of the run that generated them; in the first part of each holder."""
+    output_format: _builtins.bytes
+    """How the text is divided into reasoning, messages and calls, as JSON; beside `accepted`. Empty: it is not divided."""
+    text: _builtins.bytes
+    """Text that the tokens have added, and the number of its UTF-8 bytes by token. It may lag behind the tokens, because a
+    character or a stop string may be incomplete.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Generated tokens."""
@@ -934,6 +943,10 @@ class ResponseTokens(_message.Message):
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """For each of the likeliest tokens."""
 
+    @_builtins.property
+    def text_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As many as tokens."""
+
     def __init__(
         self,
         *,
@@ -942,10 +955,13 @@ class ResponseTokens(_message.Message):
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
         accepted: _builtins.bytes = ...,
+        output_format: _builtins.bytes = ...,
+        text: _builtins.bytes = ...,
+        text_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "logprobs", b"logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "logprobs", b"logprobs", "output_format", b"output_format", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

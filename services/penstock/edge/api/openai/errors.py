@@ -72,8 +72,10 @@ _STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
         HeadTooLarge: 431,
     }
 )
-# Reasons that are the caller's own limit.
-_STATUS_OF_REASON: Mapping[str, int] = MappingProxyType({"TOO_MANY_FAILURES": 429})
+# Reasons whose status differs from that of their code: the caller's own limits, and a conflict.
+_STATUS_OF_REASON: Mapping[str, int] = MappingProxyType(
+    {"TOO_MANY_FAILURES": 429, "RESPONSES_FULL": 429, "RESPONSE_EXISTS": 409}
+)
 
 
 @dataclass(frozen=True, slots=True)
