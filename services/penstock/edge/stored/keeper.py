@@ -10,7 +10,15 @@ from typing import Any
 import structlog
 
 from penstock.chassis.clocks import WallMonotonicClock
-from penstock.chassis.errors import Aborted, DeadlineExceeded, Overloaded, PenstockError, Unavailable, failure_from
+from penstock.chassis.errors import (
+    Aborted,
+    DeadlineExceeded,
+    Overloaded,
+    PenstockError,
+    QuotaExceeded,
+    Unavailable,
+    failure_from,
+)
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.sinks import ResponseBuffer
@@ -117,7 +125,7 @@ class ResponseKeeper:
         """Store a new response. Returns the epoch of its lease; 0 if it goes on without the store."""
         try:
             return await self._vault.create(call, seed=context.spec.seed or 0, deadline=context.request.deadline)
-        except (Unavailable, Overloaded) as error:
+        except (Unavailable, QuotaExceeded) as error:
             if call.unstored_request is None:
                 raise
             log.info("response_not_stored", response_id=call.key.response_id, error=error.message)

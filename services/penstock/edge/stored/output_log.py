@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from penstock.edge.lifecycle.effects import Emit
-from penstock.mesh.v1.responses_pb2 import ResponseTokens, SealedTokens
+from penstock.mesh.v1.responses_pb2 import ResponseTokens
 
 MAX_PART_TOKENS = 1 << 16
 
@@ -103,7 +103,3 @@ class OutputLog:
             self._top_token_ids.extend(part.top_token_ids[tops:])
             self._top_logprobs.extend(part.top_logprobs[tops:])
 
-
-def is_new(tokens: SealedTokens, known: int) -> bool:
-    """Whether a stored part has tokens beyond the first `known`."""
-    return tokens.first_index + tokens.count > known

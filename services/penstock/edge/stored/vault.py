@@ -147,9 +147,16 @@ class ResponseVault:
         return (await self._store.call(StoreCall(claim=claim))).responses.responses
 
     async def read(self, key: ResponseKey, from_index: int = 0, *, state_only: bool = False) -> StoredResponse:
-        """Read a response, with its tokens from `from_index` on."""
+        """Read a response, with its tokens from `from_index` on; with many of them in several calls."""
         read = ReadStored(key=key, from_index=from_index, state_only=state_only)
-        return (await self._store.call(StoreCall(read=read))).responses.responses[0]
+        stored = (await self._store.call(StoreCall(read=read))).responses.responses[0]
+        while stored.tokens and (end := stored.tokens[-1].first_index + stored.tokens[-1].count) < stored.token_count:
+            read = ReadStored(key=key, from_index=end, state_only=True)
+            more = (await self._store.call(StoreCall(read=read))).responses.responses[0]
+            if not more.tokens:
+                break  # the response was deleted, or its tokens were merged meanwhile
+            stored.tokens.extend(more.tokens)
+        return stored
 
     async def delete(self, key: ResponseKey) -> None:
         await self._store.call(StoreCall(delete=DeleteStored(key=key)))

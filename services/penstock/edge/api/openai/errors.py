@@ -19,6 +19,7 @@ _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
         grpc.StatusCode.UNAUTHENTICATED: 401,
         grpc.StatusCode.PERMISSION_DENIED: 403,
         grpc.StatusCode.NOT_FOUND: 404,
+        grpc.StatusCode.ALREADY_EXISTS: 409,
         grpc.StatusCode.CANCELLED: 499,
         grpc.StatusCode.UNIMPLEMENTED: 501,
         grpc.StatusCode.RESOURCE_EXHAUSTED: 503,  # the edge or queue is full; the caller's own limit is 429
@@ -72,10 +73,8 @@ _STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
         HeadTooLarge: 431,
     }
 )
-# Reasons whose status differs from that of their code: the caller's own limits, and a conflict.
-_STATUS_OF_REASON: Mapping[str, int] = MappingProxyType(
-    {"TOO_MANY_FAILURES": 429, "RESPONSES_FULL": 429, "RESPONSE_EXISTS": 409}
-)
+# Reasons that are the caller's own limit.
+_STATUS_OF_REASON: Mapping[str, int] = MappingProxyType({"TOO_MANY_FAILURES": 429})
 
 
 @dataclass(frozen=True, slots=True)
