@@ -395,7 +395,9 @@ Global___SealedTokens: _TypeAlias = SealedTokens  # noqa: Y015
 
 @_typing.final
 class CreateStored(_message.Message):
-    """CreateStored stores a new response, which the edge holds."""
+    """CreateStored stores a new response, which the edge holds. Idempotent until the response is extended or claimed: the same
+    call again succeeds. RESPONSE_UNKNOWN names a missing `previous_response_id`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -489,7 +491,9 @@ class StoredProgress(_message.Message):
 
     @_builtins.property
     def tokens(self) -> Global___SealedTokens:
-        """Tokens since the latest call. Unset: none. Those with indexes that are stored already are ignored."""
+        """Tokens since the latest call. Unset: none. A part that is stored already is ignored; one that repeats stored parts and
+        continues them replaces these. After tokens that are missing, or from the middle of a part, the lease is lost.
+        """
 
     def __init__(
         self,
@@ -575,7 +579,7 @@ Global___FinishStored: _TypeAlias = FinishStored  # noqa: Y015
 
 @_typing.final
 class ReadStored(_message.Message):
-    """ReadStored reads one response."""
+    """ReadStored reads one response. The result has at most 16 MiB of tokens; the reader reads on from the index after them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -583,7 +587,7 @@ class ReadStored(_message.Message):
     FROM_INDEX_FIELD_NUMBER: _builtins.int
     STATE_ONLY_FIELD_NUMBER: _builtins.int
     from_index: _builtins.int
-    """Index of the first token to return."""
+    """Index of the first token to return, and of those before it in the same part."""
     state_only: _builtins.bool
     """Whether only state and tokens are returned, without `request` and `output`."""
     @_builtins.property
@@ -775,6 +779,7 @@ class StoredResponse(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     previous_response_id: _builtins.str
     """As in CreateStored."""
     background: _builtins.bool
@@ -793,6 +798,8 @@ class StoredResponse(_message.Message):
     """As in CreateStored; in the result of a claim only."""
     output: _builtins.bytes
     """As in FinishStored; empty while it is in progress, and if it was cancelled without a holder."""
+    token_count: _builtins.int
+    """Number of tokens of the output that are stored."""
     @_builtins.property
     def key(self) -> Global___ResponseKey:
         """Of the response."""
@@ -803,7 +810,7 @@ class StoredResponse(_message.Message):
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SealedTokens]:
-        """In order; none in the result of ReadChain."""
+        """In order, at most 16 MiB; none in the result of ReadChain."""
 
     def __init__(
         self,
@@ -820,10 +827,11 @@ class StoredResponse(_message.Message):
         resume: _builtins.bytes = ...,
         output: _builtins.bytes = ...,
         tokens: _abc.Iterable[Global___SealedTokens] | None = ...,
+        token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "created_at", b"created_at", "epoch", b"epoch", "is_cancel_requested", b"is_cancel_requested", "is_claimable", b"is_claimable", "key", b"key", "output", b"output", "previous_response_id", b"previous_response_id", "request", b"request", "resume", b"resume", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "created_at", b"created_at", "epoch", b"epoch", "is_cancel_requested", b"is_cancel_requested", "is_claimable", b"is_claimable", "key", b"key", "output", b"output", "previous_response_id", b"previous_response_id", "request", b"request", "resume", b"resume", "status", b"status", "token_count", b"token_count", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

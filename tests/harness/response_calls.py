@@ -1,0 +1,195 @@
+"""Calls on stored responses, for tests: their messages, a store that is called directly, and an edge's stream."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from penstock.auth.store.responses.opening import opened_responses
+from penstock.auth.store.responses.operations import ResponseOperations
+from penstock.chassis.errors import PenstockError, error_from_failure
+from penstock.mesh.v1 import responses_pb2 as pb
+from penstock.v1.stream_pb2 import Heartbeat, Hello
+
+DAY_S = 86_400.0
+LEASE_S = 10.0
+GIB = 1 << 30
+COMPLETED = pb.RESPONSE_STATUS_COMPLETED
+CANCELLED = pb.RESPONSE_STATUS_CANCELLED
+IN_PROGRESS = pb.RESPONSE_STATUS_IN_PROGRESS
+HELD, CANCEL_REQUESTED, LOST = pb.LEASE_STATE_HELD, pb.LEASE_STATE_CANCEL_REQUESTED, pb.LEASE_STATE_LOST
+
+
+def key(response_id="r1", tenant_id="acme"):
+    return pb.ResponseKey(tenant_id=tenant_id, response_id=response_id)
+
+
+def seconds(value):
+    whole, nanos = divmod(round(value * 1e9), 10**9)
+    return {"seconds": whole, "nanos": nanos}
+
+
+def part(first_index, count, fill=b"t"):
+    return pb.SealedTokens(first_index=first_index, count=count, sealed=fill * count)
+
+
+def create(response_id="r1", *, tenant_id="acme", lease_s=LEASE_S, request=b"request", resume=b"resume", **fields):
+    found = pb.CreateStored(key=key(response_id, tenant_id), request=request, resume=resume, **fields)
+    found.lease.FromNanoseconds(round(lease_s * 1e9))
+    return {"create": found}
+
+
+def progress(response_id="r1", epoch=1, tokens=None, *, tenant_id="acme", release=False):
+    return pb.StoredProgress(key=key(response_id, tenant_id), epoch=epoch, tokens=tokens, release=release)
+
+
+def extend(*entries, lease_s=LEASE_S):
+    found = pb.ExtendStored(progress=entries)
+    found.lease.FromNanoseconds(round(lease_s * 1e9))
+    return {"extend": found}
+
+
+def finish(response_id="r1", epoch=1, status=COMPLETED, tokens=None, output=b"output", *, tenant_id="acme"):
+    found = pb.FinishStored(key=key(response_id, tenant_id), epoch=epoch, status=status, tokens=tokens, output=output)
+    return {"finish": found}
+
+
+def read(response_id="r1", from_index=0, *, tenant_id="acme", state_only=False):
+    return {"read": pb.ReadStored(key=key(response_id, tenant_id), from_index=from_index, state_only=state_only)}
+
+
+def chain(response_id="r1", *, tenant_id="acme"):
+    return {"chain": pb.ReadChain(key=key(response_id, tenant_id))}
+
+
+def claim(response_id="", limit=10, *, tenant_id="acme", lease_s=LEASE_S):
+    found = pb.ClaimStored(limit=limit)
+    if response_id:
+        found.key.CopyFrom(key(response_id, tenant_id))
+    found.lease.FromNanoseconds(round(lease_s * 1e9))
+    return {"claim": found}
+
+
+def delete(response_id="r1", *, tenant_id="acme"):
+    return {"delete": pb.DeleteStored(key=key(response_id, tenant_id))}
+
+
+def cancel(response_id="r1", *, tenant_id="acme"):
+    return {"cancel": pb.CancelStored(key=key(response_id, tenant_id))}
+
+
+def outcome_of(result):
+    """Return what a result holds; raise the error of a failure."""
+    kind = result.WhichOneof("result")
+    if kind == "failure":
+        raise error_from_failure(result.failure)
+    match kind:
+        case "held":
+            return result.held.epoch
+        case "extended":
+            return list(result.extended.states)
+        case "responses":
+            return list(result.responses.responses)
+        case "done":
+            return None
+
+
+@dataclass
+class ResponseClient:
+    """Calls a store directly, as the stream of one edge does."""
+
+    store: object
+    origin: str = "edge-1"
+    calls: int = 0
+
+    async def __call__(self, operation):
+        return await self.start(operation)
+
+    def start(self, operation):
+        """Perform a call; return the future of its outcome."""
+        self.calls += 1
+        done = asyncio.get_running_loop().create_future()
+
+        def on_result(result):
+            try:
+                done.set_result(outcome_of(result))
+            except PenstockError as error:
+                done.set_exception(error)
+
+        self.store.perform(pb.StoreCall(call_id=self.calls, **operation), self.origin, on_result)
+        return done
+
+
+@asynccontextmanager
+async def response_client(location, clock=None, *, ttl=30 * DAY_S, bytes_per_tenant=GIB):
+    """Open a store of responses, and yield a client of it."""
+    operations = ResponseOperations(ttl, bytes_per_tenant)
+    async with opened_responses(str(location), operations, clock=clock) as store:
+        watching = asyncio.create_task(store.watch())
+        yield ResponseClient(store)
+        watching.cancel()
+
+
+@dataclass
+class ResponseStream:
+    """One stream of an edge to the service."""
+
+    call: object
+    calls: int = 0
+    ended: str = ""  # reason of the peer's `end`
+    results: dict[int, pb.StoreResult] = field(default_factory=dict)
+
+    async def send(self, operation):
+        """Send a call; return its id."""
+        self.calls += 1
+        await self.call.write(pb.KeepRequest(call=pb.StoreCall(call_id=self.calls, **operation)))
+        return self.calls
+
+    async def receive(self, call_id):
+        """Return the outcome of a call."""
+        while call_id not in self.results:
+            frame = await self.call.read()
+            assert frame is not grpc.aio.EOF
+            for each in frame.more or (frame,):
+                match each.WhichOneof("frame"):
+                    case "result":
+                        self.results[each.result.call_id] = each.result
+                    case "end":
+                        self.ended = each.end.reason
+        return outcome_of(self.results.pop(call_id))
+
+    async def __call__(self, operation):
+        return await self.receive(await self.send(operation))
+
+    async def receive_end(self):
+        """Return the reason of the peer's `end`."""
+        while not self.ended:
+            frame = await self.call.read()
+            assert frame is not grpc.aio.EOF
+            for each in frame.more or (frame,):
+                if each.WhichOneof("frame") == "end":
+                    self.ended = each.end.reason
+        return self.ended
+
+
+@asynccontextmanager
+async def response_stream(stub, instance_id="edge-1"):
+    """A stream of an edge to the service, without heartbeats: for tests of less than 1.5 s of silence."""
+    call = stub.Keep()
+    stream = ResponseStream(call)
+    await call.write(pb.KeepRequest(hello=Hello(protocol=1, instance_id=instance_id, tier="edge", bundles=True)))
+    assert (await call.read()).hello.tier == "auth"
+
+    async def beat():
+        while True:
+            await asyncio.sleep(0.3)
+            await call.write(pb.KeepRequest(heartbeat=Heartbeat()))
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield stream
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        call.cancel()
