@@ -40,6 +40,7 @@ from penstock.mesh.v1.responses_pb2 import (
 log = structlog.get_logger()
 
 EXTEND_INTERVAL_S = 0.5  # between stores of progress: at most this much output is computed again after a death
+MAX_EXTENDED = 256  # in one call
 CLAIM_INTERVAL_S = 2.0  # between looks for responses without a holder, on average
 MAX_CLAIMED = 16  # at one time
 FINISH_RETRY_S = 0.5
@@ -229,9 +230,10 @@ class ResponseKeeper:
     async def _extend_often(self) -> None:
         while True:
             await asyncio.sleep(EXTEND_INTERVAL_S)
-            if held := [each for each in self._held.values() if each.epoch]:
+            held = [each for each in self._held.values() if each.epoch]
+            for start in range(0, len(held), MAX_EXTENDED):
                 try:
-                    await self._extend(held)
+                    await self._extend(held[start : start + MAX_EXTENDED])
                 except PenstockError as error:
                     log.warning("responses_not_extended", count=len(held), error=error.message)
 
@@ -275,8 +277,8 @@ class ResponseKeeper:
             self._drop(each)
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                if progress:
-                    await self._vault.extend(progress)
+                for start in range(0, len(progress), MAX_EXTENDED):
+                    await self._vault.extend(progress[start : start + MAX_EXTENDED])
                 if self._tasks:
                     await asyncio.wait(self._tasks)
         except (PenstockError, TimeoutError) as error:

@@ -1,7 +1,7 @@
 """Ranges of the stream between edges and auth's store of responses."""
 
 from penstock.mesh.limits import bounds
-from penstock.mesh.limits.rules import Data, Many, Part, Table, Text, Unchecked, Whole
+from penstock.mesh.limits.rules import Data, Many, Part, Real, Table, Text, Unchecked, Whole
 from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, REASON, TOKENS, TRACEPARENT
 
 EPOCH = Unchecked("is only compared with the epoch of the stored response")
@@ -74,16 +74,16 @@ RESPONSES: Table = {
         "token_count": TOKENS,
     },
     # What edges seal, as another edge finds it.
-    "penstock.mesh.v1.StoredRequest": {"body": CONTENT},
+    "penstock.mesh.v1.StoredRequest": {"body": CONTENT, "created_at": Whole(bounds.UNIX_S)},
     "penstock.mesh.v1.ResumeRecord": {
         "bearer": Text(bounds.BEARER_CHARS),
         "request_id": ID,
         "seed": Unchecked("every number is a seed"),
         "model": MODEL_NAME,
-        "created_at": Part(),
-        "deadline": Part(),
+        "deadline": Real(bounds.UNIX_S),
         "traceparent": TRACEPARENT,
         "session": REASON,
+        "loopback": FLAG,
     },
     "penstock.mesh.v1.ResponseTokens": {
         "token_ids": Many(bounds.TOKENS, Whole(bounds.VOCABULARY)),
@@ -91,6 +91,9 @@ RESPONSES: Table = {
         "top_token_ids": Many(bounds.TOKENS, Whole(bounds.VOCABULARY)),
         "top_logprobs": LOGPROBS,
         "accepted": Data(bounds.SEALED_RESUME_BYTES),
+        "output_format": Data(bounds.SEALED_RESUME_BYTES),
+        "text": CONTENT,
+        "text_bytes": Many(bounds.TOKENS, Whole(bounds.ERROR_CHARS)),
     },
     "penstock.mesh.v1.StoredOutput": {
         "response": CONTENT,
