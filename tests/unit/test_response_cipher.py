@@ -63,7 +63,7 @@ def test_each_changed_or_missing_byte_is_detected():
 
 def test_a_missing_key_is_named_with_the_setting_that_lacks_it():
     sealed = ResponseCipher({"old": OLD}).seal(KEY, Part.OUTPUT, b"text")
-    with pytest.raises(SealBroken, match="'old'.*PENSTOCK_EDGE_RESPONSE_KEYS"):
+    with pytest.raises(SealBroken, match=r"'old'.*PENSTOCK_EDGE_RESPONSE_KEYS"):
         ResponseCipher({"new": NEW}).open(KEY, Part.OUTPUT, sealed)
 
 

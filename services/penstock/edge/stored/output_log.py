@@ -102,4 +102,3 @@ class OutputLog:
             self._logprobs.extend(part.logprobs[known:])
             self._top_token_ids.extend(part.top_token_ids[tops:])
             self._top_logprobs.extend(part.top_logprobs[tops:])
-
