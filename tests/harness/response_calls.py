@@ -1,22 +1,30 @@
 """Calls on stored responses, for tests: their messages, a store that is called directly, and an edge's stream."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import sqlite3
+import time
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 
 import grpc
 
+from penstock.auth.store.location import parse_location
+from penstock.auth.store.postgres.connection import connect
+from penstock.auth.store.postgres.schema import migrate
+from penstock.auth.store.responses.locked import RESPONSE_BYTES
 from penstock.auth.store.responses.opening import opened_responses
 from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.chassis.errors import PenstockError, error_from_failure
 from penstock.mesh.v1 import responses_pb2 as pb
 from penstock.v1.stream_pb2 import Heartbeat, Hello
+from stores import PostgresStore, administer
 
 DAY_S = 86_400.0
 LEASE_S = 10.0
 GIB = 1 << 30
 COMPLETED = pb.RESPONSE_STATUS_COMPLETED
 CANCELLED = pb.RESPONSE_STATUS_CANCELLED
+FAILED = pb.RESPONSE_STATUS_FAILED
 IN_PROGRESS = pb.RESPONSE_STATUS_IN_PROGRESS
 HELD, CANCEL_REQUESTED, LOST = pb.LEASE_STATE_HELD, pb.LEASE_STATE_CANCEL_REQUESTED, pb.LEASE_STATE_LOST
 
@@ -122,13 +130,67 @@ class ResponseClient:
 
 
 @asynccontextmanager
-async def response_client(location, clock=None, *, ttl=30 * DAY_S, bytes_per_tenant=GIB):
+async def response_client(location, clock=time.time, *, ttl=30 * DAY_S, bytes_per_tenant=GIB, origin="edge-1"):
     """Open a store of responses, and yield a client of it."""
     operations = ResponseOperations(ttl, bytes_per_tenant)
     async with opened_responses(str(location), operations, clock=clock) as store:
         watching = asyncio.create_task(store.watch())
-        yield ResponseClient(store)
+        yield ResponseClient(store, origin)
         watching.cancel()
+
+
+@dataclass
+class ResponseTables:
+    """The tables of stored responses, which a test looks into and changes."""
+
+    stored: object  # SqliteStore or PostgresStore
+
+    def run(self, statement):
+        if isinstance(self.stored, PostgresStore):
+            return administer(self.stored.location, statement)
+        with closing(sqlite3.connect(f"{self.stored.location}.responses")) as raw:
+            rows = raw.execute(statement).fetchall()
+            raw.commit()
+            return rows
+
+    def prepare(self):
+        """Migrate a PostgreSQL database, as the store of the ledger does."""
+        if isinstance(self.stored, PostgresStore):
+            with closing(connect(parse_location(self.stored.location), "test")) as connection:
+                migrate(connection)
+
+    def pass_time(self, seconds):
+        """Let all stored times be so many seconds earlier."""
+        self.run(
+            f"UPDATE responses SET created_at = created_at - {seconds}, expires_at = expires_at - {seconds},"
+            f" lease_until = lease_until - {seconds}"
+        )
+
+    def counted(self):
+        """Return (bytes, responses) of each tenant as they are counted, without tenants that have none."""
+        rows = self.run("SELECT tenant_id, bytes, responses FROM response_usage")
+        return {tenant: (size, count) for tenant, size, count in rows if size or count}
+
+    def present(self):
+        """Return (bytes, responses) of each tenant as the rows have them."""
+        found = {}
+        for number, tenant, size in self.run("SELECT number, tenant_id, size FROM responses"):
+            contents = self.run(
+                f"SELECT coalesce(sum(length(sealed)), 0) FROM response_contents WHERE number = {number}"
+            )
+            parts = self.run(f"SELECT coalesce(sum(length(parts)), 0) FROM response_tokens WHERE number = {number}")
+            assert size == RESPONSE_BYTES + contents[0][0] + parts[0][0]
+            before = found.get(tenant, (0, 0))
+            found[tenant] = (before[0] + size, before[1] + 1)
+        return found
+
+    def kinds(self):
+        """Return the kinds of contents that are stored."""
+        return sorted(kind for (kind,) in self.run("SELECT kind FROM response_contents"))
+
+    def token_rows(self):
+        ((count,),) = self.run("SELECT count(*) FROM response_tokens")
+        return count
 
 
 @dataclass

@@ -73,6 +73,7 @@ async def run_auth(config: AuthConfig) -> None:
             usage_reader=usage_reader,
             key_retention=config.ledger_retention,
             routes=routes,
+            responses=responses,
         )
         async with (
             background(service.sweep(), store.watch(), responses.watch()),

@@ -21,8 +21,10 @@ def stored_response(
         is_cancel_requested=response.is_cancel_requested,
         epoch=response.epoch,
         token_count=response.token_count,
+        request=contents.get("request", b""),
+        resume=contents.get("resume", b""),
+        output=contents.get("output", b""),
         tokens=parts,
-        **contents,
     )
     message.key.tenant_id, message.key.response_id = response.tenant_id, response.response_id
     message.created_at.FromNanoseconds(round(response.created_at * 1e6) * 1_000)

@@ -1,7 +1,7 @@
 """One stored response: its lease and its state. Knows no clock, no storage and no sealed bytes."""
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from penstock.auth.responses.errors import ResponseLost
 
@@ -19,21 +19,21 @@ class Status(IntEnum):
     CANCELLED = 5
 
 
-class Lease(IntEnum):
-    """What a holder learns about its lease; the numbers are those of the contract."""
+class Lease(Enum):
+    """What a holder learns about its lease."""
 
-    HELD = 1
-    CANCEL_REQUESTED = 2
-    LOST = 3
+    HELD = "held"
+    CANCEL_REQUESTED = "cancel requested"
+    LOST = "lost"
 
 
-class Placement(IntEnum):
+class Placement(Enum):
     """How a part of the output continues the tokens that are stored."""
 
-    NEXT = 1  # it begins where they end
-    STORED = 2  # all of its tokens are stored
-    OVERLAPPING = 3  # it begins before their end and ends after it
-    GAP = 4  # tokens before it are missing
+    NEXT = "next"  # it begins where they end
+    STORED = "stored"  # all of its tokens are stored
+    OVERLAPPING = "overlapping"  # it begins before their end and ends after it
+    GAP = "gap"  # tokens before it are missing
 
 
 @dataclass(slots=True)

@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.chassis.config import ConfigError
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
-
-
-class ResponsesUnusable(ConfigError):
-    """The store of responses cannot be opened."""
 
 
 class ResponseTotals(NamedTuple):
@@ -19,23 +14,23 @@ class ResponseTotals(NamedTuple):
 
 
 class ResponseBackend(Protocol):
-    """One database, or one connection to it. No method raises because the database is away."""
+    """One database, or one connection to it. Its methods raise ResponseStoreUnavailable, except `perform`."""
 
     group_size: int  # most calls of one `perform`
 
     def open(self) -> None:
-        """Open the database and migrate it, if that is its task. Raises ConfigError if it can never be used."""
+        """Open the database and migrate it, if that is its task. Raises ConfigError if it cannot be used."""
 
     def perform(self, calls: Sequence[StoreCall]) -> list[StoreResult]:
         """Perform calls in order. Return their results; each that could not be performed is STORE_UNAVAILABLE."""
 
     def run_upkeep(self) -> bool:
-        """Do a slice of the upkeep. Return whether more is due; False if the database is away."""
+        """Do a slice of the upkeep. Return whether more is due."""
 
     def delete_of_tenant(self, tenant_id: str) -> bool:
-        """Delete some responses of a tenant. Return whether it has more. Raises ResponseStoreUnavailable."""
+        """Delete some responses of a tenant. Return whether it has more."""
 
-    def totals(self) -> ResponseTotals | None:
-        """Return what is stored; None if the database is away."""
+    def totals(self) -> ResponseTotals:
+        """Return what is stored."""
 
     def close(self) -> None: ...

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from penstock.auth.responses.errors import ResponseUnknown
 from penstock.auth.responses.messages import packed
 from penstock.auth.responses.response import Placement, Response
 from penstock.auth.store.responses import statements as sql
@@ -17,6 +18,9 @@ Key = tuple[str, str]  # tenant and response
 
 
 def key_of(key: ResponseKey) -> Key:
+    """Return the key of a message. Raises ResponseUnknown for one that PostgreSQL cannot hold."""
+    if "\0" in key.tenant_id or "\0" in key.response_id:
+        raise ResponseUnknown(key.response_id)
     return key.tenant_id, key.response_id
 
 

@@ -19,6 +19,11 @@ from penstock.mesh.v1 import responses_pb2 as pb
 
 MAX_CLAIMED_BYTES = 32 << 20  # bytes of the responses of one claim, which has one at least
 RESUME = "resume"
+_STATES = {
+    Lease.HELD: pb.LEASE_STATE_HELD,
+    Lease.CANCEL_REQUESTED: pb.LEASE_STATE_CANCEL_REQUESTED,
+    Lease.LOST: pb.LEASE_STATE_LOST,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,8 @@ class ResponseOperations:
         if existing := next(iter(locked.found.values()), None):
             return self._repeat_create(locked, existing, call)
         previous = call.previous_response_id
-        if previous and not transaction.run(sql.FIND, tenant_id, previous):
-            raise errors.ResponseUnknown(previous)
+        if previous:
+            self._found(transaction, pb.ResponseKey(tenant_id=tenant_id, response_id=previous))
         size = RESPONSE_BYTES + len(call.request) + len(call.resume)
         transaction.run(sql.ADD_TENANT, tenant_id)
         used = sum(row[0] for row in transaction.run(sql.LOCK_USAGE, tenant_id))
@@ -90,7 +95,7 @@ class ResponseOperations:
     def _repeat_create(self, locked: LockedResponses, response: Response, call: pb.CreateStored) -> int:
         """Renew the lease of a response that the same call has created. Raises ResponseExists for any other."""
         transaction = locked.transaction
-        contents = dict(transaction.run(sql.READ_CONTENTS, response.number, ""))
+        contents: dict[str, bytes] = dict(transaction.run(sql.READ_CONTENTS, response.number, ""))
         same = (contents.get("request", b""), contents.get(RESUME, b"")) == (call.request, call.resume)
         if not same or response.token_count or not response.is_holder(response.epoch) or response.epoch > 1:
             raise errors.ResponseExists(response.response_id)
@@ -99,10 +104,10 @@ class ResponseOperations:
         locked.write()
         return response.epoch
 
-    def _extend(self, transaction: Transaction, call: pb.ExtendStored) -> list[int]:
+    def _extend(self, transaction: Transaction, call: pb.ExtendStored) -> "list[pb.LeaseState.ValueType]":
         locked, lease_s = LockedResponses(transaction), seconds_of(call.lease)
         locked.lock(key_of(each.key) for each in call.progress)
-        states = [int(self._extend_one(locked, each, lease_s)) for each in call.progress]
+        states = [_STATES[self._extend_one(locked, each, lease_s)] for each in call.progress]
         locked.write()
         return states
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TypeVar
 
 import structlog
 
@@ -26,6 +27,8 @@ SUFFIX = ".responses"  # of the file, after the path of the store
 GROUP_SIZE = 64  # calls of one transaction
 LOCK_TIMEOUT_S = 1.0  # s; only a tool of the operator can lock the file beside this process
 
+Result = TypeVar("Result")
+
 # One script per version. Scripts are added, never changed.
 MIGRATIONS = (
     """
@@ -37,7 +40,7 @@ MIGRATIONS = (
         size INTEGER NOT NULL, UNIQUE (tenant_id, response_id)
     ) STRICT;
     CREATE INDEX responses_by_expiry ON responses (expires_at);
-    CREATE INDEX responses_in_progress ON responses (lease_until) WHERE status = 1;
+    CREATE INDEX responses_in_progress ON responses (number) WHERE status = 1;
     CREATE TABLE response_contents (
         number INTEGER NOT NULL REFERENCES responses ON DELETE CASCADE, kind TEXT NOT NULL, sealed BLOB NOT NULL,
         PRIMARY KEY (number, kind)
@@ -113,25 +116,20 @@ class SqliteResponses:
             return failed(call.call_id, error)
 
     def run_upkeep(self) -> bool:
-        try:
-            with self._transaction() as transaction:
-                return upkeep.run_slice(transaction)
-        except sqlite3.Error as error:
-            log.warning("response_upkeep_failed", error=str(error))
-            return False
+        return self._run(upkeep.run_slice)
 
     def delete_of_tenant(self, tenant_id: str) -> bool:
+        return self._run(lambda transaction: upkeep.delete_of_tenant(transaction, tenant_id))
+
+    def totals(self) -> ResponseTotals:
+        return self._run(lambda transaction: ResponseTotals(*transaction.run(statements.TOTALS)[0]))
+
+    def _run(self, work: Callable[[SqliteTransaction], Result]) -> Result:
         try:
             with self._transaction() as transaction:
-                return upkeep.delete_of_tenant(transaction, tenant_id)
+                return work(transaction)
         except sqlite3.Error as error:
             raise ResponseStoreUnavailable(str(error)) from None
-
-    def totals(self) -> ResponseTotals | None:
-        try:
-            return ResponseTotals(*self._connected().execute(statements.TOTALS).fetchone())
-        except sqlite3.Error:
-            return None
 
     def close(self) -> None:
         if self._connection:

@@ -1,7 +1,7 @@
 """The store of responses for the event loop: it never waits, and each call has a result in a bounded time."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from zlib import crc32
@@ -23,7 +23,9 @@ OnResult = Callable[[StoreResult], None]
 class ResponseStore(Protocol):
     """Performs calls on stored responses."""
 
-    pending: int  # calls without a result
+    @property
+    def pending(self) -> int:
+        """Calls without a result."""
 
     def perform(self, call: StoreCall, origin: str, on_result: OnResult) -> None:
         """Perform a call; `on_result` is called on the event loop, with a failure at the latest after 2 s.
@@ -35,7 +37,7 @@ class ResponseStore(Protocol):
         """Delete all responses of a tenant. Raises ResponseStoreUnavailable."""
 
     @property
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Mapping[str, float]:
         """Figures of the admin snapshot."""
 
 
@@ -79,7 +81,8 @@ class ThreadedResponseStore:
         return self.threads[crc32(origin.encode()) % len(self.threads)]
 
     async def delete_of_tenant(self, tenant_id: str) -> None:
-        await self.threads[0].run(lambda backend: _delete_all(backend.delete_of_tenant, tenant_id))
+        while await self.threads[0].run(lambda backend: backend.delete_of_tenant(tenant_id)):
+            pass  # calls of edges are performed between the slices
 
     async def watch(self) -> None:
         """Fail calls that have waited for too long, until cancelled."""
@@ -117,8 +120,3 @@ class ThreadedResponseStore:
     def _count_failure(self) -> None:
         self.failed_calls += 1
         record_response_call_failures(1)
-
-
-def _delete_all(delete: Callable[[str], bool], tenant_id: str) -> None:
-    while delete(tenant_id):
-        pass

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.store.responses.backend import ResponseBackend, ResponseTotals
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
@@ -23,6 +24,7 @@ BUSY_UPKEEP_INTERVAL_S = 0.05  # s between slices while more is due
 TOTALS_INTERVAL_S = 5.0  # s between reports of what is stored
 
 Work = Callable[[ResponseBackend], None]
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False, slots=True)
@@ -68,26 +70,26 @@ class CallThread:
         self._entries.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def run(self, work: Work) -> None:
+    async def run(self, work: Callable[[ResponseBackend], Result]) -> Result:
         """Run `work` in the thread. Raises what it raises."""
-        done: asyncio.Future[None] = self._loop.create_future()
+        done: asyncio.Future[Result] = self._loop.create_future()
 
         def run_and_report(backend: ResponseBackend) -> None:
             try:
-                work(backend)
+                result = work(backend)
             except Exception as error:  # noqa: BLE001  # raised by the caller's `await`
-                self._loop.call_soon_threadsafe(_resolve, done, error)
+                self._loop.call_soon_threadsafe(_reject, done, error)
             else:
-                self._loop.call_soon_threadsafe(_resolve, done, None)
+                self._loop.call_soon_threadsafe(_resolve, done, result)
 
         self._entries.put(run_and_report)
-        await done
+        return await done
 
     def _run(self, opened: "asyncio.Future[None]") -> None:
         try:
             self.backend.open()
         except Exception as error:  # noqa: BLE001  # the start fails with any error
-            self._loop.call_soon_threadsafe(_resolve, opened, error)
+            self._loop.call_soon_threadsafe(_reject, opened, error)
             return
         self._loop.call_soon_threadsafe(_resolve, opened, None)
         while self._perform_next():
@@ -122,8 +124,11 @@ class CallThread:
         """Run what is due. An error does not end the thread, because calls depend on it."""
         try:
             self._run_due_upkeep(time.monotonic())
+        except ResponseStoreUnavailable as error:
+            log.debug("response_upkeep_delayed", error=error.message)
+            self._upkeep_due = time.monotonic() + UPKEEP_INTERVAL_S
         except Exception:
-            log.exception("response_upkeep_crashed")
+            log.exception("response_upkeep_failed")
             self._upkeep_due = time.monotonic() + UPKEEP_INTERVAL_S
 
     def _run_due_upkeep(self, now: float) -> None:
@@ -132,17 +137,17 @@ class CallThread:
             self._upkeep_due = time.monotonic() + (BUSY_UPKEEP_INTERVAL_S if is_more_due else UPKEEP_INTERVAL_S)
         if now >= self._totals_due:
             self._totals_due = now + TOTALS_INTERVAL_S
-            if totals := self.backend.totals():
-                self._loop.call_soon_threadsafe(self.on_totals, totals)
+            self._loop.call_soon_threadsafe(self.on_totals, self.backend.totals())
 
 
 def _nothing(_backend: ResponseBackend) -> None: ...
 
 
-def _resolve(future: "asyncio.Future[None]", error: Exception | None) -> None:
-    if future.done():  # its waiter was cancelled
-        return
-    if error:
+def _resolve(future: "asyncio.Future[Result]", result: Result) -> None:
+    if not future.done():  # else its waiter was cancelled
+        future.set_result(result)
+
+
+def _reject(future: "asyncio.Future[Any]", error: Exception) -> None:
+    if not future.done():  # as above
         future.set_exception(error)
-    else:
-        future.set_result(None)

@@ -4,23 +4,25 @@ from penstock.auth.store.responses import statements as sql
 from penstock.auth.store.responses.locked import LockedResponses
 from penstock.auth.store.responses.statements import Transaction, response_of
 
-SLICE_RESPONSES = 64  # of one transaction
+SLICE_RESPONSES = 16  # of one transaction
 
 
 def run_slice(transaction: Transaction) -> bool:
-    """Delete some responses whose time has ended, and cancel some whose holder is late. Return whether more are due.
+    """Cancel some responses whose holder is late, or delete some whose time has ended. Return whether more may be due.
 
     A response in progress lives as long as its lease.
     """
-    now, locked = transaction.now, LockedResponses(transaction)
-    lapsed = [response_of(row) for row in transaction.run(sql.LAPSED, now, SLICE_RESPONSES)]
-    for each in lapsed:
-        if each.lapse(now):
+    now = transaction.now
+    if lapsed := transaction.run(sql.LAPSED, now, SLICE_RESPONSES):
+        locked = LockedResponses(transaction)
+        for each in map(response_of, lapsed):
+            each.lapse(now)
             locked.end(each)
-    locked.write()
+        locked.write()
+        return True
     expired = transaction.run(sql.EXPIRED, now, now, SLICE_RESPONSES)
     _delete(transaction, expired)
-    return SLICE_RESPONSES in (len(lapsed), len(expired))
+    return len(expired) == SLICE_RESPONSES
 
 
 def delete_of_tenant(transaction: Transaction, tenant_id: str) -> bool:
