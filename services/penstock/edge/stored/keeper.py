@@ -31,6 +31,7 @@ from penstock.edge.stored.vault import ResponseCall, ResponseVault
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.mesh.v1.responses_pb2 import (
     RESPONSE_STATUS_CANCELLED,
+    RESPONSE_STATUS_FAILED,
     ResponseKey,
     ResumeRecord,
     StoredRequest,
@@ -47,6 +48,7 @@ FINISH_RETRY_S = 0.5
 MAX_END_DELAY_S = 2.0  # that readers wait for the store to record an end
 BYTES_PER_TOKEN = 16  # of a log, on average
 RELEASE_TIMEOUT_S = 2.0
+MAX_UNOPENED = 1_000  # responses that are logged because they cannot be continued
 SEED_BITS = 64
 
 
@@ -200,7 +202,8 @@ class ResponseKeeper:
         await self._vault.extend([progress])
 
     async def _finish(self, held: HeldResponse) -> None:
-        asyncio.get_running_loop().call_later(MAX_END_DELAY_S, held.publish)
+        """Store the end of a response, then let its readers know. They wait for a store that is away for a while."""
+        publishing = asyncio.get_running_loop().call_later(MAX_END_DELAY_S, held.publish)
         while not held.is_lost:
             try:
                 while held.unsaved_tokens > MAX_PART_TOKENS:
@@ -210,8 +213,10 @@ class ResponseKeeper:
             except PenstockError as error:
                 if error.reason in ("RESPONSE_LOST", "RESPONSE_UNKNOWN"):
                     break  # another edge has it, or it is deleted
-                log.warning("response_not_finished", response_id=held.key.response_id, error=error.message)
+                if held.output.status is None:
+                    log.warning("response_not_finished", response_id=held.key.response_id, error=error.message)
                 await asyncio.sleep(FINISH_RETRY_S)
+        publishing.cancel()
         self._held.pop(held.name, None)
         if held.output.status is None:
             held.publish()
@@ -223,7 +228,8 @@ class ResponseKeeper:
         if held.output.status is None:
             text = "another edge continues this response; retrieve it by its id"
             held.output.finished, held.output.error = None, Aborted(text, reason="RESPONSE_LOST", retry_after=0.0)
-            held.publish()
+            held.output.status = RESPONSE_STATUS_FAILED
+            held.output.changed()
 
     # Progress.
 
@@ -309,7 +315,7 @@ class ResponseKeeper:
         try:
             await self._resume(stored)
         except PenstockError as error:
-            if name not in self._unopened:
+            if name not in self._unopened and len(self._unopened) < MAX_UNOPENED:
                 self._unopened.add(name)
                 log.warning("response_not_resumed", response_id=stored.key.response_id, error=error.message)
 
