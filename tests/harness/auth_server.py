@@ -79,6 +79,7 @@ class AuthProcess:
     tokens: KeyRefresh | None = None
     admin_address: str = ""
     responses: ResponseStoreServiceStub | None = None
+    response_service: ResponseService | None = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -137,6 +138,7 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
                 stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
                 parts = (checks, authorization, authorizer, tokens)
                 more = {"admin_address": server.admin_address, "responses": ResponseStoreServiceStub(to_auth)}
+                more["response_service"] = kept
                 yield AuthProcess(served, server.address, clock, *stubs, *parts, **more)
                 await asyncio.gather(served.drain(), kept.drain())
         sweeping.cancel()

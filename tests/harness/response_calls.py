@@ -199,59 +199,71 @@ class ResponseStream:
 
     call: object
     calls: int = 0
-    ended: str = ""  # reason of the peer's `end`
-    results: dict[int, pb.StoreResult] = field(default_factory=dict)
-
-    async def send(self, operation):
-        """Send a call; return its id."""
-        self.calls += 1
-        await self.call.write(pb.KeepRequest(call=pb.StoreCall(call_id=self.calls, **operation)))
-        return self.calls
-
-    async def receive(self, call_id):
-        """Return the outcome of a call."""
-        while call_id not in self.results:
-            frame = await self.call.read()
-            assert frame is not grpc.aio.EOF
-            for each in frame.more or (frame,):
-                match each.WhichOneof("frame"):
-                    case "result":
-                        self.results[each.result.call_id] = each.result
-                    case "end":
-                        self.ended = each.end.reason
-        return outcome_of(self.results.pop(call_id))
+    results: dict[int, asyncio.Future] = field(default_factory=dict)  # by call id; those that were not awaited
+    ended: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, operation):
         return await self.receive(await self.send(operation))
 
+    async def send(self, operation):
+        """Send a call; return its id."""
+        self.calls += 1
+        call_id = self.calls
+        self.results[call_id] = asyncio.get_running_loop().create_future()
+        await self.write(call=pb.StoreCall(call_id=call_id, **operation))
+        return call_id
+
+    async def receive(self, call_id):
+        """Return the outcome of a call."""
+        try:
+            return outcome_of(await self.results[call_id])
+        finally:
+            del self.results[call_id]
+
     async def receive_end(self):
         """Return the reason of the peer's `end`."""
-        while not self.ended:
-            frame = await self.call.read()
-            assert frame is not grpc.aio.EOF
-            for each in frame.more or (frame,):
-                if each.WhichOneof("frame") == "end":
-                    self.ended = each.end.reason
-        return self.ended
+        return await self.ended
+
+    async def write(self, **frame):
+        async with self.writing:
+            await self.call.write(pb.KeepRequest(**frame))
+
+    async def beat(self):
+        while True:
+            await asyncio.sleep(0.3)
+            await self.write(heartbeat=Heartbeat())
+
+    async def read(self):
+        """Pass on the frames of the peer. The end of the stream fails the calls that have no result."""
+        error = EOFError("the stream has ended")
+        try:
+            while (frame := await self.call.read()) is not grpc.aio.EOF:
+                for each in frame.more or (frame,):
+                    match each.WhichOneof("frame"):
+                        case "result":
+                            self.results[each.result.call_id].set_result(each.result)
+                        case "end":
+                            self.ended.set_result(each.end.reason)
+        except grpc.aio.AioRpcError as failed:
+            error = failed
+        for waiting in [*self.results.values(), self.ended]:
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # it need not be awaited
 
 
 @asynccontextmanager
 async def response_stream(stub, instance_id="edge-1"):
-    """A stream of an edge to the service, without heartbeats: for tests of less than 1.5 s of silence."""
-    call = stub.Keep()
-    stream = ResponseStream(call)
-    await call.write(pb.KeepRequest(hello=Hello(protocol=1, instance_id=instance_id, tier="edge", bundles=True)))
-    assert (await call.read()).hello.tier == "auth"
-
-    async def beat():
-        while True:
-            await asyncio.sleep(0.3)
-            await call.write(pb.KeepRequest(heartbeat=Heartbeat()))
-
-    beating = asyncio.create_task(beat())
+    """A stream of an edge to the service, with heartbeats."""
+    stream = ResponseStream(stub.Keep())
+    await stream.write(hello=Hello(protocol=1, instance_id=instance_id, tier="edge", bundles=True))
+    assert (await stream.call.read()).hello.tier == "auth"
+    tasks = [asyncio.create_task(stream.beat()), asyncio.create_task(stream.read())]
     try:
         yield stream
     finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
-        call.cancel()
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stream.call.cancel()
