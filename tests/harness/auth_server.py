@@ -17,9 +17,12 @@ from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.models.routes import RouteList
 from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
+from penstock.auth.responses.service import ResponseService
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.responses.opening import opened_responses
+from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.sqlite import sql
 from penstock.auth.usage.reader import UsageReader
@@ -39,6 +42,10 @@ from penstock.mesh.v1.admission_pb2 import (
     Settle,
 )
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.responses_pb2_grpc import (
+    ResponseStoreServiceStub,
+    add_ResponseStoreServiceServicer_to_server,
+)
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.stream_pb2 import Heartbeat, Hello
@@ -71,6 +78,8 @@ class AuthProcess:
     authorizer: Authorizer | None = None
     tokens: KeyRefresh | None = None
     admin_address: str = ""
+    responses: ResponseStoreServiceStub | None = None
+    response_service: ResponseService | None = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -88,6 +97,8 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
     retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
     opened = opened_store(config.store, retention=retention, clock=clock)
     async with opened as (store, state), AsyncExitStack() as stack:
+        operations = ResponseOperations(config.response_ttl, config.response_bytes_per_tenant)
+        responses = await stack.enter_async_context(opened_responses(config.store, operations, clock=clock))
         authorizer = recover(config, state, clock(), store.epochs)
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
         hello.partitioned = authorizer.served.is_partitioned
@@ -109,9 +120,14 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
             usage_reader=usage_reader,
             key_retention=config.ledger_retention,
             routes=routes,
+            responses=responses,
         )
         sweeping = asyncio.create_task(served.sweep())
-        registrations = [(add_AdmissionServiceServicer_to_server, served)]
+        kept = ResponseService(responses, hello)
+        registrations = [
+            (add_AdmissionServiceServicer_to_server, served),
+            (add_ResponseStoreServiceServicer_to_server, kept),
+        ]
         with operators_at_socket(audit_log=config.audit_log_path) as operators:
             async with (
                 serving(config.listen, registrations, admin=admin, operators=operators) as server,
@@ -121,8 +137,10 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
             ):
                 stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
                 parts = (checks, authorization, authorizer, tokens)
-                yield AuthProcess(served, server.address, clock, *stubs, *parts, admin_address=server.admin_address)
-                await served.drain()
+                more = {"admin_address": server.admin_address, "responses": ResponseStoreServiceStub(to_auth)}
+                more["response_service"] = kept
+                yield AuthProcess(served, server.address, clock, *stubs, *parts, **more)
+                await asyncio.gather(served.drain(), kept.drain())
         sweeping.cancel()
 
 

@@ -8,14 +8,19 @@ import httpx
 import httpx2
 import openai
 
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import PenstockError
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
+from penstock.edge.api.openai.stored_responses import ResponsesFormat
+from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request.estimate import AdmissionResult
+from penstock.edge.stored.service import StoredResponses
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
+from penstock.v1.stream_pb2 import Hello
 
 TIMEOUT_S = 30.0  # bound of every wait
 
@@ -172,10 +177,15 @@ class HttpEdge:
                 await writer.wait_closed()
 
 
+def without_store(gateway) -> StoredResponses:
+    """The responses of an edge that stores none."""
+    return StoredResponses(EdgeConfig(), gateway, ResponsesFormat(), Hello(), WallMonotonicClock())
+
+
 @asynccontextmanager
 async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, door=None, **front) -> AsyncIterator[HttpEdge]:
     gateway = FakeGateway()
-    served = OpenAIApp(gateway, is_ready, **front)
+    served = OpenAIApp(gateway, without_store(gateway), is_ready, **front)
     async with serving_http("127.0.0.1:0", served, drain_grace, door) as address:
         base = f"http://{address}"
         async with (

@@ -10,6 +10,7 @@ from datetime import timedelta
 import grpc
 
 from operators import admin_socket
+from penstock.auth.responses.service import ResponseService
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import PenstockError, Unauthenticated
 from penstock.chassis.streams.link import accept_stream
@@ -21,6 +22,7 @@ from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, 
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
 from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
+from penstock.mesh.v1.responses_pb2_grpc import add_ResponseStoreServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.mesh.v1.worker_pb2 import (
     ExecuteResponse,
@@ -322,10 +324,16 @@ class EdgeMesh:
         return dict((await self.admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures)
 
 
+def served(add, servicer):
+    return served_together({add: servicer})
+
+
 @asynccontextmanager
-async def served(add, servicer) -> AsyncIterator[str]:
+async def served_together(servicers) -> AsyncIterator[str]:
+    """Serve each servicer on one port; `servicers` by the function that adds them."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    add(servicer, server)
+    for add, servicer in servicers.items():
+        add(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -335,13 +343,17 @@ async def served(add, servicer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def edge_mesh(workers=1, shards=1, fakes=(), **settings) -> AsyncIterator[EdgeMesh]:
+async def edge_mesh(workers=1, shards=1, fakes=(), responses=None, **settings) -> AsyncIterator[EdgeMesh]:
+    """`responses`: a store of responses, which auth serves."""
     async with AsyncExitStack() as stack:
         fakes = list(fakes) or [FakeWorker(f"w{number + 1}") for number in range(workers)]
         for fake in fakes:
             fake.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, fake))
         auth, queues = FakeAuth(), [FakeQueue(list(fakes)) for _ in range(shards)]
-        auths = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, auth))
+        adding = {add_AdmissionServiceServicer_to_server: auth}
+        if responses:
+            adding[add_ResponseStoreServiceServicer_to_server] = ResponseService(responses, hello("auth", "a1"))
+        auths = await stack.enter_async_context(served_together(adding))
         at = [await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue)) for queue in queues]
         own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": tuple(at), "instance_id": "e1", "drain_grace": 0.0}
         own["admin_listen"] = stack.enter_context(admin_socket())

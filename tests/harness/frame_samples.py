@@ -55,9 +55,11 @@ def admitted(field, rule, found):
 
 def fill(message, rng, share, *, is_within=False):
     """Set random fields of a message to values at and beyond their ranges, or only within them."""
+    choices = [each.fields for each in message.DESCRIPTOR.oneofs if len(each.fields) > 1]
+    left_out = {each.name for fields in choices for each in rng.sample(list(fields), len(fields) - 1)}
     for field in message.DESCRIPTOR.fields:
         rule = rules_of(message)[field.name]
-        if rng.random() > share:
+        if field.name in left_out or rng.random() > share:
             continue
         each = rule.each if isinstance(rule, Many) else rule
         if isinstance(rule, Pairs):

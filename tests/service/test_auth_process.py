@@ -21,10 +21,13 @@ from auth_server import (
 from penstock.auth.config import AuthConfig
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError, load
+from penstock.chassis.errors import Unavailable
 from penstock.mesh.v1.admission_pb2 import Credential, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
+from penstock.mesh.v1.responses_pb2_grpc import ResponseStoreServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
+from response_calls import create, extend, finish, part, progress, read, response_stream
 from tier_process import address_of, tier_process, wait_for_event
 
 
@@ -120,4 +123,43 @@ async def auth_process(folder, **more):
         address = await address_of(process)
         async with channel(address) as to_auth, channel(process.admin_address) as to_admin:
             stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
-            yield process, AuthProcess(None, address, FakeClock(), *stubs)
+            responses = ResponseStoreServiceStub(to_auth)
+            yield process, AuthProcess(None, address, FakeClock(), *stubs, responses=responses)
+
+
+async def test_no_stored_response_that_was_acknowledged_is_lost_by_a_kill(tmp_path):
+    """The process is killed while calls are open. What is in doubt may be repeated."""
+    async with auth_process(tmp_path) as (process, found), response_stream(found.responses) as stream:
+        created = [await stream.send(create(f"r{number}", request=b"%d" % number)) for number in range(40)]
+        for number, each in enumerate(created):
+            await stream.receive(each)
+            if number % 2:
+                await stream(extend(progress(f"r{number}", tokens=part(0, 3))))
+        await stream(finish("r1", tokens=part(3, 2), output=b"answer"))
+        for number in range(40, 60):
+            await stream.send(create(f"r{number}", request=b"%d" % number))
+        process.kill()
+        await process.wait()
+    async with auth_process(tmp_path) as (process, found), response_stream(found.responses) as stream:
+        for number in range(40):
+            (stored,) = await stream(read(f"r{number}"))
+            assert (stored.request, stored.token_count) == (b"%d" % number, 5 if number == 1 else 3 * (number % 2))
+        await stream(finish("r1", tokens=part(3, 2), output=b"answer"))
+        for number in range(40, 60):
+            assert await stream(create(f"r{number}", request=b"%d" % number)) == 1
+        process.send_signal(signal.SIGTERM)
+        assert await stream.receive_end() == "draining"
+        stream.call.cancel()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def test_a_full_disk_makes_the_store_of_responses_unavailable_until_it_has_space(tmp_path):
+    async with auth_process(tmp_path) as (process, found), response_stream(found.responses) as stream:
+        await stream(create())
+        limit_file_size(process, 0)
+        with pytest.raises(Unavailable) as error:
+            await stream(create("r2"))
+        assert error.value.reason == "STORE_UNAVAILABLE"
+        await stream(read())
+        limit_file_size(process, psutil.RLIM_INFINITY)
+        assert await stream(create("r2")) == 1

@@ -17,9 +17,11 @@ from penstock.chassis.errors import error_from_rpc
 from penstock.mesh.partitions import PARTITIONS, partition_of
 from penstock.mesh.v1.admission_pb2 import Admitted, Credential, Identified, NotOwner, Rejected, Settle, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
+from penstock.mesh.v1.responses_pb2_grpc import ResponseStoreServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.route_pb2 import Route, RouteDefinition, RouteTarget
+from response_calls import claim, create, finish, part, read, response_stream
 from store_changes import stored_state
 from stores import administer
 from tier_process import address_of, tier_process, wait_for_event
@@ -307,3 +309,36 @@ async def test_an_outage_and_the_lost_partitions_are_logged_without_the_password
         _, rest = await process.communicate()
     assert process.returncode == 0
     assert PASSWORD not in json.dumps(lines) + rest.decode()
+
+
+async def test_any_replica_serves_the_responses_of_any_tenant(database):
+    """A replica is killed with a response that it has stored; the other one gives it to another edge."""
+    async with auth_process(database) as first, responses_of(first) as one, responses_in(database) as other:
+        for number in range(20):
+            await one(create(f"r{number}", tenant_id=f"tenant-{number}", background=True, lease_s=0.2))
+        claims = [asyncio.create_task(stream(claim(limit=20))) for stream in (one, other)]
+        await other(create("ended", tenant_id="tenant-1"))
+        await one(finish("ended", tenant_id="tenant-1", tokens=part(0, 3)))
+        claimed = [each for found in await asyncio.gather(*claims) for each in found]
+        first.kill()
+        (found,) = await other(read("ended", tenant_id="tenant-1"))
+        assert found.token_count == 3
+        async with asyncio.timeout(20):
+            while len(claimed) < 20:
+                claimed += await other(claim(limit=20))
+        assert len({each.key.response_id for each in claimed}) == 20
+        for each in claimed:
+            await other(finish(each.key.response_id, each.epoch, tenant_id=each.key.tenant_id))
+
+
+@asynccontextmanager
+async def responses_in(database):
+    async with auth_process(database) as process, responses_of(process) as found:
+        yield found
+
+
+@asynccontextmanager
+async def responses_of(process):
+    address = await address_of(process)
+    async with channel(address) as to_auth, response_stream(ResponseStoreServiceStub(to_auth)) as found:
+        yield found

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from edge_http import FakeGateway, http_edge
+from edge_http import FakeGateway, http_edge, without_store
 from openai_calls import CREATE, PATHS, next_text, text_in, text_of
 from otlp_receiver import attributes_of
 from penstock.chassis.errors import (
@@ -212,8 +212,8 @@ async def test_a_response_that_fails_midway_ends_in_its_failed_event():
 
 
 async def test_health_follows_readiness():
-    ready, responses = [], []
-    front = OpenAIApp(FakeGateway(), lambda: bool(ready))
+    ready, responses, gateway = [], [], FakeGateway()
+    front = OpenAIApp(gateway, without_store(gateway), lambda: bool(ready))
     async with httpx.AsyncClient(base_url="http://edge", transport=httpx.ASGITransport(front)) as http:
         responses.append(await http.get("/health"))
         ready.append(True)

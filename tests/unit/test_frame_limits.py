@@ -12,10 +12,10 @@ from penstock.mesh.limits.compiler import check_of, frame_checks
 from penstock.mesh.limits.rules import Apart, Data, Many, Pairs, Part, Real, Text, Unchecked, Whole
 from penstock.mesh.limits.table import TABLE
 from penstock.mesh.limits.violations import violation_of
-from penstock.mesh.v1 import admission_pb2, queue_pb2, scheduler_pb2, ticket_pb2, worker_pb2
+from penstock.mesh.v1 import admission_pb2, queue_pb2, responses_pb2, scheduler_pb2, ticket_pb2, worker_pb2
 from penstock.v1 import stream_pb2
 
-FILES = [admission_pb2, queue_pb2, scheduler_pb2, ticket_pb2, worker_pb2, stream_pb2]
+FILES = [admission_pb2, queue_pb2, responses_pb2, scheduler_pb2, ticket_pb2, worker_pb2, stream_pb2]
 SAMPLES_PER_MESSAGE = 300
 
 
@@ -88,7 +88,8 @@ def test_a_range_fits_the_type_of_its_field(name):
 @pytest.mark.parametrize("name", sorted(JUDGED))
 def test_a_compiled_check_finds_the_violations_that_the_ranges_define(name):
     rng, check, found = random.Random(name), check_of(JUDGED[name]), set()
-    for _ in range(SAMPLES_PER_MESSAGE):
+    alternatives = max((len(each.fields) for each in JUDGED[name].oneofs), default=1)  # one of which each sample has
+    for _ in range(SAMPLES_PER_MESSAGE * alternatives):
         message = GetMessageClass(JUDGED[name])()
         fill(message, rng, rng.choice([0.1, 0.5]))
         violation = violation_of(message)

@@ -14,6 +14,7 @@ CASES = [
     (errors.Unauthenticated("m", reason="KEY_UNKNOWN"), 401, "authentication_error", "invalid_api_key"),
     (errors.PermissionDenied("m"), 403, "permission_error", "permission_denied"),
     (errors.NotFound("m", reason="MODEL_UNKNOWN"), 404, "invalid_request_error", "model_not_found"),
+    (errors.AlreadyExists("m"), 409, "invalid_request_error", "already_exists"),
     (BodyTooLarge("m"), 413, "invalid_request_error", "body_too_large"),
     (errors.QuotaExceeded("m", retry_after=2.5), 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.Cancelled("m"), 499, "invalid_request_error", "cancelled"),

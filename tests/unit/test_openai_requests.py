@@ -205,8 +205,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, expec
         (chat, {"moderation": {}}, "moderation"),
         (completion, {"suffix": "x"}, "suffix"),
         (response, {"n": 2}, "n"),
-        (response, {"background": True}, "background"),
-        (response, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (response, {"conversation": "conv_1"}, "conversation"),
     ],
 )
 def test_unsupported_fields_are_rejected_if_they_request_something(call, members, field):

@@ -1,6 +1,8 @@
 """One auth process: `python -m penstock.auth`."""
 
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
@@ -8,9 +10,13 @@ from penstock.auth.ext_authz.authorization import Authorization
 from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.models.routes import RouteList
+from penstock.auth.responses.service import ResponseService
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.responses.opening import opened_responses
+from penstock.auth.store.responses.operations import ResponseOperations
+from penstock.auth.store.responses.store import ThreadedResponseStore
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.clocks import WallMonotonicClock
@@ -20,6 +26,7 @@ from penstock.chassis.security.process import open_security
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.responses_pb2_grpc import add_ResponseStoreServiceServicer_to_server
 
 
 async def run_auth(config: AuthConfig) -> None:
@@ -37,6 +44,7 @@ async def run_auth(config: AuthConfig) -> None:
     )
     async with stored as (store, state), AsyncExitStack() as stack:
         time.shift(store.clock_offset)  # the limits of a tenant follow one clock, whichever replica owns it
+        responses = await stack.enter_async_context(_opened_responses(config, clock))
         authorizer = recover(config, state, clock(), store.epochs)
         tokens = None
         if config.issuers:
@@ -51,6 +59,7 @@ async def run_auth(config: AuthConfig) -> None:
         service = AdmissionService(
             authorizer, edges, store, hello, clock, identity_keys=proxied, wait_for_keys=wait, routes=routes
         )
+        kept = ResponseService(responses, hello)
         authorization = Authorization(authorizer, proxied, clock, trusted_hops=config.trusted_hops, wait_for_keys=wait)
         security = open_security(config)
         usage_reader = UsageReader(config.store_location)
@@ -60,16 +69,20 @@ async def run_auth(config: AuthConfig) -> None:
             authorizer,
             store,
             clock,
-            lambda: service.figures | authorization.figures | (tokens.figures if tokens else {}),
+            lambda: {**service.figures, **kept.figures, **authorization.figures, **(tokens.figures if tokens else {})},
             usage_reader=usage_reader,
             key_retention=config.ledger_retention,
             routes=routes,
+            responses=responses,
         )
         async with (
-            background(service.sweep(), store.watch()),
+            background(service.sweep(), store.watch(), responses.watch()),
             serving(
                 config.listen,
-                [(add_AdmissionServiceServicer_to_server, service)],
+                [
+                    (add_AdmissionServiceServicer_to_server, service),
+                    (add_ResponseStoreServiceServicer_to_server, kept),
+                ],
                 admin=admin,
                 operators=OperatorListeners.of(config),
                 drain_grace=config.drain_grace,
@@ -82,7 +95,14 @@ async def run_auth(config: AuthConfig) -> None:
             try:
                 await stop_requested()
             finally:  # also if the store's thread failed, so that edges decide at once
-                await service.drain()
+                await asyncio.gather(service.drain(), kept.drain())
+
+
+def _opened_responses(
+    config: AuthConfig, clock: Callable[[], float]
+) -> AbstractAsyncContextManager[ThreadedResponseStore]:
+    operations = ResponseOperations(config.response_ttl, config.response_bytes_per_tenant)
+    return opened_responses(config.store, operations, clock=clock, fsync=config.fsync)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,17 @@ class AuthConfig(ServiceConfig):
         "Time for which usage is kept by hour, tenant, key, model and region. Older totals become totals of their day.",
         unit="s",
     )
+    response_ttl: float = setting(
+        2_592_000.0,
+        "Time for which a stored response is kept after its creation, and after its latest use in a conversation.",
+        unit="s",
+    )
+    response_bytes_per_tenant: int = setting(
+        1 << 30,
+        "Most bytes of one tenant's stored responses, each with 512 bytes beside its sealed parts. A response that is"
+        " stored is completed beyond it. 0: no tenant stores any.",
+        unit="bytes",
+    )
     region: str = setting(
         "",
         "Region of this process, at most 63 characters. Each row of the ledger has it, and usage is kept by region.",
@@ -155,6 +166,8 @@ class AuthConfig(ServiceConfig):
             raise ValueError("fallback_tokens must be 0 to 2**32 - 1")
         if not 0 < self.disk_watermark <= 1:
             raise ValueError("disk_watermark must be a share, above 0 and at most 1")
+        if not 0 <= self.response_bytes_per_tenant < 2**62:
+            raise ValueError("response_bytes_per_tenant must be 0 to 2**62 - 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
         if len(self.region) > MAX_REGION_CHARS or not self.region.isprintable():
@@ -170,7 +183,8 @@ class AuthConfig(ServiceConfig):
                 raise ValueError(f"{name} must be at least 1")
         if not 0 <= self.trusted_hops <= 16:
             raise ValueError("trusted_hops must be 0 to 16")
-        for name in ("reservation_ttl", "edge_grace", "ledger_retention", "hourly_retention", "fallback_grant_ttl"):
+        retentions = ("ledger_retention", "hourly_retention", "response_ttl")
+        for name in ("reservation_ttl", "edge_grace", "fallback_grant_ttl", *retentions):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 s")
         if self.fallback_grant_ttl > 86_400:

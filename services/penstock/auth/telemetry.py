@@ -27,6 +27,17 @@ _budget_warnings = meter().create_counter(
     unit="{request}",
     description="Requests admitted beyond the soft share of a budget.",
 )
+_stored_responses = meter().create_gauge(
+    semconv.PENSTOCK_AUTH_STORED_RESPONSES, unit="{response}", description="Stored responses of all tenants."
+)
+_stored_response_bytes = meter().create_gauge(
+    semconv.PENSTOCK_AUTH_STORED_RESPONSE_BYTES, unit="By", description="Bytes of the stored responses of all tenants."
+)
+_response_call_failures = meter().create_counter(
+    semconv.PENSTOCK_AUTH_RESPONSE_CALL_FAILURES,
+    unit="{call}",
+    description="Calls on stored responses that failed because the store was unavailable.",
+)
 
 
 def record_shadow_refusals(limits: Iterable[str]) -> None:
@@ -41,6 +52,15 @@ def record_budget_warning() -> None:
 
 def record_disk_used(share: float) -> None:
     _disk_used.set(share)
+
+
+def record_responses(count: int, size: int) -> None:
+    _stored_responses.set(count)
+    _stored_response_bytes.set(size)
+
+
+def record_response_call_failures(count: int) -> None:
+    _response_call_failures.add(count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,12 @@ class NotFound(PenstockError):
     code, default_reason = grpc.StatusCode.NOT_FOUND, "NOT_FOUND"
 
 
+class AlreadyExists(PenstockError):
+    """An object of this name exists."""
+
+    code, default_reason = grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS"
+
+
 class QuotaExceeded(PenstockError):
     """The caller's own limit is reached."""
 
@@ -199,7 +205,7 @@ class Internal(PenstockError):
     code, default_reason = grpc.StatusCode.INTERNAL, "INTERNAL"
 
 
-QUOTA_REASONS = frozenset({QuotaExceeded.default_reason, "BUDGET_EXCEEDED"})
+QUOTA_REASONS = frozenset({QuotaExceeded.default_reason, "BUDGET_EXCEEDED", "RESPONSES_FULL"})
 
 _BY_CODE = {kind.code.value[0]: kind for kind in PenstockError.__subclasses__() if kind is not QuotaExceeded}
 

@@ -26,6 +26,7 @@ from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.live.overhead import OverheadOptions, overhead
 from penstock.proofs.live.partition import PartitionOptions, partition
 from penstock.proofs.live.quota import QuotaOptions, quota
+from penstock.proofs.live.retrieval import RetrievalOptions, retrieval
 from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
@@ -84,6 +85,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "database": (database, DatabaseOptions),
     "quota": (quota, QuotaOptions),
     "rollout": (rollout, RolloutOptions),
+    "retrieval": (retrieval, RetrievalOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
     "clocks": (clocks, ClocksOptions),

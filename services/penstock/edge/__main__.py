@@ -16,11 +16,13 @@ from penstock.edge.api.doors import Doors
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
+from penstock.edge.api.openai.stored_responses import ResponsesFormat
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.runner import RequestRunner
+from penstock.edge.stored.service import StoredResponses
 from penstock.edge.text.executor import TokenizerPools
 
 
@@ -45,9 +47,10 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         runner = RequestRunner(config, hello, catalog, planner, clock, dialer=security.dialer)
         gateway = Gateway(config, runner, catalog, planner, threads)
         doors = Doors(config, gateway)
-        async with background(catalog.run(), runner.run(), doors.run()):
+        stored = StoredResponses(config, gateway, ResponsesFormat(), hello, clock, dialer=security.dialer)
+        async with background(catalog.run(), runner.run(), doors.run(), stored.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
-            app = OpenAIApp(gateway, runner.has_connected.is_set)
+            app = OpenAIApp(gateway, stored, runner.has_connected.is_set)
             async with (
                 serving_http(
                     config.http_listen,
@@ -72,7 +75,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     admin=AdminService(
                         "edge",
                         config.instance_id,
-                        lambda: {**runner.figures(), **gateway.figures, **doors.figures},
+                        lambda: {**runner.figures(), **gateway.figures, **doors.figures, **stored.figures},
                         runner.tables,
                     ),
                     operators=OperatorListeners.of(config),
@@ -87,7 +90,11 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 ) as server,
                 background(_set_ready_once_connected(runner, server)),
             ):
-                yield server
+                try:
+                    yield server
+                finally:
+                    await stored.release(only_background=True)
+            await stored.release()
             await runner.wait_drained()
 
 

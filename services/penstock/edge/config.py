@@ -9,6 +9,7 @@ from penstock.edge.api.http.connections import ConnectionLimits
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits
 from penstock.edge.lifecycle.record import LifecycleLimits
 from penstock.edge.request.limits import TIMEOUT_S
+from penstock.edge.stored.cipher import parse_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +98,15 @@ class EdgeConfig(ServiceConfig):
         "", "API key of the requests that copy others to the mirrors of routes. Empty: no copies.", secret=True
     )
     max_mirror_copies: int = setting(16, "Most copies for mirrors at one time; further ones are dropped.")
+    response_keys: str = setting(
+        "",
+        "Keys that seal stored responses, `name:base64` of 32 random bytes, separated by commas. The first seals, all "
+        "of them open. Every edge must have the same. Empty: responses are not stored.",
+        secret=True,
+    )
+    response_lease: float = setting(
+        4.0, "Time after which another edge continues a stored response whose edge is silent.", unit="s"
+    )
     tokenizer_threads: int = setting(2, "Tokenizer threads for short prompts, and as many again for long prompts.")
 
     max_connections: int = setting(4_096, "Most client connections of the gRPC port, and of the HTTP port.")
@@ -155,9 +165,20 @@ class EdgeConfig(ServiceConfig):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
 
+        if not 2.0 <= self.response_lease <= 60.0:
+            raise ValueError("response_lease must be 2 to 60 s")
+        try:
+            parse_keys(self.response_keys)
+        except ValueError as error:
+            raise ValueError(f"response_keys: {error}") from None
         for name in ("header_timeout", "message_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0 s")
+
+    @property
+    def response_key_bytes(self) -> dict[str, bytes]:
+        """Keys that seal stored responses, by name."""
+        return parse_keys(self.response_keys)
 
     @property
     def connection_limits(self) -> ConnectionLimits:

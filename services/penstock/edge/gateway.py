@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from structlog.contextvars import bind_contextvars
 
-from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
+from penstock.chassis.errors import Overloaded, PenstockError, error_from_failure, failure_from
 from penstock.chassis.ids import new_id
 from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.callers.identification import CallerIdentification
@@ -244,6 +244,13 @@ class Gateway:
         """Charge a long prompt whose request ended before its tokens were reserved."""
         if context.size_bytes > SMALL_INPUT_BYTES:
             self._runner.auth.charge_abandoned(context, plan)
+
+    def add_bytes(self, context: RequestContext, size: int) -> None:
+        """Count `size` more bytes of a request, which fails if there is no room for them."""
+        try:
+            self._runner.requests.add_bytes(context, size)
+        except Overloaded as error:
+            self._runner.fail(context, error)
 
     def cancel(self, context: RequestContext) -> None:
         """Cancel a request. Its sink receives the end."""

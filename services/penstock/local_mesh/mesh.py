@@ -1,6 +1,7 @@
 """Starts a mesh of local processes, waits until it serves, and drains it."""
 
 import asyncio
+import base64
 import json
 import os
 import secrets
@@ -17,6 +18,7 @@ from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
 from penstock.chassis.operators.unix_socket import is_path_short
+from penstock.edge.stored.cipher import KEY_BYTES
 from penstock.local_mesh.certificates import make_certificates
 from penstock.local_mesh.operator_channels import process_channel
 from penstock.local_mesh.plan import (
@@ -274,7 +276,16 @@ async def _mesh_in(
     api_key, cores = _api_key(), os.cpu_count() or 1
     postgres = LocalPostgres(folder) if options.store == "postgres" else None
     store = postgres.url() if postgres else ""
-    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=cores, sockets=sockets, store=store)
+    plan = plan_mesh(
+        options,
+        folder,
+        api_key,
+        envoy=envoy_program(),
+        cores=cores,
+        sockets=sockets,
+        store=store,
+        response_keys=f"local:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}",  # the store is new, too
+    )
     check_model(options.model)
     check_ports(plan)
     _make_empty(folder)

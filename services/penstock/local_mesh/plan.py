@@ -117,15 +117,18 @@ def plan_mesh(
     cores: int = 1,
     sockets: Path | None = None,
     store: str = "",
+    response_keys: str = "",
 ) -> MeshPlan:
     """Plan a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None to run without.
 
     The workers divide `cores` among them, because engines that each use all cores wait for one another. `sockets` is
     the folder of the processes' Admin sockets, None for `folder`. `store` is the URL of auth's store, empty for a
-    SQLite file in `folder`.
+    SQLite file in `folder`. Without `response_keys`, edges store no responses.
     """
     store = store or str(folder / "auth.sqlite")
-    planner = _Planner(options, folder, api_key, cores, sockets=sockets or folder, store=store)
+    planner = _Planner(
+        options, folder, api_key, cores, sockets=sockets or folder, store=store, response_keys=response_keys
+    )
     processes = tuple(planner.processes(envoy if options.envoy else None))
     edge = next(each for each in processes if each.tier == "edge")
     proxy = next((each.address for each in processes if each.tier == "envoy"), "")
@@ -134,7 +137,15 @@ def plan_mesh(
 
 class _Planner:
     def __init__(
-        self, options: MeshOptions, folder: Path, api_key: str, cores: int, *, sockets: Path, store: str
+        self,
+        options: MeshOptions,
+        folder: Path,
+        api_key: str,
+        cores: int,
+        *,
+        sockets: Path,
+        store: str,
+        response_keys: str,
     ) -> None:
         self.options = options
         self.folder = folder
@@ -142,6 +153,7 @@ class _Planner:
         self.cores = cores
         self.sockets = sockets
         self.store = store
+        self.response_keys = response_keys
         self.has_envoy = False
 
     def address(self, port: int, replica: int = 0) -> str:
@@ -193,7 +205,7 @@ class _Planner:
         place = self.edge_place(replica)
         http = self.address(7080, place)
         queues, auths = self.addresses(7003, self.options.queues), self.addresses(7002, self.options.auths)
-        own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths}
+        own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths, "RESPONSE_KEYS": self.response_keys}
         doors = self.proxy_doors(replica)
         if doors:
             own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}

@@ -13,6 +13,7 @@ from penstock.auth.identity.keys import Key, mint
 from penstock.auth.identity.policy import Policy
 from penstock.auth.models.routes import RouteList
 from penstock.auth.quota.tenant_quota import TenantQuota
+from penstock.auth.store.responses.store import ResponseStore
 from penstock.auth.store.store import (
     Change,
     DeleteKey,
@@ -47,6 +48,7 @@ class AuthAdmin(AdminService):
         usage_reader: UsageReader,
         key_retention: float,
         routes: RouteList,
+        responses: ResponseStore,
     ) -> None:
         """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state."""
         super().__init__("auth", instance_id, figures, self._tables)
@@ -57,6 +59,7 @@ class AuthAdmin(AdminService):
         self._usage = usage_reader
         self._changes = asyncio.Lock()  # so that no key is created for a tenant that is being deleted
         self._routes = routes
+        self._responses = responses
         self._route_changes = RouteChanges(routes, self._persist, self._changes)
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
@@ -145,6 +148,7 @@ class AuthAdmin(AdminService):
         async with self._changes:
             removed = self._authorizer.remove_tenant(request.tenant_id)  # first, so that no request reserves meanwhile
             try:
+                await self._responses.delete_of_tenant(request.tenant_id)
                 await self._persist(DeleteTenant(request.tenant_id, self._clock()))
             except Unavailable:
                 self._authorizer.restore_tenant(removed)

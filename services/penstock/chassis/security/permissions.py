@@ -12,6 +12,7 @@ ALL_TIERS = frozenset(TIERS)
 def _entries() -> Iterator[tuple[str, frozenset[str]]]:
     mesh = {
         "AdmissionService": {"Admit": "edge"},
+        "ResponseStoreService": {"Keep": "edge"},
         "QueueService": {"Submit": "edge", "Dispatch": "scheduler"},
         "SchedulerService": {"Attach": "worker"},
         "WorkerService": {"Execute": "edge", "GetModelCard": "edge"},

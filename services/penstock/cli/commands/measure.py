@@ -30,6 +30,7 @@ PROOFS = (
     "database",
     "quota",
     "rollout",
+    "retrieval",
     "soak",
     "surge",
     "clocks",
@@ -113,9 +114,9 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Run proofs: kill, cancel, drain, freeze, partition, disk, database, quota, rollout, soak, surge, clocks,
-    hostile, overhead on real processes, engine on the real engine, and overload, fleet, recovery, bursts, fairness,
-    neighbour, order, prefixes under virtual time. Without a NAME: all of them.
+    """Run proofs: kill, cancel, drain, freeze, partition, disk, database, quota, rollout, retrieval, soak, surge,
+    clocks, hostile, overhead on real processes, engine on the real engine, and overload, fleet, recovery, bursts,
+    fairness, neighbour, order, prefixes under virtual time. Without a NAME: all of them.
 
     Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
     run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for

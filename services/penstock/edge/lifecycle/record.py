@@ -58,6 +58,8 @@ class RequestRecord:
         self.embedding: Sequence[float] = ()  # of the prompt, if the plan wants one and its run has finished
         self.identity = Identity()
         self.reservation_id = ""
+        # Tokens of this request to charge, because another edge charges the rest of the answer. None: all of them.
+        self.handed_over_tokens: int | None = None
         self.charges_prompt = True  # False for a further choice, whose prompt is charged with the first
         self._plan: GenerationPlan | None = None
         self._output: OutputStream | None = None

@@ -169,5 +169,8 @@ class RequestTransitions(RequestRecord):
         self._enter(RequestState.DONE)
         generated = self.output_tokens if output_tokens is None else output_tokens
         has_run = generated > 0 or (self._current_attempt is not None and self._current_attempt.has_prefilled)
+        if self.handed_over_tokens is not None:
+            generated = self.handed_over_tokens
+            has_run = generated > 0
         prompt = self.charged_prompt_tokens if has_run else 0
         return [Settle(prompt, generated, outcome, min(self.cached_prompt_tokens, prompt), self.worker_id)]

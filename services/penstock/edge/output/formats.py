@@ -25,6 +25,7 @@ LLAMA = ToolFormat("llama3", begin="<|python_tag|>", separator=";", arguments_ke
 # Mistral models with tokenizers up to version 7, and later ones.
 MISTRAL = ToolFormat("mistral", begin="[TOOL_CALLS]", list_open="[", separator=",", end="]", has_short_ids=True)
 MISTRAL_NAMED = ToolFormat("mistral-named", begin="[TOOL_CALLS]", arguments_marker="[ARGS]", has_short_ids=True)
+FORMATS = {each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED)}
 
 
 @dataclass(frozen=True, slots=True)

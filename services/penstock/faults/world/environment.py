@@ -25,7 +25,9 @@ from penstock.faults.grpc.network import Network
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool, FakeEngineHost
 from penstock.faults.world.event_loop import ProcessLoop
+from penstock.faults.world.host_clock import EPOCH_UNIX_S
 from penstock.faults.world.replica_store import store_opener
+from penstock.faults.world.response_disk import ResponseDisk
 from penstock.faults.world.shared_database import SharedDatabase
 from penstock.faults.world.slow_readers import CLIENT_READ_TIMEOUT_S
 from penstock.worker.engine_host.supervisor import EngineSupervisor
@@ -62,6 +64,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
     open_store: Callable[..., Any] = disk.open_store
     if isinstance(disk, SharedDatabase):
         open_store = store_opener(disk, _running_process_loop)
+    responses = ResponseDisk(random.Random(f"{seed} responses"), lambda: EPOCH_UNIX_S + world.now, lambda: disk.is_full)
     changes: tuple[AbstractContextManager[Any], ...] = (
         patch.object(grpc.aio, "insecure_channel", open_channel),
         patch.object(grpc.aio, "server", open_server),
@@ -82,6 +85,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         # The service binds its clock as a default argument, at import.
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=world.monotonic_time),
         patch("penstock.auth.__main__.opened_store", open_store),
+        patch("penstock.auth.__main__.opened_responses", responses.open_store),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
         # The original tracer takes its ids from the shared `random` module.
         patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),

@@ -39,6 +39,11 @@ REASON_CHARS: Final = 1_024
 ERROR_CHARS: Final = 65_536
 TEMPLATE_CHARS: Final = 1 << 20
 TOKENIZER_BYTES: Final = 48 << 20  # compressed
+SEALED_CONTENT_BYTES: Final = (16 << 20) + (1 << 16)  # request or output of a stored response: a body, sealed
+SEALED_RESUME_BYTES: Final = 1 << 16
+SEALED_TOKENS_BYTES: Final = 16 << 20  # of one part of the output
+CHAIN_BYTES: Final = 32 << 20  # requests and outputs of one conversation
+UNIX_S: Final = 1 << 36  # s, a point in time
 
 # Entries of one frame.
 TICKETS: Final = 4_096
@@ -61,6 +66,9 @@ ROUTES: Final = 1_024  # of all tenants
 ROUTE_TARGETS: Final = 16  # of one route
 ROUTE_FALLBACKS: Final = 8  # of one route
 FRAMES: Final = 1_024  # of one bundle
+EXTENDED: Final = 4_096  # stored responses of one call
+CLAIMED: Final = 1_024  # stored responses of one result
+CHAINED: Final = 1_000  # stored responses of one conversation
 
 
 def at_most(value: int, bound: int) -> int:

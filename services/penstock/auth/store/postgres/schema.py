@@ -8,6 +8,7 @@ import secrets
 import psycopg
 
 from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY
+from penstock.auth.store.postgres.responses_schema import STORED_RESPONSES
 from penstock.auth.store.store import StoreTooNew
 
 MIGRATION_LOCK = 0x70656E73746F636B  # of pg_advisory_xact_lock: "penstock"
@@ -145,6 +146,7 @@ MIGRATIONS = (
         former text NOT NULL, PRIMARY KEY (name, tenant_id)
     );
     """,
+    STORED_RESPONSES,
 )
 
 

@@ -44,7 +44,8 @@ def connect(path: str, *, fsync: bool = False) -> StoreConnection:
     try:
         if path != MEMORY:
             connection.lock = _locked(f"{path}.lock")
-        _prepare(connection, fsync=fsync)
+        prepare(connection, fsync=fsync)
+        sql.migrate(connection)
     except Exception:
         connection.close()
         raise
@@ -69,7 +70,8 @@ def connect_reader(path: str) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, *, fsync: bool) -> None:
+def prepare(connection: sqlite3.Connection, *, fsync: bool) -> None:
+    """Set up a connection that writes. Raises sqlite3.Error if another process writes."""
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
     connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
@@ -77,7 +79,6 @@ def _prepare(connection: sqlite3.Connection, *, fsync: bool) -> None:
     connection.execute("PRAGMA temp_store = MEMORY")  # otherwise journals of large statements stay open as files
     connection.execute("BEGIN IMMEDIATE")  # takes the lock now, before the first reservation
     connection.execute("COMMIT")
-    sql.migrate(connection)
 
 
 def _advice(error: sqlite3.Error) -> str:

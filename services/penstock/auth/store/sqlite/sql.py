@@ -4,6 +4,7 @@ Times are REAL Unix seconds, bucket times INTEGER µs.
 """
 
 import sqlite3
+from collections.abc import Sequence
 
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
@@ -129,12 +130,12 @@ MIGRATIONS = (
 )
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
     """Migrate the file to the present version, each step in one transaction. Raises StoreTooNew."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        raise StoreTooNew.of(version, len(MIGRATIONS))
-    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+    if version > len(migrations):
+        raise StoreTooNew.of(version, len(migrations))
+    for number, script in enumerate(migrations[version:], version + 1):
         connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 

@@ -20,6 +20,7 @@ from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exch
 from penstock.edge.api.http.metrics import record_request
 from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.http.responses import write_stream, write_whole
+from penstock.edge.api.http.stored import RESPONSE_PREFIX, RESPONSES_ROUTE, ResponseHandlers
 from penstock.edge.api.openai.chat import parse_chat
 from penstock.edge.api.openai.common import ApiRequest
 from penstock.edge.api.openai.completions import parse_completion
@@ -40,6 +41,7 @@ from penstock.edge.request.deadline_headers import time_limit
 from penstock.edge.request.estimate import AdmissionResult, estimate_from_spec
 from penstock.edge.request.session_names import session_of
 from penstock.edge.request.spec import TokenInput
+from penstock.edge.stored.service import StoredResponses
 
 Handler = Callable[[Exchange], Awaitable[None]]
 Parsed = TypeVar("Parsed")
@@ -57,6 +59,7 @@ class OpenAIApp:
     def __init__(
         self,
         gateway: Gateway,
+        stored: StoredResponses,
         is_ready: Callable[[], bool],
         *,
         keepalive_interval: float = KEEPALIVE_INTERVAL_S,
@@ -64,6 +67,7 @@ class OpenAIApp:
     ) -> None:
         """`is_from_proxy`: whether the peer of an ASGI scope is our own proxy by its certificate."""
         self._gateway = gateway
+        self._responses = ResponseHandlers(gateway, stored)
         self._is_ready = is_ready
         self._keepalive_interval = keepalive_interval  # s without output before a keep-alive is sent
         self._is_from_proxy = is_from_proxy
@@ -76,7 +80,7 @@ class OpenAIApp:
             MODEL_ROUTE: ("GET", self._show_model),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
-            "/v1/responses": ("POST", partial(self._generate, parse_response, responses_serializer)),
+            RESPONSES_ROUTE: ("POST", self._respond),
             "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, chat_serializer)),
             "/v1/completions": ("POST", partial(self._generate, parse_completion, completion_serializer)),
             "/v1/embeddings": ("POST", self._embed),
@@ -131,6 +135,8 @@ class OpenAIApp:
         path, method = exchange.path, exchange.method
         if path.startswith(MESSAGES_ROUTE):
             exchange.format = ANTHROPIC
+        if path.startswith(RESPONSE_PREFIX):
+            return self._responses.handler_of(exchange)
         route = MODEL_ROUTE if path.startswith(MODEL_PREFIX) else path
         if route not in self._routes:
             raise NotFound(f"nothing is served at {quoted(path)}; the API is below /v1", reason="PATH_UNKNOWN")
@@ -146,21 +152,46 @@ class OpenAIApp:
         serializer_for: Callable[..., Any],
         exchange: Exchange,
     ) -> None:
-        credential, traceparent = exchange.credential, exchange.header("traceparent")
         request, fields = await self._parse(exchange, parse)
-        admission = self._gateway.admit(
+        await self._answer(exchange, request, serializer_for, self._admit(exchange, request, fields))
+
+    async def _respond(self, exchange: Exchange) -> None:
+        """Answer a call of the Responses API, which may continue stored responses and be stored itself."""
+        body = await self._identified_body(exchange)
+        fields = await self._gateway.parse(len(body), partial(parse_body, body))
+        is_stored, history = self._responses.is_stored(fields), await self._responses.history(fields, exchange)
+        parse = partial(parse_response, fields, exchange.request_id, history, is_stored=is_stored)
+        request = await self._gateway.parse(len(body), parse)
+        admission = self._admit(exchange, request, fields)
+        if is_stored:
+            session = partial(session_of, exchange.headers, fields.members)
+            await self._responses.create(exchange, request, fields, body, admission, session=session)
+        else:
+            await self._answer(exchange, request, responses_serializer, admission)
+
+    def _admit(self, exchange: Exchange, request: ApiRequest, fields: Fields) -> AdmissionResult:
+        return self._gateway.admit(
             estimate_from_spec(request.spec),
-            credential,
-            traceparent=traceparent,
-            time_left=time_limit(exchange.header, is_streamed=request.stream),
+            exchange.credential,
+            traceparent=exchange.header("traceparent"),
+            time_left=None if request.is_background else time_limit(exchange.header, is_streamed=request.stream),
             session=lambda: session_of(exchange.headers, fields.members),
         )
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        request: ApiRequest,
+        serializer_for: Callable[..., Any],
+        admission: AdmissionResult,
+    ) -> None:
+        traceparent = exchange.header("traceparent")
         new_serializer = partial(_serializer, serializer_for, int(time.time()))
         if request.has_several_choices:
             await self._generate_choices(request, new_serializer, exchange, admission, traceparent)
             return
         write = write_stream if request.stream else write_whole
-        generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
+        generating = self._gateway.generate(request.spec, exchange.credential, admission, traceparent=traceparent)
         async with generating as events:
             exchange.on_disconnect, exchange.limit_headers = events.cancel, events.limit_headers
             await write(exchange, partial(new_serializer, events, request), events)
@@ -205,16 +236,17 @@ class OpenAIApp:
         await exchange.respond(200, embedding_list(embedded))
 
     async def _parse(self, exchange: Exchange, parse: Callable[[Fields, str], Parsed]) -> tuple[Parsed, Fields]:
-        """Identify the caller, then receive and parse the body. Returns its fields, too.
+        """Identify the caller, then receive and parse the body. Returns its fields, too."""
+        body = await self._identified_body(exchange)
+        return await self._gateway.parse(len(body), partial(_parsed, parse, body, exchange.request_id))
 
-        A caller without a valid key costs no more than its headers.
-        """
+    async def _identified_body(self, exchange: Exchange) -> bytes:
+        """Identify the caller, then receive the body. A caller without a valid key costs no more than its headers."""
         if exchange.identity_header:
             self._gateway.accept_identity_header(exchange.identity_header, exchange.credential)
         await self._gateway.authenticate(exchange.credential)
         exchange.mark_identified()
-        body = await exchange.body(self._body_budget)
-        return await self._gateway.parse(len(body), partial(_parsed, parse, body, exchange.request_id))
+        return await exchange.body(self._body_budget)
 
     async def _count_tokens(self, exchange: Exchange) -> None:
         spec, session = await self._parsed_body(exchange, parse_count)

@@ -118,6 +118,10 @@ class Exchange:
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path} {self.status}>"
 
+    @property
+    def query(self) -> str:
+        return str(self._scope.get("query_string", b""), "latin-1")
+
     def header(self, name: str) -> str:
         """Return the first header of that name. Empty if there is none."""
         return next((value for given, value in self.headers if given == name), "")

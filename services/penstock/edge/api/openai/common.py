@@ -38,6 +38,9 @@ class ApiRequest:
     instructions: str | None = None  # returned in a response
     metadata: Mapping[str, str] = field(default_factory=dict)  # returned in a response
     text_format: Mapping[str, Any] | None = None  # returned in a response; None: plain text
+    previous_response_id: str | None = None  # returned in a response
+    is_stored: bool = False  # whether a response can be retrieved by its id
+    is_background: bool = False  # whether a response goes on without its caller
     inputs: tuple[Prompt, ...] = ()  # of a list of several prompts; empty: that of `spec`
     answers: int = 1  # returned for each prompt: the best of the `spec.n` that are generated
     echo: bool = False  # whether the text of an answer begins with its prompt
@@ -154,6 +157,17 @@ class ResponseSerializer(Protocol):
 
     def collect_logprobs(self, delta: AnyDelta) -> None:
         """Keep the log probabilities of a part of an answer that is sent as a whole."""
+
+
+class NumberedSerializer(ResponseSerializer, Protocol):
+    """Serializes a response of the Responses API, whose events have sequence numbers."""
+
+    @property
+    def next_number(self) -> int:
+        """The sequence number of the next event."""
+
+    def cancel(self) -> bytes:
+        """End a stream that has begun, because the response was cancelled."""
 
 
 def finish_reason(finished: Finished) -> str:

@@ -19,6 +19,7 @@ _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
         grpc.StatusCode.UNAUTHENTICATED: 401,
         grpc.StatusCode.PERMISSION_DENIED: 403,
         grpc.StatusCode.NOT_FOUND: 404,
+        grpc.StatusCode.ALREADY_EXISTS: 409,
         grpc.StatusCode.CANCELLED: 499,
         grpc.StatusCode.UNIMPLEMENTED: 501,
         grpc.StatusCode.RESOURCE_EXHAUSTED: 503,  # the edge or queue is full; the caller's own limit is 429

@@ -28,8 +28,13 @@ from penstock.edge.text.token_text import DescribeToken, no_text
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Finished
 
 
-def parse_response(fields: Fields, request_id: str) -> ApiRequest:
-    """Parse a body. Raises InvalidArgument with the path of the field."""
+def parse_response(
+    fields: Fields, request_id: str, history: Sequence[Json] = (), *, is_stored: bool = False
+) -> ApiRequest:
+    """Parse a body. Raises InvalidArgument with the path of the field.
+
+    `history`: the items of the responses that it continues.
+    """
     reject_unsupported(fields, UNSUPPORTED_IN_RESPONSES)
     text_format = fields.object("text").object("format")
     instructions = fields.text("instructions")
@@ -37,7 +42,7 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
-        input=response_input(fields, system + input_messages(fields.get("input"))),
+        input=response_input(fields, system + input_messages(fields.get("input"), history)),
         max_output_tokens=fields.integer("max_output_tokens", None),
         form=requested_response_form(text_format),
         **generation_options(fields),
@@ -50,6 +55,9 @@ def parse_response(fields: Fields, request_id: str) -> ApiRequest:
         instructions=instructions or None,
         metadata=_metadata(fields),
         text_format=(text_format.members or None) if text_format.get("type") != "text" else None,
+        previous_response_id=fields.text("previous_response_id") or None,
+        is_stored=is_stored,
+        is_background=fields.flag("background"),
     )
 
 
@@ -92,14 +100,15 @@ class ResponseObject:
             "id": f"resp_{accepted.request_id}",
             "object": "response",
             "created_at": created,
+            "background": request.is_background,
             "model": accepted.model,
             "instructions": request.instructions,
             "max_output_tokens": self._limit,
             "metadata": request.metadata,
             "parallel_tool_calls": chat.parallel_tool_calls,
-            "previous_response_id": None,
+            "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": False,
+            "store": request.is_stored,
             "temperature": spec.temperature,
             "text": {"format": request.text_format or {"type": "text"}},
             "tool_choice": response_choice(chat.tool_choice),
@@ -112,6 +121,12 @@ class ResponseObject:
 
     def in_progress(self) -> Json:
         return self._object("in_progress", [])
+
+    def queued(self) -> Json:
+        return self._object("queued", [])
+
+    def cancelled(self, output: list[Json]) -> Json:
+        return self._object("cancelled", output)
 
     def ended(self, output: list[Json], finished: Finished) -> Json:
         is_truncated = finished.reason == FINISH_REASON_LENGTH
@@ -185,6 +200,11 @@ class ResponsesSerializer:
         self._number = 0  # of the next event
         self._texts: list[str] = []
 
+    @property
+    def next_number(self) -> int:
+        """The sequence number of the next event."""
+        return self._number
+
     def begin(self, accepted: Accepted) -> bytes:
         self._response = ResponseObject(self._request, accepted, self._created)
         item = {"output_index": 0, "item": self._response.message("in_progress", [])}
@@ -231,9 +251,14 @@ class ResponsesSerializer:
         )
 
     def fail(self, error: PenstockError) -> bytes:
+        return self._event("failed", {"response": self._response.failed(self._partial_output(), error)})
+
+    def cancel(self) -> bytes:
+        return self._event("incomplete", {"response": self._response.cancelled(self._partial_output())})
+
+    def _partial_output(self) -> list[Json]:
         text = "".join(self._texts)
-        output = [self._response.message("incomplete", [text_part(text)])] if text else []
-        return self._event("failed", {"response": self._response.failed(output, error)})
+        return [self._response.message("incomplete", [text_part(text)])] if text else []
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         response = ResponseObject(self._request, accepted, self._created)

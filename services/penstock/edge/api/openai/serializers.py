@@ -2,7 +2,7 @@
 
 from penstock.edge.api.openai.chat import ChatSerializer
 from penstock.edge.api.openai.choices import ChoiceSerializer
-from penstock.edge.api.openai.common import ApiRequest, ResponseSerializer
+from penstock.edge.api.openai.common import ApiRequest, NumberedSerializer
 from penstock.edge.api.openai.completions import CompletionSerializer
 from penstock.edge.api.openai.responses import ResponsesSerializer
 from penstock.edge.api.openai.structured_chat import StructuredChatSerializer
@@ -21,7 +21,7 @@ def chat_serializer(
 
 def responses_serializer(
     request: ApiRequest, *, created: int, output: OutputFormat, describe: DescribeToken = no_text
-) -> ResponseSerializer:
+) -> NumberedSerializer:
     if output.is_plain:
         return ResponsesSerializer(request, created=created, describe=describe)
     return StructuredResponsesSerializer(request, output, created=created)

@@ -28,6 +28,11 @@ class StructuredResponsesSerializer:
         self._created = created
         self._number = 0  # of the next event
 
+    @property
+    def next_number(self) -> int:
+        """The sequence number of the next event."""
+        return self._number
+
     def begin(self, accepted: Accepted) -> bytes:
         self._parser = AnswerParser(self._output)
         self._items = OutputItems(accepted.request_id, accepted.answer_id)
@@ -53,6 +58,10 @@ class StructuredResponsesSerializer:
     def fail(self, error: PenstockError) -> bytes:
         response = self._response.failed(self._items.members("incomplete"), error)
         return self._serialized([("failed", {"response": response})])
+
+    def cancel(self) -> bytes:
+        response = self._response.cancelled(self._items.members("incomplete"))
+        return self._serialized([("incomplete", {"response": response})])
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         parser = AnswerParser(self._output)

@@ -32,9 +32,7 @@ UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(
 UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
     {
         **_UNSUPPORTED_EVERYWHERE,
-        "background": ((False,), "stream the answer, or keep the connection open"),
-        "previous_response_id": ((), "this server stores nothing; send the earlier turns in `input`"),
-        "conversation": ((), "this server stores nothing; send the earlier turns in `input`"),
+        "conversation": ((), "name the response that this one continues in `previous_response_id`"),
         "prompt": ((), "this server stores no prompts; send `instructions` and `input`"),
         "logit_bias": (({},), "use the endpoint of chat completions"),
         "n": ((1,), "use the endpoint of chat completions"),

@@ -23,7 +23,10 @@ DOOR_METHODS = (
     "/grpc.health.v1.Health/Watch",
 )
 INNER_METHODS = {
-    PortKind.AUTH: ("/penstock.mesh.v1.AdmissionService/Admit", "/penstock.v1.Admin/CreateKey"),
+    PortKind.AUTH: (
+        *("/penstock.mesh.v1.AdmissionService/Admit", "/penstock.mesh.v1.ResponseStoreService/Keep"),
+        "/penstock.v1.Admin/CreateKey",
+    ),
     PortKind.QUEUE: ("/penstock.mesh.v1.QueueService/Submit", "/penstock.mesh.v1.QueueService/Dispatch"),
     PortKind.SCHEDULER: ("/penstock.mesh.v1.SchedulerService/Attach",),
     PortKind.WORKER: ("/penstock.mesh.v1.WorkerService/Execute", "/penstock.mesh.v1.WorkerService/GetModelCard"),

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse
 from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse, SubmitRequest, SubmitResponse
+from penstock.mesh.v1.responses_pb2 import KeepRequest, KeepResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, AttachResponse
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
 from penstock.proofs.hostile.ports import PortKind
@@ -49,6 +50,7 @@ TIER_STREAMS = (
     TierStream(f"{MESH}QueueService/Dispatch", "scheduler", PortKind.QUEUE, DispatchRequest, DispatchResponse),
     TierStream(f"{MESH}SchedulerService/Attach", "worker", PortKind.SCHEDULER, AttachRequest, AttachResponse),
     TierStream(f"{MESH}WorkerService/Execute", "edge", PortKind.WORKER, ExecuteRequest, ExecuteResponse),
+    TierStream(f"{MESH}ResponseStoreService/Keep", "edge", PortKind.AUTH, KeepRequest, KeepResponse),
 )
 ADMIT = TIER_STREAMS[0]
 SUBMIT = TIER_STREAMS[1]

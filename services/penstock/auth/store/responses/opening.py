@@ -1,0 +1,43 @@
+"""Opening the store of responses beside the store that the settings name."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from penstock.auth.store.location import StoreLocation, parse_location
+from penstock.auth.store.responses.backend import ResponseBackend
+from penstock.auth.store.responses.operations import ResponseOperations
+from penstock.auth.store.responses.sqlite import SqliteResponses
+from penstock.auth.store.responses.store import ThreadedResponseStore
+from penstock.auth.store.responses.thread import CallThread
+
+
+@asynccontextmanager
+async def opened_responses(
+    location: str, operations: ResponseOperations, *, clock: Callable[[], float], fsync: bool = False
+) -> AsyncIterator[ThreadedResponseStore]:
+    """Open the store of responses of the store at `location`, which is open. Leaving the block performs pending calls.
+
+    `clock` and `fsync` are for SQLite.
+    """
+    backends = _backends(parse_location(location), operations, clock, fsync=fsync)
+    threads = [CallThread(each, has_upkeep=number == 0) for number, each in enumerate(backends)]
+    store = ThreadedResponseStore(threads)
+    async with AsyncExitStack() as stack:
+        for number, each in enumerate(threads):
+            each.on_results, each.on_totals = store.on_results, store.on_totals
+            await each.start(f"auth-responses-{number}")
+            stack.push_async_callback(each.stop)
+        yield store
+
+
+def _backends(
+    location: StoreLocation, operations: ResponseOperations, clock: Callable[[], float], *, fsync: bool
+) -> Sequence[ResponseBackend]:
+    if not location.is_postgres:
+        return [SqliteResponses(location.path, operations, clock, fsync=fsync)]
+    from penstock.auth.store.responses.postgres import (  # noqa: PLC0415  # its driver loads only if used
+        CONNECTIONS,
+        PostgresResponses,
+    )
+
+    return [PostgresResponses(location, operations) for _ in range(CONNECTIONS)]
