@@ -82,6 +82,21 @@ const steps = {
     expect(kinds.includes("response.output_text.delta") && kinds.at(-1) === "response.completed", kinds);
     expect(Capital.safeParse(answer.output_parsed).success, answer);
   },
+  "responses by id": async () => {
+    const background = { model, input: messages, max_output_tokens: 32, temperature: 0, background: true, stream: true };
+    const events = [];
+    for await (const event of await client.responses.create(background)) events.push(event);
+    const id = events.at(-1).response.id;
+    const again = [];
+    for await (const event of await client.responses.retrieve(id, { stream: true, starting_after: 2 })) again.push(event);
+    expect(JSON.stringify(again) === JSON.stringify(events.slice(3)), again);
+    const more = await client.responses.create({
+      model, input: "And of Spain?", previous_response_id: id, max_output_tokens: 8, temperature: 0,
+    });
+    expect(more.previous_response_id === id, more);
+    await client.responses.delete(id);
+    expect(await client.responses.retrieve(id).catch((error) => error.status === 404), id);
+  },
   "responses tools": async () => {
     const answer = await client.responses.create({
       model,

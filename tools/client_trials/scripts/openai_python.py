@@ -135,6 +135,30 @@ def responses_stream(target: Target) -> None:
     expect(isinstance(answer.output_parsed, Capital), answer)
 
 
+def responses_by_id(target: Target) -> None:
+    client = _client(target)
+    first = client.responses.create(
+        model=target.model, input=_QUESTION, max_output_tokens=32, temperature=0, background=True, stream=True
+    )
+    events = list(first)
+    response_id = events[-1].response.id  # type: ignore[union-attr]  # the last event has it
+    again = list(client.responses.retrieve(response_id, stream=True, starting_after=2))
+    expect(again == events[3:], again)
+    more = client.responses.create(
+        model=target.model, input="And of Spain?", previous_response_id=response_id, max_output_tokens=8, temperature=0
+    )
+    expect(more.previous_response_id == response_id and more.status in ("completed", "incomplete"), more)
+    expect([each.type for each in client.responses.input_items.list(more.id)] == ["message"], more)
+    expect(client.responses.cancel(response_id).status != "cancelled", "it has ended before")
+    client.responses.delete(response_id)
+    try:
+        client.responses.retrieve(response_id)
+    except NotFoundError as error:
+        expect(error.code == "response_unknown", error.body)
+    else:
+        expect(condition=False, found="a deleted response")
+
+
 def responses_tools(target: Target) -> None:
     answer = _client(target).responses.create(
         model=target.model,
@@ -175,6 +199,7 @@ if __name__ == "__main__":
             "completions": completions,
             "responses": responses,
             "responses stream and parse": responses_stream,
+            "responses by id": responses_by_id,
             "responses tools": responses_tools,
             "embeddings": embeddings,
             "errors": errors,
