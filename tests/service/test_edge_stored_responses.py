@@ -13,6 +13,7 @@ import response_calls as stored
 from edge_mesh import FakeWorker, edge_mesh, text_of
 from envoy_proxy import free_port
 from penstock.chassis.errors import NotFound
+from penstock.edge.stored.retrieval import FOLLOW_INTERVAL_S
 from penstock.mesh.v1 import responses_pb2 as pb
 
 TIMEOUT_S = 30.0  # bound of every wait
@@ -162,6 +163,37 @@ async def test_a_claimed_response_is_continued_from_its_stored_tokens():
         assert await found.settled() == (True, TOKENS - PAUSE_AT, "length")
         reserve = found.mesh.auth.reserves[-1]
         assert (reserve.emitted_tokens, reserve.answer_id) == (PAUSE_AT, found.mesh.auth.reserves[0].request_id)
+
+
+async def until_resumed(found):
+    async def has_begun():
+        return len(found.worker.starts) == 2 and found.worker.runs
+
+    await until(has_begun)
+
+
+async def test_readers_that_come_at_once_all_read_a_response_that_one_of_them_has_continued():
+    async with stored_mesh() as found:
+        response_id, events, stream = await found.paused_stream(background=True)
+        await found.wait_for_tokens(response_id, PAUSE_AT)
+        await stream.close()
+        found.ahead[0] = 60.0
+        (claimed,) = await found.other(stored.claim(response_id))
+        await found.settled()
+        await found.other(stored.extend(stored.progress(response_id, claimed.epoch, release=True)))
+        found.worker.pause_at_index = PAUSE_AT + 4
+
+        async def read_on():
+            return await rest_of(await found.api.responses.retrieve(response_id, stream=True, starting_after=3))
+
+        reading = asyncio.gather(*[read_on() for _ in range(5)])
+        await until_resumed(found)
+        await asyncio.sleep(2 * FOLLOW_INTERVAL_S)  # those that were late for the claim have looked at it
+        found.worker.send_tokens(*found.worker.runs)
+        first, *others = await reading
+        assert [each.sequence_number for each in first] == list(range(4, len(events) + TOKENS - PAUSE_AT + 4))
+        assert all(each == first for each in others)
+        assert await found.figure("responses_resumed") == 1
 
 
 async def test_a_request_that_is_refused_before_it_is_queued_stores_nothing():

@@ -75,7 +75,8 @@ class ResponseRetrieval:
         try:
             while output.status is None:
                 await asyncio.sleep(FOLLOW_INTERVAL_S)
-                if not output.listeners or self._keeper.held(key):
+                held = self._keeper.held(key)
+                if not output.listeners or (held and held.output is output):
                     return
                 try:
                     await self._follow_once(key, output)
