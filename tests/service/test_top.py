@@ -1,11 +1,16 @@
 """`penstock top` before real shards and a real scheduler, with an edge and a worker that the test drives."""
 
 import asyncio
+import fcntl
 import io
 import json
+import os
 import re
+import struct
+import sys
+import termios
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -124,8 +129,8 @@ async def test_json_is_one_object_with_waiting_and_running_requests(screen):
     async with busy_mesh() as (addresses, _, _):
         frame = json.loads(await screen.top(addresses, as_json=True))
         shards = {row["shard"]: row for row in frame["shards"]}
-        assert (shards[addresses[0]]["waiting"], shards[addresses[0]]["running"]) == (1, 2)
-        assert addresses[1] not in shards or shards[addresses[1]]["waiting"] == 0
+        assert (shards["queue-1"]["waiting"], shards["queue-1"]["running"]) == (1, 2)
+        assert "queue-2" not in shards or shards["queue-2"]["waiting"] == 0
         tenants = [(row["tenant_id"], row["class"], row["waiting"], row["running"]) for row in frame["tenants"]]
         assert tenants == [("acme", "standard", 1, 2)]
         (row,) = frame["workers"]
@@ -185,6 +190,55 @@ async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):
         await until_shown(screen, looking, "0 waiting")
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
+
+
+async def test_keys_of_a_terminal_change_the_table_and_q_restores_the_terminal():
+    main, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = termios.tcgetattr(terminal)
+    async with busy_mesh() as (addresses, _, _), asyncio.timeout(TIMEOUT_S):
+        targets = [word for each in addresses for word in ("--target", each)]
+        command_line = [sys.executable, "-m", "penstock.cli", "top", "--interval", "0.1", *targets]
+        environment = {**os.environ, "TERM": "xterm"}
+        viewer = await asyncio.create_subprocess_exec(
+            *command_line, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
+        )
+        await until_read(main, "[tiers]")
+        os.write(main, b"4")
+        assert "w1" in await until_read(main, "[workers]")
+        os.write(main, b"\x1b[Z")
+        await until_read(main, "[models]")
+        os.write(main, b"q")
+        with lost_output(main):
+            assert await viewer.wait() == 0
+        assert termios.tcgetattr(terminal) == before
+    os.close(terminal)
+    os.close(main)
+
+
+async def until_read(terminal, text):
+    """Return what the program has written when `text` is a part of it."""
+    loop, read = asyncio.get_running_loop(), ""
+    while text not in read:
+        readable = asyncio.Event()
+        loop.add_reader(terminal, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(terminal)
+        read += os.read(terminal, 65_536).decode(errors="ignore")
+    return read
+
+
+@contextmanager
+def lost_output(terminal):
+    """Read and drop what the program writes during the block, so that it never waits for a reader."""
+    loop = asyncio.get_running_loop()
+    loop.add_reader(terminal, lambda: os.read(terminal, 65_536))
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
 
 
 async def until_shown(screen, looking, text):

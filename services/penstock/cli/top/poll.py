@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from penstock.chassis.channels import resolve
 from penstock.chassis.errors import PenstockError
+from penstock.chassis.security.identity import instance_of
 from penstock.cli.admin import AdminTarget, admin_error
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
@@ -27,6 +28,11 @@ class ProcessSample:
     address: str
     snapshot: Snapshot | None = None
     error: PenstockError | None = None
+
+    @property
+    def display_name(self) -> str:
+        """The name in the local mesh. Of a process that is known by its address alone: its instance."""
+        return instance_of(self.snapshot.instance_id) if self.snapshot and self.name == self.address else self.name
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -46,6 +52,13 @@ class ProcessPoller:
 
     async def poll(self) -> list[ProcessSample]:
         return await asyncio.gather(*(_poll_process(address, *each) for address, each in self.processes.items()))
+
+    async def poll_first(self) -> list[ProcessSample]:
+        """Return samples of which at least one has a snapshot; raises the first PenstockError if no process answers."""
+        samples = await self.poll()
+        if samples[0].error and not any(each.snapshot for each in samples):
+            raise samples[0].error
+        return samples
 
 
 @asynccontextmanager
@@ -68,6 +81,11 @@ async def _poll_process(address: str, name: str, stub: Any) -> ProcessSample:
 async def addresses_of(targets: Sequence[str]) -> dict[str, str]:
     """Return each address behind `targets` (host:port or dns:///name:port), named by itself; raises OSError."""
     return {address: address for target in targets for address in await resolve(target)}
+
+
+def figures_of(samples: Sequence[ProcessSample]) -> dict[str, Mapping[str, float]]:
+    """Return the figures of each process by its name."""
+    return {each.display_name: each.figures for each in samples}
 
 
 def _whole_number(value: Any) -> Any:
