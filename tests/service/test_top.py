@@ -25,6 +25,7 @@ from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.cli.top import command
+from penstock.cli.top.poll import open_poller
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
@@ -178,6 +179,15 @@ async def test_an_unreachable_process_is_shown_and_an_unreachable_mesh_is_an_err
         assert "CONNECTION_LOST" in await screen.top([*addresses, unreachable])
         with pytest.raises(Unavailable):
             await screen.top([unreachable])
+
+
+async def test_a_process_that_has_left_the_name_is_no_longer_polled():
+    async with busy_mesh() as (addresses, _, _), open_poller({addresses[0]: "shard"}, addresses[1:]) as poller:
+        assert [each.name for each in await poller.poll()] == ["shard", *addresses[1:]]
+        await poller.set_addresses([addresses[0], addresses[2]])
+        assert [each.name for each in await poller.poll()] == ["shard", addresses[2]]
+        await poller.set_addresses(addresses)
+        assert all(each.snapshot for each in await poller.poll())
 
 
 async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):

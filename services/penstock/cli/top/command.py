@@ -12,7 +12,7 @@ from penstock.cli.tables import stdout_console
 from penstock.cli.top.frame import frame_of
 from penstock.cli.top.keys import reading_keys
 from penstock.cli.top.once import frame_lines
-from penstock.cli.top.poll import ProcessPoller, ProcessSample, addresses_of, figures_of, open_poller
+from penstock.cli.top.poll import ProcessPoller, ProcessSample, figures_of, open_poller
 from penstock.cli.top.screen import Screen
 
 
@@ -21,7 +21,7 @@ async def top(names: dict[str, str], targets: Sequence[str], *, interval: float,
 
     Raises PenstockError if no process answers at first; a process that stops answering later is shown as such.
     """
-    async with open_poller(names | await addresses_of(targets)) as poller:
+    async with open_poller(names, targets) as poller:
         samples = await poller.poll_first()
         if not (once or as_json) and stdout_console.is_interactive:
             await _refresh_until_stopped(poller, samples, interval)

@@ -35,7 +35,7 @@ class TopFrame(TypedDict):
     models: list[Row]  # one per model and version, with its workers
     workers: list[Row]  # in the order of their schedulers, then by id
     processes: list[Row]
-    tiers: list[Row]  # one per tier; the rate of edges is in requests, of shards in leases, of workers in tokens
+    tiers: list[Row]  # one per tier; rates: of edges in requests, of queue in leases, of workers in output tokens
     states: Row  # requests of all edges by state, such as `queued`
     requests: list[Row]  # recent requests of all edges with their stages, the newest first; see `request_rows`
 
@@ -161,7 +161,9 @@ def _tier_rows(pairs: Sequence[Pair], processes: Sequence[Row], leases_per_secon
         if not own:
             continue
         shares = [row["cpu_share"] for row in processes if row["tier"] == tier]
-        rate = sum(_rate(*pair, RATE_FIGURES[tier]) for pair in own) if tier in RATE_FIGURES else 0.0
+        rates = {"queue": leases_per_second}
+        if tier in RATE_FIGURES:
+            rates[tier] = sum(_rate(*pair, RATE_FIGURES[tier]) for pair in own)
         active = ACTIVE_FIGURES.get(tier, "")
         rows.append(
             {
@@ -169,7 +171,7 @@ def _tier_rows(pairs: Sequence[Pair], processes: Sequence[Row], leases_per_secon
                 "processes": len(own),
                 "draining": sum(each.snapshot.draining for each, _ in own if each.snapshot),
                 "active": int(sum(each.figures.get(active, 0) for each, _ in own)),
-                "per_second": leases_per_second if tier == "queue" else rate,
+                "per_second": rates.get(tier),
                 "cpu_share": sum(shares) / len(shares),
                 "cpu_share_max": max(shares),
                 "rss_bytes": sum(row["rss_bytes"] for row in processes if row["tier"] == tier),
