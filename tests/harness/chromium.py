@@ -47,6 +47,9 @@ class Page:
         await self.call("Page.navigate", url=address)
         await asyncio.wait_for(self.loaded.wait(), TIMEOUT_S)
 
+    async def close(self):
+        await self.call("Page.close")
+
     async def resize(self, width, height, *, is_phone=False, scale=1):
         await self.call(
             "Emulation.setDeviceMetricsOverride",
