@@ -134,6 +134,7 @@ async def test_the_flow_has_the_requests_of_each_tier_and_names_those_that_are_n
         source.samples = source.samples[2:]
         await page.until("document.querySelector('[data-tier=edge]').classList.contains('absent')")
         assert [await count_of(tier) for tier in tiers] == ["–", "–", "7", "3", "3"]
+        assert (await page.text("#flow .chart")).split()[0] == "–"
 
 
 async def test_a_change_of_the_window_turns_the_flow(browser):

@@ -5,7 +5,7 @@ const MAX_POINTS = 180;
 const CHART = { width: 180, height: 40 };
 
 class Chart {
-  // `valueOf` returns the value of a frame.
+  // `valueOf` returns the value of a frame; null if no process that counts it is polled.
   constructor(name, valueOf) {
     this.valueOf = valueOf;
     this.values = [];
@@ -19,8 +19,8 @@ class Chart {
 
   add(frame) {
     const value = this.valueOf(frame);
-    this.values = [...this.values, value].slice(-MAX_POINTS);
-    setText(this.value, rate(value));
+    setText(this.value, value === null ? "–" : rate(value));
+    this.values = [...this.values, value || 0].slice(-MAX_POINTS);
     const points = chartPoints(this.values);
     this.line.setAttribute("points", points.join(" "));
     this.area.setAttribute("points", [`0,${CHART.height}`, ...points, `${CHART.width},${CHART.height}`].join(" "));
@@ -37,7 +37,8 @@ function chartPoints(values) {
   });
 }
 
-const perSecond = (frame, tier) => (frame.tiers.find((row) => row.tier === tier) || {}).per_second || 0;
+const tierOf = (frame, tier) => frame.tiers.find((row) => row.tier === tier);
+const perSecond = (frame, tier) => (tierOf(frame, tier) ? tierOf(frame, tier).per_second : null);
 
 const charts = [
   new Chart("requests/s", (frame) => perSecond(frame, "edge")),

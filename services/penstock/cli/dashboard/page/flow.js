@@ -6,8 +6,8 @@ const FLOW_TIERS = ["edge", "auth", "queue", "scheduler", "worker"];
 
 // The present requests of each tier. Edges know the state of all of their requests; without an edge, by tier.
 function flowCounts(frame) {
-  const active = (tier) => (frame.tiers.find((row) => row.tier === tier) || {}).active || 0;
-  const hasEdge = frame.tiers.some((row) => row.tier === "edge");
+  const active = (tier) => (tierOf(frame, tier) || { active: 0 }).active;
+  const hasEdge = Boolean(tierOf(frame, "edge"));
   const slots = sum(frame.workers, (row) => row.slots);
   return {
     edge: [active("edge"), "open requests"],
@@ -20,14 +20,15 @@ function flowCounts(frame) {
 
 // Texts beside the arrows that leave each tier, and the rate that moves them.
 function flowRates(frame) {
-  const requests = perSecond(frame, "edge");
-  const leases = perSecond(frame, "queue");
+  const requests = perSecond(frame, "edge") || 0;
+  const leases = perSecond(frame, "queue") || 0;
+  const tokens = perSecond(frame, "worker") || 0;
   return {
     edge: [requests, `${rate(requests)} requests/s`],
     auth: [requests, ""],
     queue: [leases, `${rate(leases)} leases/s`],
     scheduler: [leases, ""],
-    worker: [perSecond(frame, "worker"), `${rate(perSecond(frame, "worker"))} tokens/s`],
+    worker: [tokens, `${rate(tokens)} tokens/s`],
   };
 }
 
@@ -104,7 +105,7 @@ class Flow {
     const counts = flowCounts(frame);
     const rates = flowRates(frame);
     FLOW_TIERS.forEach((tier, at) => {
-      const row = frame.tiers.find((each) => each.tier === tier);
+      const row = tierOf(frame, tier);
       const isShown = row || (tier === "worker" && frame.workers.length);
       const parts = this.tiers[at];
       parts.group.classList.toggle("absent", !isShown);

@@ -2,7 +2,7 @@
 // Recent requests, and the waterfall of one: of the list, or of an answer that the user pastes.
 
 const MAX_REQUESTS = 20;
-const WATERFALL = { label: 150, row: 24, numbers: 128, minBar: 2 }; // px
+const WATERFALL = { label: 150, numbers: 128, bar: 16, minBar: 2, narrow: 480 }; // px
 const TIER_NAMES = ["edge", "auth", "queue", "scheduler", "worker", "network"];
 
 let selectedRequest = null; // with its stages
@@ -28,39 +28,42 @@ function timelineOf(text) {
 // The stages, and what is left between them and the total as a stage of the network.
 function completeStages({ stages, total_s: total }) {
   const end = Math.max(0, ...stages.map((stage) => stage.start_s + stage.length_s));
-  const rest = { tier: "network", name: "outside of the edge", start_s: end, length_s: total - end };
+  const rest = { tier: "network", name: "to client", start_s: end, length_s: total - end };
   return total - end > 1e-6 ? [...stages, rest] : stages;
+}
+
+// The places of the parts of one stage: in one line, or on a narrow page with its texts above the bar.
+function waterfallLayout(width) {
+  if (width < WATERFALL.narrow) return { row: 40, bar: 22, begin: 0, width };
+  const begin = WATERFALL.label;
+  return { row: 24, bar: 3, begin, width: width - begin - WATERFALL.numbers };
+}
+
+function stageShapes(stage, y, total, pageWidth) {
+  const { bar, begin, width } = waterfallLayout(pageWidth);
+  const length = Math.max(WATERFALL.minBar, (width * stage.length_s) / total);
+  const x = begin + Math.min(width - length, (width * stage.start_s) / total);
+  const tier = TIER_NAMES.includes(stage.tier) ? stage.tier : "network";
+  const numbers = `${milliseconds(stage.length_s)} · ${percent(stage.length_s / total)}`;
+  const height = WATERFALL.bar;
+  return [
+    shape("text", { x: 0, y: y + 16 }, `${stage.tier} ${stage.name}`),
+    shape("rect", { class: "track", x: begin, y: y + bar, width, height }),
+    shape("rect", { class: `stage ${tier}`, x, y: y + bar, width: length, height, rx: 2 }),
+    shape("text", { class: "quiet", x: pageWidth, y: y + 16, "text-anchor": "end" }, numbers),
+  ];
 }
 
 function drawWaterfall() {
   const place = query("#requests .waterfall");
-  if (!selectedRequest) {
-    place.replaceChildren();
-    return;
-  }
+  if (!selectedRequest) return;
   const stages = completeStages(selectedRequest);
   const total = Math.max(1e-9, ...stages.map((stage) => stage.start_s + stage.length_s));
   const width = Math.max(300, place.clientWidth);
-  const barWidth = width - WATERFALL.label - WATERFALL.numbers;
-  const picture = shape("svg", { viewBox: `0 0 ${width} ${stages.length * WATERFALL.row}`, role: "img" });
-  picture.setAttribute("aria-label", `waterfall of ${selectedRequest.request_id}`);
-  stages.forEach((stage, at) => {
-    const y = at * WATERFALL.row;
-    const length = Math.max(WATERFALL.minBar, (barWidth * stage.length_s) / total);
-    const x = WATERFALL.label + Math.min(barWidth - length, (barWidth * stage.start_s) / total);
-    const tier = TIER_NAMES.includes(stage.tier) ? stage.tier : "network";
-    picture.append(
-      shape("text", { x: 0, y: y + 16 }, `${stage.tier} ${stage.name}`),
-      shape("rect", { class: "track", x: WATERFALL.label, y: y + 3, width: barWidth, height: 18 }),
-      shape("rect", { class: `stage ${tier}`, x, y: y + 3, width: length, height: 18, rx: 2 }),
-      shape(
-        "text",
-        { class: "quiet", x: width, y: y + 16, "text-anchor": "end" },
-        `${milliseconds(stage.length_s)} · ${percent(stage.length_s / total)}`,
-      ),
-    );
-  });
+  const { row } = waterfallLayout(width);
   const { request_id: id, cause } = selectedRequest;
+  const size = { viewBox: `0 0 ${width} ${stages.length * row}`, role: "img", "aria-label": `waterfall of ${id}` };
+  const picture = shape("svg", size, ...stages.flatMap((stage, at) => stageShapes(stage, at * row, total, width)));
   const texts = [`${id}: ${milliseconds(total)}`, cause].filter(Boolean);
   place.replaceChildren(...texts.map((text) => element("p", {}, text)), picture);
 }
