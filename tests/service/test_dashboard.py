@@ -40,13 +40,13 @@ class CountingPoller:
 
 
 @asynccontextmanager
-async def dashboard_of(addresses, listen="127.0.0.1:0", *, interval=60.0):
+async def dashboard_of(addresses, listen="127.0.0.1:0", *, report=lambda *_: None, interval=60.0):
     """Yield an HTTP client of the page, and the poller."""
     is_unix = listen.startswith("unix:")
     access = PageAccess(OperatorAccess(is_unix=is_unix, token="" if is_unix else TOKEN))
     async with open_poller({}, addresses) as poller:
         counting = CountingPoller(poller)
-        app = DashboardApp(load_document(), FrameSource(counting, await poller.poll_first(), interval), access)
+        app = DashboardApp(load_document(), FrameSource(counting, await poller.poll_first(), interval), access, report)
         async with serving_page(listen, app) as address:
             transport = httpx.AsyncHTTPTransport(uds=listen.removeprefix("unix:")) if is_unix else None
             base = "http://localhost" if is_unix else f"http://{address}"
@@ -89,13 +89,20 @@ async def test_requests_that_are_not_of_an_operators_page_are_refused():
         assert poller.polls == 0
 
 
-async def test_guesses_of_the_token_are_throttled():
-    async with busy_mesh() as (addresses, _, _), dashboard_of(addresses) as (client, _):
+async def test_guesses_of_the_token_are_throttled_and_reported():
+    reports = []
+
+    def report(peer, error, count):
+        reports.append((peer.rpartition(":")[0], error.reason, count))
+
+    async with busy_mesh() as (addresses, _, _), dashboard_of(addresses, report=report) as (client, _):
         guess = {"authorization": "Bearer guess"}
         responses = [await client.get("/frame", headers=guess) for _ in range(12)]
         assert responses[0].status_code == 403
         assert responses[-1].status_code == 429
         assert int(responses[-1].headers["retry-after"]) >= 1
+        assert reports[0] == ("ipv4:127.0.0.1", "ADMIN_ONLY", 1)
+        assert len(reports) < len(responses)
 
 
 async def test_the_document_carries_no_secret_and_forbids_other_sources():

@@ -5,6 +5,7 @@ from rich.cells import cell_len
 
 from penstock.cli.top.frame import frame_of
 from penstock.cli.top.keys import keys_of
+from penstock.cli.top.once import frame_lines
 from penstock.cli.top.poll import figures_of
 from penstock.cli.top.screen import FOOTER, VIEWS, Screen
 from snapshots import process_snapshot, scheduler, shard, worker
@@ -83,6 +84,13 @@ def test_each_table_fits_80x24_with_whole_heads(workers, tab):
     assert "…" not in head_of(screen)
     assert all(column.head in head_of(screen) for column in screen.top.view.columns if column.rank == 0)
     assert lines[-1].text == FOOTER
+
+
+@pytest.mark.parametrize("workers", [1, 200])
+def test_one_frame_of_text_fits_80_columns(workers):
+    lines = frame_lines(frame_of(samples(workers)), WIDTH)
+    assert max(map(cell_len, lines)) <= WIDTH
+    assert all(view.columns[0].head in "\n".join(lines) for view in VIEWS.values())
 
 
 def test_the_most_telling_columns_of_shards_and_workers_fit_80_columns():

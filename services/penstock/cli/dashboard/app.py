@@ -9,6 +9,7 @@ import grpc
 import orjson
 
 from penstock.chassis.errors import InvalidArgument, NotFound, PenstockError
+from penstock.chassis.operators.throttle import RefusalReport
 from penstock.cli.dashboard.access import PageAccess
 from penstock.cli.dashboard.document import Document
 from penstock.cli.dashboard.frames import FrameSource
@@ -20,6 +21,7 @@ HTTP_STATUS = {
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.INVALID_ARGUMENT: METHOD_NOT_ALLOWED,
 }
+REPORTED_CODES = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 COMMON_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"cross-origin-opener-policy", b"same-origin"),
@@ -29,6 +31,8 @@ COMMON_HEADERS = (
     (b"x-frame-options", b"DENY"),
 )
 
+# Called with the peer and the error of the last refusal, and the number of refusals since the last report.
+ReportRefusals = Callable[[str, PenstockError, int], None]
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -37,15 +41,19 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class DashboardApp:
     """Answers GET and HEAD of operators' browsers."""
 
-    def __init__(self, document: Document, frames: FrameSource, access: PageAccess) -> None:
+    def __init__(self, document: Document, frames: FrameSource, access: PageAccess, report: ReportRefusals) -> None:
         self._document = document
         self._frames = frames
         self._access = access
+        self._report = report
+        self._refusals = RefusalReport()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             kind, body = await self._answer(scope)
         except PenstockError as error:
+            if error.code in REPORTED_CODES and (count := self._refusals.record(time.monotonic())):
+                self._report(_peer(scope), error, count)
             await _send_error(send, error)
             return
         headers = [(b"content-type", kind)]

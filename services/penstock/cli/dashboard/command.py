@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from penstock.chassis.errors import PenstockError
 from penstock.chassis.operators.access import UNIX_PREFIX, OperatorAccess
 from penstock.cli.dashboard.access import PageAccess
 from penstock.cli.dashboard.app import DashboardApp
 from penstock.cli.dashboard.document import load_document
 from penstock.cli.dashboard.frames import FrameSource
 from penstock.cli.dashboard.server import serving_page
-from penstock.cli.tables import stdout_console
+from penstock.cli.tables import stderr_console, stdout_console
 from penstock.cli.top.poll import open_poller
 
 TOKEN_BYTES = 24
@@ -30,9 +31,14 @@ async def dashboard(names: dict[str, str], targets: Sequence[str], *, listen: st
     access = PageAccess(OperatorAccess(is_unix=is_unix, token=token))
     async with open_poller(names, targets) as poller:
         frames = FrameSource(poller, await poller.poll_first(), interval)
-        async with serving_page(listen, DashboardApp(load_document(), frames, access)) as address:
+        app = DashboardApp(load_document(), frames, access, _report_refusals)
+        async with serving_page(listen, app) as address:
             stdout_console.print(Text(_address_text(address, "" if known else token, is_unix=is_unix)))
             await asyncio.Event().wait()
+
+
+def _report_refusals(peer: str, error: PenstockError, count: int) -> None:
+    stderr_console.print(Text(f"refused {count:,}, at last {peer}: {error.reason}"))
 
 
 def _address_text(address: str, made_token: str, *, is_unix: bool) -> str:

@@ -41,7 +41,8 @@ class ProcessSample:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of a table of the snapshot; empty if the process, perhaps an older one, has no such table."""
-        rows = MessageToDict(self.snapshot.tables).get(table, []) if self.snapshot else []
+        tables = self.snapshot.tables.fields if self.snapshot else {}
+        rows = [MessageToDict(each.struct_value) for each in tables[table].list_value.values] if table in tables else []
         return [{name: _whole_number(value) for name, value in row.items()} for row in rows]
 
 
