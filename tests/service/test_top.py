@@ -122,7 +122,8 @@ async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):
         await asyncio.gather(looking, return_exceptions=True)
 
 
-async def test_keys_of_a_terminal_change_the_table_and_q_restores_the_terminal():
+@pytest.mark.parametrize("ends_by", ["key", "signal"])
+async def test_keys_of_a_terminal_change_the_table_and_the_end_restores_the_terminal(ends_by):
     main, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     before = termios.tcgetattr(terminal)
@@ -138,7 +139,10 @@ async def test_keys_of_a_terminal_change_the_table_and_q_restores_the_terminal()
         assert "w1" in await until_read(main, "[workers]")
         os.write(main, b"\x1b[Z")
         await until_read(main, "[models]")
-        os.write(main, b"q")
+        if ends_by == "key":
+            os.write(main, b"q")
+        else:
+            viewer.terminate()
         with lost_output(main):
             assert await viewer.wait() == 0
         assert termios.tcgetattr(terminal) == before

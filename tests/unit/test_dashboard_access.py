@@ -15,8 +15,8 @@ PEER = "ipv4:127.0.0.1:40000"
 BEARER = ("authorization", f"Bearer {TOKEN}")
 
 
-def access(*, is_unix=False):
-    return PageAccess(OperatorAccess(is_unix=is_unix, token=TOKEN))
+def access(*names, is_unix=False):
+    return PageAccess(OperatorAccess(is_unix=is_unix, token=TOKEN), names)
 
 
 def headers(*pairs, host="127.0.0.1:7090"):
@@ -37,6 +37,17 @@ def test_another_name_of_this_server_is_refused(host):
     with pytest.raises(PermissionDenied) as refused:
         access().check_host(headers(host=host))
     assert refused.value.reason == "HOST_DENIED"
+
+
+def test_the_name_of_a_forwarder_is_answered_with_its_own_origin_alone():
+    forwarded = access("mesh.example")
+    own = headers(BEARER, ("origin", "https://mesh.example"), host="mesh.example")
+    forwarded.check_host(own)
+    forwarded.check_data(own, PEER, now=0.0)
+    with pytest.raises(PermissionDenied):
+        forwarded.check_host(headers(host="evil.example"))
+    with pytest.raises(PermissionDenied):
+        forwarded.check_data(headers(BEARER, ("origin", "https://evil.example"), host="mesh.example"), PEER, now=0.0)
 
 
 def test_a_request_without_a_name_or_with_two_names_is_refused():

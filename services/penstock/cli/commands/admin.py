@@ -171,13 +171,16 @@ def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) ->
     metavar="ADDRESS",
     help="a port of loopback (0: a free one), or unix:PATH for this user alone",
 )
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="name of a forwarder with TLS on this host; repeatable"
+)
 @click.option("--interval", type=FiniteFloat(0.1, 60), default=1.0, show_default=True, help="s between two polls")
-def dashboard(targets: tuple[str, ...], listen: str, interval: float) -> None:
+def dashboard(targets: tuple[str, ...], listen: str, hosts: tuple[str, ...], interval: float) -> None:
     """Serve a web page that draws a mesh: its flow, queues, workers and requests."""
     from penstock.cli.dashboard.command import dashboard as serve
 
     names = {} if targets else find_processes()
-    run_async(serve(names, targets, listen=listen, interval=interval))
+    run_async(serve(names, targets, listen=listen, hosts=hosts, interval=interval))
 
 
 @click.command()

@@ -15,21 +15,22 @@ Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
 class PageAccess:
     """Admits requests of the page itself by operators.
 
-    A browser sends requests also for pages of others. Their names of this server are not loopback (DNS rebinding), or
-    their origin is another (cross-site). The credential is a header that a browser never adds by itself; there are no
+    A browser sends requests also for pages of others. Their name of this server is another (DNS rebinding), or their
+    origin is another (cross-site). The credential is a header that a browser never adds by itself; there are no
     cookies.
     """
 
     operators: OperatorAccess
+    names: tuple[str, ...] = ()  # of this server at forwarders, in addition to the loopback names; in lower case
 
     def check_host(self, headers: Headers) -> None:
-        """Raise PermissionDenied / HOST_DENIED unless the request names this server by a loopback name.
+        """Raise PermissionDenied / HOST_DENIED unless the request has one of the names of this server.
 
-        Its port may be another, because of forwarders.
+        The port may be another, because of forwarders.
         """
-        hosts = _values(headers, b"host")
-        if len(hosts) != 1 or _name_of(hosts[0]) not in LOOPBACK_NAMES:
-            text = f"this page is served as {' or '.join(LOOPBACK_NAMES)} alone; forward a local port to it"
+        hosts, names = _values(headers, b"host"), (*LOOPBACK_NAMES, *self.names)
+        if len(hosts) != 1 or _name_of(hosts[0]) not in names:
+            text = f"this page is served as {' or '.join(names)} alone; use one of these, or add yours with --host"
             raise PermissionDenied(text, reason="HOST_DENIED")
 
     def check_data(self, headers: Headers, peer: str, now: float) -> None:
@@ -38,9 +39,10 @@ class PageAccess:
         Reasons: ORIGIN_DENIED for the page of another server, ADMIN_ONLY without the token. Raises Overloaded /
         ADMIN_THROTTLED after several attempts without the token.
         """
-        origin = f"http://{_values(headers, b'host')[0]}"
+        host = _values(headers, b"host")[0]
+        own = f"http://{host}", f"https://{host}"  # a forwarder may add TLS
         sites, origins = _values(headers, b"sec-fetch-site"), _values(headers, b"origin")
-        if any(site not in {"same-origin", "none"} for site in sites) or any(each != origin for each in origins):
+        if not ({"same-origin", "none"}.issuperset(sites) and set(own).issuperset(origins)):
             raise PermissionDenied("pages of other servers are not answered", reason="ORIGIN_DENIED")
         authorization = "".join(_values(headers, b"authorization"))
         self.operators.authorize(peer, authorization, None, now)

@@ -20,15 +20,18 @@ from penstock.cli.top.poll import open_poller
 TOKEN_BYTES = 24
 
 
-async def dashboard(names: dict[str, str], targets: Sequence[str], *, listen: str, interval: float) -> None:
+async def dashboard(
+    names: dict[str, str], targets: Sequence[str], *, listen: str, hosts: Sequence[str], interval: float
+) -> None:
     """Serve the page of the processes of `names` (by address) and of those behind `targets`.
 
+    `hosts`: names of the page's server at forwarders, in addition to the loopback names.
     At a port its viewers show PENSTOCK_ADMIN_TOKEN, or without that setting a token that is made now and printed.
     Raises PenstockError if no process answers at first, ConfigError or OSError if `listen` cannot be served.
     """
     is_unix, known = listen.startswith(UNIX_PREFIX), os.environ.get("PENSTOCK_ADMIN_TOKEN", "")
     token = known or secrets.token_urlsafe(TOKEN_BYTES)
-    access = PageAccess(OperatorAccess(is_unix=is_unix, token=token))
+    access = PageAccess(OperatorAccess(is_unix=is_unix, token=token), tuple(each.lower() for each in hosts))
     async with open_poller(names, targets) as poller:
         frames = FrameSource(poller, await poller.poll_first(), interval)
         app = DashboardApp(load_document(), frames, access, _report_refusals)

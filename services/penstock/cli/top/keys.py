@@ -3,13 +3,16 @@
 import asyncio
 import os
 import re
+import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 MAX_READ_BYTES = 1_024
+MAX_KEYS = 1_024  # that wait to be applied; the oldest is dropped first
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 SEQUENCES = {
     "\x1b[A": "up",
     "\x1b[B": "down",
@@ -47,28 +50,49 @@ def keys_of(text: str) -> list[str]:
 
 @contextmanager
 def reading_keys() -> Iterator[asyncio.Queue[str]]:
-    """Yield a queue of the keys that the user presses during the block; without a terminal it stays empty."""
-    keys: asyncio.Queue[str] = asyncio.Queue(maxsize=MAX_READ_BYTES)
-    if not sys.stdin.isatty():
-        yield keys
-        return
+    """Yield a queue of the keys that the user presses during the block.
+
+    SIGTERM, SIGHUP and the end of the terminal are the key `q`, so that the terminal is restored.
+    """
+    keys: asyncio.Queue[str] = asyncio.Queue(maxsize=MAX_KEYS)
+
+    def press(name: str) -> None:
+        if keys.full():
+            keys.get_nowait()
+        keys.put_nowait(name)
+
+    loop = asyncio.get_running_loop()
+    for each in END_SIGNALS:
+        loop.add_signal_handler(each, press, "q")
+    try:
+        with _reading_terminal(press) if sys.stdin.isatty() else nullcontext():
+            yield keys
+    finally:
+        for each in END_SIGNALS:
+            loop.remove_signal_handler(each)
+
+
+@contextmanager
+def _reading_terminal(press: Callable[[str], None]) -> Iterator[None]:
     terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     former = termios.tcgetattr(terminal)
 
     def read() -> None:
-        sent = os.read(terminal, MAX_READ_BYTES)
-        if not sent:  # the terminal is closed
+        try:
+            sent = os.read(terminal, MAX_READ_BYTES)
+        except OSError:
+            sent = b""
+        if not sent:
             loop.remove_reader(terminal)
-            keys.put_nowait("q")
-            return
+            press("q")
         for name in keys_of(sent.decode(errors="ignore")):
-            if not keys.full():
-                keys.put_nowait(name)
+            press(name)
 
     tty.setcbreak(terminal)
     loop.add_reader(terminal, read)
     try:
-        yield keys
+        yield
     finally:
         loop.remove_reader(terminal)
-        termios.tcsetattr(terminal, termios.TCSADRAIN, former)
+        with suppress(termios.error):  # it may have ended
+            termios.tcsetattr(terminal, termios.TCSADRAIN, former)
