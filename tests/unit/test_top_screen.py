@@ -175,6 +175,15 @@ def test_enter_opens_the_parts_of_a_row_and_escape_closes_them():
     assert "europe-west4-a" in text_of(screen)
 
 
+def test_i_opens_the_values_of_a_row_that_has_parts():
+    screen = screen_of(1)
+    press(screen, "2", "i")
+    assert "late_s_p5" in text_of(screen)
+    assert "figure rss_bytes" in text_of(screen)
+    press(screen, "i", "enter", "s", "r", "escape")
+    assert screen.top is screen.tabs["shards"]
+
+
 def test_a_request_is_opened_with_its_stages():
     screen = screen_of(1)
     press(screen, "8", "enter")
@@ -205,7 +214,7 @@ def test_a_paused_screen_keeps_its_frame():
 def test_q_ends_and_unknown_keys_do_nothing():
     screen = screen_of(1)
     before = text_of(screen)
-    press(screen, "x", "0", "9")
+    press(screen, "x", "0", "9", "²")
     assert text_of(screen) == before
     assert not screen.on_key("q")
 

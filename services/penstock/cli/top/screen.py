@@ -9,7 +9,7 @@ from penstock.cli.top.layout import SEPARATOR, TableView, printable, shortened, 
 from penstock.cli.top.once import summary
 from penstock.cli.top.tables import TABLES
 
-FOOTER = "1-8 Tab: table  ↑↓: row  Enter: open  Esc: back  s: sort  r: reverse  q: quit"
+FOOTER = "1-8 table  ↑↓ row  Enter open  i values  Esc back  s sort  r reverse  q quit"
 PAUSED = "paused; space: go on"
 VIEWS = {view.name: view for view in TABLES}
 HEADER_LINES, FOOTER_LINES = 4, 1  # summary, tabs, place and heads of the columns; keys
@@ -123,11 +123,11 @@ class Screen:
                 self._open_tab(names[(names.index(self.tab) - 1) % len(names)])
             case "escape" | "backspace":
                 self.opened = self.opened[:-1]
-            case "enter":
-                self._open_selected()
+            case "enter" | "i":
+                self._open_selected(with_values=key == "i")
             case "s" | "S" | "r":
                 self._sort(key)
-            case _ if key.isdigit() and 0 < int(key) <= len(names):
+            case _ if key.isdecimal() and 0 < int(key) <= len(names):
                 self._open_tab(names[int(key) - 1])
             case _:
                 self._move(key)
@@ -145,7 +145,7 @@ class Screen:
     def _open_tab(self, name: str) -> None:
         self.tab, self.opened = name, []
 
-    def _open_selected(self) -> None:
+    def _open_selected(self, *, with_values: bool) -> None:
         top = self.top
         if isinstance(top, OpenRow):
             return
@@ -153,7 +153,7 @@ class Screen:
         if not rows:
             return
         row = rows[top.index]
-        if top.view.child:
+        if top.view.child and not with_values:
             self.opened.append(OpenTable(view=VIEWS[top.view.child], where={name: row[name] for name in top.view.link}))
         else:
             self.opened.append(OpenRow(view=top.view, selected=top.selected))
