@@ -1,54 +1,18 @@
-"""Frames of `penstock top`: sums over shards, rates between two samples, and their rendering."""
+"""Frames of a mesh: sums over shards, rates between two samples, and their text."""
 
-import io
 import os
 import subprocess
 import sys
 
-from rich.console import Console
-
 from penstock.chassis.errors import Unavailable
+from penstock.cli.top.frame import frame_of
+from penstock.cli.top.once import MAX_ROWS, frame_lines
 from penstock.cli.top.poll import ProcessSample
-from penstock.cli.top.view import MAX_ROWS, frame_of, render
-from penstock.v1.admin_pb2 import Snapshot
-
-PROCESS_FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
-
-
-def process_snapshot(name, tier, *, cpu=1.0, uptime=10.0, **tables):
-    figures = PROCESS_FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
-    snapshot = Snapshot(tier=tier, instance_id=f"{name}-id", pid=7, figures=figures)
-    snapshot.tables.update(tables)
-    return ProcessSample(name=name, address=f"{name}:1", snapshot=snapshot)
-
-
-def shard(name, *, waiting=0, leased=0, shed=0, **given):
-    return process_snapshot(
-        name,
-        "queue",
-        models=[
-            {"model": "m", "waiting": waiting, "waiting_tokens": 10, "running": 1, "credit": 0, "leased": leased},
-        ],
-        depth=[{"model": "m", "class": "batch", "tenant_id": "acme", "waiting": waiting, "waiting_tokens": 10}],
-        sheds=[{"class": "batch", "reason": "DEADLINE", "tickets": shed}],
-        predictions=[{"model": "m", "waited_s_p50": 1.25, "late_s_p5": -0.25, "waits": 8}],
-        **given,
-    )
-
-
-def scheduler(*workers):
-    return process_snapshot("scheduler-1", "scheduler", workers=list(workers))
-
-
-def worker(name="w", *, running=3, **fields):
-    row = {"worker_id": f"{name}-id", "address": f"{name}:1", "model": "m", "slots": 4, "kv_blocks": 100, "leases": 3}
-    return row | {"promised_blocks": 25, "running": running, "prefill_tokens": 9, "tokens_per_second": 50.5} | fields
+from snapshots import process_snapshot, scheduler, shard, worker
 
 
 def text_of(frame):
-    page = io.StringIO()
-    Console(file=page, width=200, highlight=False).print(render(frame))
-    return page.getvalue()
+    return "\n".join(frame_lines(frame, width=200))
 
 
 def test_a_tenant_is_summed_up_over_all_shards():
@@ -94,11 +58,44 @@ def test_a_restarted_process_has_no_negative_rates():
     assert frame["processes"][0]["cpu_share"] == 0.5
 
 
-def test_workers_have_the_names_of_their_processes_if_these_are_known():
-    frame = frame_of([process_snapshot("worker-1", "worker"), scheduler(worker("worker-1"), worker("elsewhere"))])
+def test_workers_have_the_names_of_their_instances_and_their_free_shares():
+    frame = frame_of([scheduler(worker(worker_id="worker-1.987456a0"), worker(worker_id="worker-1.aaaaaaaa"))])
     first, second = frame["workers"]
-    assert (first["worker"], second["worker"]) == ("worker-1", "elsewhere-id")
+    assert (first["worker"], second["worker"]) == ("worker-1", "worker-1")
+    assert first["worker_id"] != second["worker_id"]
     assert (first["free_kv_blocks"], first["free_kv_share"], first["batch_fill"]) == (75, 0.75, 0.75)
+
+
+def test_a_process_that_is_known_by_its_address_has_the_name_of_its_instance():
+    known = process_snapshot("queue-1", "queue")
+    known.snapshot.instance_id = "queue-1.0123abcd"
+    unnamed = ProcessSample(name=known.address, address=known.address, snapshot=known.snapshot)
+    assert frame_of([unnamed])["processes"][0]["process"] == "queue-1"
+
+
+def test_tiers_have_the_sums_of_their_processes_and_their_rates():
+    def samples(uptime, started, tokens, cpu):
+        edges = [process_snapshot(f"edge-{number}", "edge", cpu=cpu, uptime=uptime) for number in (1, 2)]
+        for each in edges:
+            each.snapshot.figures.update(active_requests=3, requests_started=started, requests_queued=2)
+        one = process_snapshot("worker-1", "worker", cpu=cpu, uptime=uptime)
+        one.snapshot.figures.update(running=4, tokens_generated=tokens)
+        return [*edges, one]
+
+    frame = frame_of(samples(22.0, 110, 900, 3.0), samples(20.0, 100, 700, 2.0))
+    shown = [(row["tier"], row["processes"], row["active"], row["per_second"]) for row in frame["tiers"]]
+    assert shown == [("edge", 2, 6, 10.0), ("worker", 1, 4, 100.0)]
+    assert [row["cpu_share"] for row in frame["tiers"]] == [0.5, 0.5]
+    assert frame["states"]["queued"] == 4
+
+
+def test_recent_requests_of_all_edges_are_listed_from_the_newest():
+    def edge(name, *ends):
+        rows = [{"request_id": f"{name}-{end}", "end_time": end, "total_s": 0.5, "stages": []} for end in ends]
+        return process_snapshot(name, "edge", requests=rows)
+
+    frame = frame_of([edge("edge-1", 5, 7), edge("edge-2", 6), process_snapshot("edge-3", "edge")])
+    assert [row["request_id"] for row in frame["requests"]] == ["edge-1-7", "edge-2-6", "edge-1-5"]
 
 
 def test_a_process_that_does_not_answer_is_shown_with_the_reason():
@@ -115,12 +112,6 @@ def test_the_view_shows_the_fullest_of_many_workers_with_a_caption():
     assert f"the {MAX_ROWS} fullest of {4 * MAX_ROWS}" in text
     for shown in ("7 waiting", "acme", "DEADLINE", "1,250", "queue-1"):
         assert shown in text
-
-
-def test_names_in_brackets_are_text_not_markup():
-    frame = frame_of([shard("[red]"), scheduler(worker(model="[/bold]"))])
-    assert "[red]" in text_of(frame)
-    assert "[/bold]" in text_of(frame)
 
 
 def test_waits_are_shown_in_milliseconds_with_their_lateness():

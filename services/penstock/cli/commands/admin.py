@@ -140,14 +140,17 @@ def snapshot(process: str, target: str, as_json: bool) -> None:
     run_async(admin.snapshot(_admin_target(process, target, as_json=as_json)))
 
 
-@click.command()
-@click.option(
+processes_option = click.option(
     "--target",
     "targets",
     multiple=True,
     metavar="ADDRESS",
     help="admin_listen of a process: unix:PATH, HOST:PORT or dns:///NAME:PORT; repeatable",
 )
+
+
+@click.command()
+@processes_option
 @click.option("--interval", type=FiniteFloat(0.1, 60), default=1.0, show_default=True, help="s between two polls")
 @click.option("--once", is_flag=True, help="print one frame after one interval and exit")
 @json_option
@@ -160,6 +163,27 @@ def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) ->
 
 
 @click.command()
+@processes_option
+@click.option(
+    "--listen",
+    default="127.0.0.1:7090",
+    show_default=True,
+    metavar="ADDRESS",
+    help="a port of loopback (0: a free one), or unix:PATH for this user alone",
+)
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="name of a forwarder with TLS on this host; repeatable"
+)
+@click.option("--interval", type=FiniteFloat(0.1, 60), default=1.0, show_default=True, help="s between two polls")
+def dashboard(targets: tuple[str, ...], listen: str, hosts: tuple[str, ...], interval: float) -> None:
+    """Serve a web page that draws a mesh: its flow, queues, workers and requests."""
+    from penstock.cli.dashboard.command import dashboard as serve
+
+    names = {} if targets else find_processes()
+    run_async(serve(names, targets, listen=listen, hosts=hosts, interval=interval))
+
+
+@click.command()
 @click.argument("tier", type=click.Choice(TIERS))
 @json_option
 def config(tier: str, as_json: bool) -> None:
@@ -169,7 +193,7 @@ def config(tier: str, as_json: bool) -> None:
     admin.show_config(tier, as_json=as_json)
 
 
-ADMIN_COMMANDS = (keys, tenants, prices, models, drain, snapshot, top, config)
+ADMIN_COMMANDS = (keys, tenants, prices, models, drain, snapshot, top, dashboard, config)
 
 
 def _admin_target(process: str, target: str, *, as_json: bool) -> "AdminTarget":
