@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ import orjson
 
 RETRY_INTERVAL_S = 0.1
 READ_TIMEOUT_S = 60.0
+STREAM_TIMEOUT_S = 120.0  # of a whole response; keep-alives end no read
 FINAL_EVENTS = ("response.completed", "response.incomplete", "response.failed", "error")
 # Of an event: what differs between two responses to the same request.
 _IDS = re.compile(rb"(resp|msg|rs|fc)_[0-9a-zA-Z-]+")
@@ -61,13 +61,24 @@ async def stream_response(
     api_key: str,
     body: dict[str, Any],
     response: StreamedResponse,
-    *,
-    is_alive: Callable[[str], bool] = lambda _: True,
 ) -> None:
-    """Stream a new response from the first edge; after a break, read on at the next one that `is_alive`.
+    """Stream a new response from the first edge; after a break, read on at the next one.
 
-    A client whose stream breaks before its first event has no id, and fails.
+    A client whose stream breaks before its first event has no id, and fails, as does one that has no end in time.
     """
+    try:
+        async with asyncio.timeout(STREAM_TIMEOUT_S):
+            await _stream_response(edges, api_key, body, response)
+    except TimeoutError:
+        response.failure = f"no end of {response.response_id} after {STREAM_TIMEOUT_S:g} s"
+
+
+async def _stream_response(
+    edges: list[str],
+    api_key: str,
+    body: dict[str, Any],
+    response: StreamedResponse,
+) -> None:
     headers = {"authorization": f"Bearer {api_key}"}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=2.0)
     attempts = 0
@@ -75,8 +86,6 @@ async def stream_response(
         while not response.is_over:
             edge = edges[attempts % len(edges)]
             attempts += 1
-            if not is_alive(edge) and response.response_id:
-                continue
             url = f"http://{edge}/v1/responses"
             try:
                 if not response.response_id:
