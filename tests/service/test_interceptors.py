@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 from inference_server import inference_server
 from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
+from penstock.chassis.observability.telemetry import current_traceparent
+from penstock.chassis.observability.trace_context import trace_id_of
 from penstock.v1.failure_pb2 import QuotaViolation
 from penstock.v1.inference_pb2 import (
     CountTokensRequest,
@@ -237,7 +238,8 @@ async def test_a_call_that_succeeds_is_a_span_below_its_caller(receiver):
 @pytest.mark.parametrize(
     ("kind", "error", "code", "status", "reason"),
     [
-        ("generator", Overloaded("full"), "RESOURCE_EXHAUSTED", "UNSET", "OVERLOADED"),
+        ("generator", QuotaExceeded("slow down"), "RESOURCE_EXHAUSTED", "UNSET", "QUOTA_EXCEEDED"),
+        ("generator", Overloaded("full"), "RESOURCE_EXHAUSTED", "ERROR", "OVERLOADED"),  # samplers see shed load
         ("generator", ValueError("x"), "INTERNAL", "ERROR", "INTERNAL"),
         ("unary", ValueError("x"), "INTERNAL", "ERROR", "INTERNAL"),
     ],
@@ -251,7 +253,7 @@ async def test_a_failed_call_is_an_error_only_when_the_fault_is_ours(receiver, *
     [span] = receiver.wait_for_spans(f"penstock.v1.Inference/{method}", trace_id=trace_id)
     assert (span.attributes["rpc.response.status_code"], span.status) == (code, status)
     assert span.attributes["penstock.reason"] == reason
-    assert span.attributes.get("error.type") == (code if status == "ERROR" else None)
+    assert span.attributes.get("error.type") == (code if code == "INTERNAL" else None)
 
 
 async def endless(request, context):
