@@ -34,9 +34,9 @@ class RecordedSpans:
 
 
 @contextmanager
-def recorded(head=HeadSampler()):
+def recorded():
     found = RecordedSpans()
-    install_recorder(SpanRecorder(found, head))
+    install_recorder(SpanRecorder(found, HeadSampler()))
     try:
         yield found.spans
     finally:
@@ -56,7 +56,7 @@ def spans_of(request, now, *, parent=PARENT, session_link=None, error=None, fail
             if error:
                 telemetry.on_failed(error, failed_at)
             if cancel:
-                telemetry.on_cancelled(*cancel)
+                telemetry.on_cancelled(*cancel[:2], is_received=cancel[2])
             telemetry.end(request, now)
             deferred_calls().flush()
             return spans
@@ -130,13 +130,16 @@ def test_errors_of_the_service_and_shed_load_have_the_status_error(error, status
     assert root.attributes["error.type"] == error.code.name
 
 
-@pytest.mark.parametrize(("session_link", "ended", "kind"), [(None, 12.0, INTERNAL), ("", 13.0, SERVER)])
-def test_a_cancelled_request_ends_when_its_client_left_or_had_its_receipt(session_link, ended, kind):
+@pytest.mark.parametrize(
+    ("session_link", "is_received", "ended", "kind"),
+    [(None, False, 12.0, INTERNAL), ("", False, 12.0, SERVER), ("", True, 13.0, SERVER)],
+)
+def test_a_cancelled_request_ends_when_its_client_left_or_had_its_receipt(session_link, is_received, ended, kind):
     request = running_request()
     request.on_client_cancelled(12.0)
     request.on_run_stopped(1, 4, RUN_TIMES, 13.0)
     receipt = AcknowledgeCancel(output_tokens=1, kv_blocks_freed=4, waited_s=1.0, is_acknowledged=True)
-    root = by_name(spans_of(request, 13.0, session_link=session_link, cancel=(receipt, 13.0)))[ROOT]
+    root = by_name(spans_of(request, 13.0, session_link=session_link, cancel=(receipt, 13.0, is_received)))[ROOT]
     assert (root.ended_ns, root.kind, root.error) == (ended * 1e9, kind, "")
     [event] = root.events
     assert (event.name, event.at_ns) == ("cancel_acknowledged", 13_000_000_000)

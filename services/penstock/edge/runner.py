@@ -241,8 +241,8 @@ class RequestRunner:
     def _acknowledge_cancel(self, context: RequestContext, acknowledgement: AcknowledgeCancel) -> None:
         self.cancels += 1
         self.cancels_acknowledged += acknowledgement.is_acknowledged
-        context.telemetry.on_cancelled(acknowledgement, self.now())
-        context.sink.send_cancelled(acknowledgement)
+        is_received = context.sink.send_cancelled(acknowledgement)
+        context.telemetry.on_cancelled(acknowledgement, self.now(), is_received=is_received)
 
     def _release_run(self, context: RequestContext) -> None:
         if context.run:

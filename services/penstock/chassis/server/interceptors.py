@@ -108,6 +108,8 @@ def guarded(handler: Any, guard: Guard) -> Any:
 
         return await guard(context, body)
 
+    if getattr(method, READS_ONE_MESSAGE, False):
+        setattr(call, READS_ONE_MESSAGE, True)
     _guarded_methods.add(call)
     return make(call, handler.request_deserializer, handler.response_serializer)
 

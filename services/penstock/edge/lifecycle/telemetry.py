@@ -54,6 +54,7 @@ class RequestTelemetry:
         "_error",
         "_failed_at",
         "_is_by_fallback",
+        "_is_received",
         "_operation",
         "_parent",
         "_rejected_by",
@@ -78,6 +79,7 @@ class RequestTelemetry:
         self._rejected_by = ""  # tier
         self._is_by_fallback = False
         self._cancelled: AcknowledgeCancel | None = None
+        self._is_received = False
         self._cancelled_at = math.nan  # when its cancel was acknowledged
         self.traceparent = open_span(parent)
 
@@ -94,8 +96,9 @@ class RequestTelemetry:
     def set_rejected_by(self, tier: str) -> None:
         self._rejected_by = tier
 
-    def on_cancelled(self, acknowledgement: AcknowledgeCancel, now: float) -> None:
-        self._cancelled, self._cancelled_at = acknowledgement, now
+    def on_cancelled(self, acknowledgement: AcknowledgeCancel, now: float, *, is_received: bool) -> None:
+        """`is_received`: the client waits for the acknowledgement."""
+        self._cancelled, self._cancelled_at, self._is_received = acknowledgement, now, is_received
         if acknowledgement.is_acknowledged:
             defer(partial(_cancel_acknowledged.record, acknowledgement.waited_s))
 
@@ -133,13 +136,10 @@ class RequestTelemetry:
         )
 
     def _answered_at(self, request: ActiveRequest, now: float) -> float:
-        """Return the time at which the client had its answer, or left. The request may have ended later.
-
-        The client of a call leaves to cancel it. That of a session waits for the acknowledgement.
-        """
+        """Return the time at which the client had its answer, or left. The request may have ended later."""
         if self._error:
             return self._failed_at
-        is_left = self._session_link is None and not math.isnan(request.cancelled_at)
+        is_left = self._cancelled is not None and not self._is_received
         return request.cancelled_at if is_left else now
 
     def _cancel_events(self) -> list[SpanEvent]:

@@ -78,6 +78,11 @@ class SessionHandler:
         if not self._is_closed:
             self._peer.send(frame)
 
+    @property
+    def has_client_left(self) -> bool:
+        """Whether the client has closed or ended the stream, so that it reads no further frame about a cancel."""
+        return self._is_closed or self._peer.has_peer_ended
+
     def on_output(self, sink: SessionSink) -> None:
         if not self._pending_sinks:
             self._has_output.set()
