@@ -152,7 +152,9 @@ class SpanExporter(OTLPSpanExporter):
 
     def _translate_data(self, data: Sequence[Any]) -> ExportTraceServiceRequest:
         request = ExportTraceServiceRequest(resource_spans=[self._envelope])
-        request.resource_spans[0].scope_spans[0].spans.extend(map(span_message, data))
+        messages = request.resource_spans[0].scope_spans[0].spans
+        for span in data:
+            _add_span(messages, span)
         return request
 
 
@@ -162,9 +164,9 @@ def open_recorder(resource: Resource, endpoint: str, timeout_s: float) -> SpanRe
     return SpanRecorder(BatchSpanProcessor(SpanExporter(endpoint, resource, timeout_s)), head)
 
 
-def span_message(span: EndedSpan) -> pb.Span:
-    """Return the OTLP message of a span."""
-    message = pb.Span(
+def _add_span(messages: Any, span: EndedSpan) -> None:
+    """Add the OTLP message of a span, in place: a message that is made apart would be copied."""
+    message = messages.add(
         trace_id=bytes.fromhex(span.own[TRACE_ID]),
         span_id=bytes.fromhex(span.own[SPAN_ID]),
         parent_span_id=bytes.fromhex(span.parent[SPAN_ID]),
@@ -180,7 +182,6 @@ def span_message(span: EndedSpan) -> pb.Span:
         _add_attributes(message.events.add(name=event.name, time_unix_nano=event.at_ns).attributes, event.attributes)
     for link in span.links:
         message.links.add(trace_id=bytes.fromhex(link[TRACE_ID]), span_id=bytes.fromhex(link[SPAN_ID]))
-    return message
 
 
 def _add_attributes(pairs: Any, attributes: Attributes) -> None:

@@ -43,7 +43,7 @@ class Collector:
     def parse(cls, endpoint_url: str, ratio: float) -> Self:
         """Parse `http://host:port`, `https://host:port` or `host:port`. Raises ValueError."""
         parts = urlsplit(endpoint_url if "://" in endpoint_url else f"http://{endpoint_url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ValueError(f"{endpoint_url!r} is not http://host:port, https://host:port or host:port")
         return cls(Address(parts.hostname, parts.port or OTLP_PORT), parts.scheme == "https", ratio)
 
