@@ -15,6 +15,7 @@ from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import current_traceparent
 from penstock.chassis.observability.trace_context import trace_id_of
 from penstock.chassis.server.call_metrics import current_call
+from penstock.chassis.server.interceptors import READS_ONE_MESSAGE, guarded
 from penstock.v1.failure_pb2 import QuotaViolation
 from penstock.v1.inference_pb2 import (
     CountTokensRequest,

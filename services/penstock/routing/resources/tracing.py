@@ -18,6 +18,7 @@ from envoy_data_plane.envoy.extensions.tracers.opentelemetry.resource_detectors 
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type import v3 as units
 
+from penstock.chassis.observability import semconv
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.resources.clusters import CONNECT_TIMEOUT, HTTP_OPTIONS, pack_any, upstream_options
 from penstock.routing.resources.endpoints import socket_address
@@ -67,7 +68,7 @@ def collector_cluster(name: str, collector: Collector) -> Resource:
 
 def tracing(collector_name: str, ratio: float) -> hcm.HttpConnectionManagerTracing:
     """Export to the cluster `collector_name`."""
-    namespace = detectors.StaticConfigResourceDetectorConfig(attributes={"service.namespace": SERVICE_NAMESPACE})
+    namespace = detectors.StaticConfigResourceDetectorConfig(attributes={semconv.SERVICE_NAMESPACE: SERVICE_NAMESPACE})
     config = trace.OpenTelemetryConfig(
         grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=collector_name)),
         service_name=SERVICE_NAME,
