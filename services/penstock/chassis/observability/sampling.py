@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 
 from penstock.chassis.observability.trace_context import NOT_SAMPLED, SAMPLED, TRACE_ID, is_sampled
 
-SAMPLERS = ("always_on", "always_off", "traceidratio")
 PARENT_BASED_PREFIX = "parentbased_"
+SAMPLERS = (
+    *("always_on", "always_off", "traceidratio"),
+    *("parentbased_always_on", "parentbased_always_off", "parentbased_traceidratio"),
+)
 _RATIO_BITS = 56  # of the end of a trace id, which W3C Trace Context, level 2, says are random
 
 SLOW_SHARE = 0.02  # of all requests; twice the slowest 1 %, because the threshold is an estimate
@@ -38,10 +41,9 @@ class HeadSampler:
         """Read OTEL_TRACES_SAMPLER and its argument. Raises SamplerInvalid."""
         name, text = environ.get("OTEL_TRACES_SAMPLER", ""), environ.get("OTEL_TRACES_SAMPLER_ARG", "")
         kind = name.strip().lower() or "parentbased_always_on"
+        if kind not in SAMPLERS:
+            raise SamplerInvalid(f"OTEL_TRACES_SAMPLER={name!r}: must be one of {', '.join(SAMPLERS)}")
         base = kind.removeprefix(PARENT_BASED_PREFIX)
-        if base not in SAMPLERS:
-            allowed = ", ".join(f"{prefix}{each}" for prefix in ("", PARENT_BASED_PREFIX) for each in SAMPLERS)
-            raise SamplerInvalid(f"OTEL_TRACES_SAMPLER={name!r}: must be one of {allowed}")
         ratio = _ratio(text) if base == "traceidratio" else float(base == "always_on")
         return cls(ratio, base != kind)
 
