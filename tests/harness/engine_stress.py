@@ -63,7 +63,7 @@ class EngineStress:
             tokens = self.running[seq_id][1]
             assert index == len(tokens)
             tokens.append(token)
-        self.counts["preempted"] += result.preempted
+        self.counts["preempted"] += len(result.preempted)
         for done in result.finished:
             spec, tokens = self.running.pop(done.seq_id)
             assert done.output_tokens == len(tokens) == spec.max_output_tokens

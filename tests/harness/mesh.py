@@ -112,7 +112,7 @@ async def wait_for_figures(address: str, condition: Callable[[dict[str, float]],
 
 async def kill_busy_worker(mesh: LocalMesh) -> None:
     """Kill the first worker that has a run. All runs may be on one worker."""
-    workers = [child for child in mesh.processes.children if child.spec.tier == "worker"]
+    workers = [child for child in mesh.processes.children if child.spec.tier == "worker" and child.is_alive]
     looks = {
         asyncio.create_task(wait_for_figures(each.spec.admin_address, lambda found: found["running"] >= 1)): each
         for each in workers

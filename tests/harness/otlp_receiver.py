@@ -46,6 +46,10 @@ class ReceivedSpan:
     end_unix_nano: int
     attributes: dict[str, Any]
     resource: dict[str, Any]
+    status_message: str
+    events: tuple[tuple[str, int, dict[str, Any]], ...]  # name, Unix ns, attributes
+    links: tuple[tuple[str, str], ...]  # trace and span id
+    schema_url: str
 
 
 @dataclass
@@ -128,6 +132,7 @@ def spans_in(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
         resource = attributes_of(group.resource.attributes)
         for scope in group.scope_spans:
             for span in scope.spans:
+                events = [(each.name, each.time_unix_nano, attributes_of(each.attributes)) for each in span.events]
                 yield ReceivedSpan(
                     name=span.name,
                     service=resource["service.name"],
@@ -140,6 +145,10 @@ def spans_in(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
                     end_unix_nano=span.end_time_unix_nano,
                     attributes=attributes_of(span.attributes),
                     resource=resource,
+                    status_message=span.status.message,
+                    events=tuple(events),
+                    links=tuple((each.trace_id.hex(), each.span_id.hex()) for each in span.links),
+                    schema_url=scope.schema_url,
                 )
 
 

@@ -107,7 +107,7 @@ class VirtualRequest:
             spec=SPEC,
             credential=self.credential,
             sink=ResponseStream(runner.requests.memory),
-            telemetry=RequestTelemetry(SPEC, self.ticket_id, self.ticket_id, "", now),
+            telemetry=RequestTelemetry(SPEC, self.ticket_id, ""),
             size_bytes=1,
         )
         runner.add(self.context)

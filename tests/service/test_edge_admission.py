@@ -1,5 +1,6 @@
 """The admission filter of a real edge: the requests that it rejects after a rejection by the queue, and their cost."""
 
+import asyncio
 from datetime import timedelta
 
 import grpc
@@ -7,11 +8,19 @@ import pytest
 import structlog
 from google.protobuf.json_format import MessageToDict
 
-from edge_mesh import TIMEOUT_S, edge_mesh
+from edge_mesh import KEY, TIMEOUT_S, edge_mesh
+from edge_sessions import session
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.admin_pb2 import GetSnapshotRequest
-from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, TokenIds
+from penstock.v1.inference_pb2 import (
+    PRIORITY_BATCH,
+    GenerateRequest,
+    Resume,
+    SessionGenerate,
+    SessionRequest,
+    TokenIds,
+)
 
 PROMPT = TokenIds(ids=[5] * 20)
 TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -73,6 +82,36 @@ async def test_many_rejections_are_logged_in_fewer_lines(mesh):
     assert (logged[0]["request_id"], logged[0]["trace_id"]) == ("r0", "a" * 32)
     assert (logged[0]["tenant"], logged[0]["key_id"]) == ("acme", "key-1")
     assert not [line for line in lines if line["event"] == "ticket_done"]
+
+
+async def test_a_rejection_at_the_door_is_a_span_of_its_call(mesh, receiver):
+    trace_id = "ad" * 16
+    traceparent = f"00-{trace_id}-{'b' * 16}-01"
+    assert await outcome(generate(mesh, traceparent=traceparent)) == ("OVERLOADED", "edge")
+    [span] = await asyncio.to_thread(receiver.wait_for_spans, "penstock.v1.Inference/Generate", trace_id=trace_id)
+    assert (span.kind, span.status, span.status_message) == ("SERVER", "ERROR", "OVERLOADED")
+
+
+async def test_a_rejection_on_a_session_is_a_span_of_its_request(mesh, receiver):
+    opened, given = (f"00-{digits * 16}-{'b' * 16}-01" for digits in ("ae", "af"))
+    async with session(mesh, metadata=(*KEY, ("traceparent", opened))) as client:
+        for handle, traceparent in enumerate((given, opened, "")):
+            client.link.send(
+                SessionRequest(
+                    generate=SessionGenerate(
+                        handle=handle,
+                        request=GenerateRequest(token_ids=PROMPT, max_output_tokens=10, traceparent=traceparent),
+                    )
+                )
+            )
+            assert (await client.next_frame("failed")).failure.reason == "OVERLOADED"
+    name = "penstock.v1.Inference/Session"
+    [own] = await asyncio.to_thread(receiver.wait_for_spans, name, trace_id="af" * 16)
+    assert (own.kind, own.status, own.parent_id, own.links) == ("SERVER", "ERROR", "b" * 16, (("ae" * 16, "b" * 16),))
+    [same] = receiver.spans(trace_id="ae" * 16)
+    assert (same.parent_id, same.links) == ("b" * 16, ())
+    [new] = [span for span in receiver.spans(name=name) if not span.parent_id and span.links == own.links]
+    assert new.trace_id not in (own.trace_id, same.trace_id)
 
 
 async def test_a_rejection_by_the_edge_has_the_time_to_retry(mesh):

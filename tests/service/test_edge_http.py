@@ -134,8 +134,9 @@ async def test_models_are_listed_and_shown_even_with_a_slash_in_the_name():
     assert (head.status_code, head.content) == (200, b"")
 
 
-async def test_a_request_carries_its_caller_trace_and_id():
-    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+async def test_a_request_is_a_server_span_and_carries_its_caller_trace_and_id(receiver):
+    trace_id = "0af7651916cd43dd8448eb211c80319d"
+    traceparent = f"00-{trace_id}-b7ad6b7169203331-01"
     headers = {"authorization": "Bearer k1", "traceparent": traceparent, "x-request-id": "mine:1"}
     async with http_edge() as edge:
         edge.http.headers.update(headers)
@@ -143,7 +144,10 @@ async def test_a_request_carries_its_caller_trace_and_id():
             call.finish()
             await response.aread()
     assert (call.credential.bearer, call.credential.loopback) == ("k1", True)
-    assert call.traceparent == traceparent
+    [span] = await asyncio.to_thread(receiver.wait_for_spans, "POST /v1/completions", trace_id=trace_id)
+    assert (span.kind, span.status, span.parent_id) == ("SERVER", "UNSET", "b7ad6b7169203331")
+    assert span.attributes["http.response.status_code"] == 200
+    assert call.traceparent == f"00-{trace_id}-{span.span_id}-01"
     assert call.spec.request_id == response.headers["x-request-id"] == "mine:1"
 
 

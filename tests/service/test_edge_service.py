@@ -19,6 +19,9 @@ from penstock.v1.inference_pb2 import (
     Sampling,
 )
 
+ROOT = "text_completion tiny"  # the span of a request
+MAX_OVERLAP_NS = 1_000_000  # of a span beyond its parent
+
 
 async def test_a_request_is_reserved_queued_run_streamed_and_settled():
     async with edge_mesh() as mesh:
@@ -101,11 +104,11 @@ async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver)
             mesh.generate(max_output_tokens=3, explain=True, metadata=(*KEY, ("traceparent", traceparent)))
         )
         assert finished.timeline.trace_id == trace_id
-        names = ("edge.generate", "edge.tokenize", "edge.admission", "penstock.v1.Inference/Generate")
+        names = (ROOT, "edge.tokenize", "edge.admission", "penstock.v1.Inference/Generate")
         spans = {
             span.name: span for span in await asyncio.to_thread(receiver.wait_for_spans, *names, trace_id=trace_id)
         }
-        root = spans["edge.generate"]
+        root = spans[ROOT]
         assert spans["penstock.v1.Inference/Generate"].parent_id == "c" * 16
         assert root.parent_id == spans["penstock.v1.Inference/Generate"].span_id
         assert spans["edge.tokenize"].parent_id == spans["edge.admission"].parent_id == root.span_id
@@ -165,8 +168,13 @@ async def test_every_stage_span_lies_within_its_request_at_every_end(receiver, e
     async with edge_mesh() as mesh:
         await ending(mesh, metadata=(*KEY, traceparent))
         await wait_at_rest(mesh)
-        spans = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", "edge.tokenize", trace_id=trace_id)
-    (root,) = [span for span in spans if span.name == "edge.generate"]
+        names = ("edge.tokenize", "penstock.v1.Inference/Generate")
+        spans = await asyncio.to_thread(receiver.wait_for_spans, *names, trace_id=trace_id)
+    (root,) = [span for span in spans if span.name.startswith("text_completion")]
+    (call,) = [span for span in spans if span.kind == "SERVER"]
+    assert root.parent_id == call.span_id
+    assert root.end_unix_nano <= call.end_unix_nano + MAX_OVERLAP_NS
+    assert root.status == ("ERROR" if ending in (rejected_by_the_queue, failed_at_its_deadline) else "UNSET")
     stages = [span for span in spans if span.parent_id == root.span_id]
     assert stages
     for stage in stages:

@@ -49,7 +49,7 @@ class EdgeRun:
             spec=SPEC,
             credential=Credential(),
             sink=stream,
-            telemetry=RequestTelemetry(SPEC, name, name, "", self.now),
+            telemetry=RequestTelemetry(SPEC, name, ""),
             size_bytes=prompt_bytes,
         )
         self.runner.add(context)

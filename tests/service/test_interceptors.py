@@ -12,7 +12,10 @@ from structlog.testing import capture_logs
 from inference_server import inference_server
 from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
+from penstock.chassis.observability.telemetry import current_traceparent
+from penstock.chassis.observability.trace_context import trace_id_of
+from penstock.chassis.server.call_metrics import current_call
+from penstock.chassis.server.interceptors import READS_ONE_MESSAGE, guarded
 from penstock.v1.failure_pb2 import QuotaViolation
 from penstock.v1.inference_pb2 import (
     CountTokensRequest,
@@ -237,7 +240,8 @@ async def test_a_call_that_succeeds_is_a_span_below_its_caller(receiver):
 @pytest.mark.parametrize(
     ("kind", "error", "code", "status", "reason"),
     [
-        ("generator", Overloaded("full"), "RESOURCE_EXHAUSTED", "UNSET", "OVERLOADED"),
+        ("generator", QuotaExceeded("slow down"), "RESOURCE_EXHAUSTED", "UNSET", "QUOTA_EXCEEDED"),
+        ("generator", Overloaded("full"), "RESOURCE_EXHAUSTED", "ERROR", "OVERLOADED"),  # samplers see shed load
         ("generator", ValueError("x"), "INTERNAL", "ERROR", "INTERNAL"),
         ("unary", ValueError("x"), "INTERNAL", "ERROR", "INTERNAL"),
     ],
@@ -251,7 +255,7 @@ async def test_a_failed_call_is_an_error_only_when_the_fault_is_ours(receiver, *
     [span] = receiver.wait_for_spans(f"penstock.v1.Inference/{method}", trace_id=trace_id)
     assert (span.attributes["rpc.response.status_code"], span.status) == (code, status)
     assert span.attributes["penstock.reason"] == reason
-    assert span.attributes.get("error.type") == (code if status == "ERROR" else None)
+    assert span.attributes.get("error.type") == (code if code == "INTERNAL" else None)
 
 
 async def endless(request, context):
@@ -275,6 +279,50 @@ async def test_a_call_past_its_deadline_is_distinguished_from_a_cancelled_one(re
     code = "rpc.response.status_code"
     assert (deadline_span.attributes[code], deadline_span.status) == ("DEADLINE_EXCEEDED", "ERROR")
     assert (cancel_span.attributes[code], cancel_span.status) == ("CANCELLED", "UNSET")
+
+
+def test_a_guard_keeps_the_mark_of_a_call_that_reads_one_message():
+    async def method(frames, context):
+        pass
+
+    async def guard(context, body):
+        return await body()
+
+    setattr(method, READS_ONE_MESSAGE, True)
+    handler = grpc.stream_stream_rpc_method_handler(method)
+    assert getattr(guarded(guarded(handler, guard), guard).stream_stream, READS_ONE_MESSAGE)
+
+
+async def test_a_message_that_names_another_trace_moves_the_span_of_its_call_there(receiver):
+    transport, span_id, options = new_trace()
+    named, _, _ = new_trace()
+    seen = []
+
+    async def count(request, context):
+        given = f"00-{named}-{span_id}-01"
+        seen.extend((current_call.get().continue_trace(given), current_call.get().continue_trace("")))
+        return CountTokensResponse()
+
+    async with inference_server(CountTokens=count) as (stub, _):
+        await drive(stub, "CountTokens", **options)
+    [span] = await asyncio.to_thread(receiver.wait_for_spans, "penstock.v1.Inference/CountTokens", trace_id=named)
+    assert seen == [f"00-{named}-{span.span_id}-01"] * 2
+    assert (span.parent_id, span.links) == (span_id, ((transport, span_id),))
+
+
+async def test_a_session_that_is_rejected_has_a_span(receiver):
+    trace_id, span_id, options = new_trace()
+
+    async def session(frames, context):
+        raise Overloaded("full")
+        yield
+
+    async with inference_server(Session=session) as (stub, _):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await drive(stub, "Session", **options)
+    [span] = await asyncio.to_thread(receiver.wait_for_spans, "penstock.v1.Inference/Session", trace_id=trace_id)
+    assert (span.kind, span.status, span.parent_id) == ("SERVER", "ERROR", span_id)
+    assert span.attributes["penstock.reason"] == "OVERLOADED"
 
 
 async def test_a_session_has_no_span(receiver):

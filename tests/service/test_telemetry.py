@@ -9,7 +9,9 @@ from textwrap import dedent
 import pytest
 
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import meter, start_span, trace_id_of, traceparent_of
+from penstock.chassis.observability.spans import SERVER, SpanEvent, is_recorded, open_span, record_span
+from penstock.chassis.observability.telemetry import meter
+from penstock.chassis.observability.trace_context import trace_id_of, traceparent_or_empty
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -24,48 +26,74 @@ def run_python(script, **environ):
     )
 
 
+def record(name, parent="", *, span=("", 1_000, 2_000), **options):
+    """Record a span of the given name and (own traceparent, begin, end in ns)."""
+    own, began, ended = span
+    record_span(name, parent, began, ended, options.pop("attributes", {}), own=own, **options)
+
+
 def test_a_span_is_the_child_of_the_traceparent_it_was_given(receiver):
-    outer = start_span("outer", TRACEPARENT.replace(TRACE_ID, "1" * 32), attributes={semconv.PENSTOCK_ATTEMPT: 2})
-    inner = start_span("inner", traceparent_of(outer))
-    inner.end()
-    outer.end()
+    parent = TRACEPARENT.replace(TRACE_ID, "1" * 32)
+    outer = open_span(parent)
+    record("outer", parent, span=(outer, 1, 9), attributes={semconv.PENSTOCK_ATTEMPT: 2}, kind=SERVER)
+    record("inner", outer)
     spans = {each.name: each for each in receiver.wait_for_spans("outer", "inner", trace_id="1" * 32)}
     assert spans["outer"].parent_id == "b7ad6b7169203331"
-    assert spans["inner"].parent_id == spans["outer"].span_id
+    assert spans["inner"].parent_id == spans["outer"].span_id == outer[36:52]
     assert spans["outer"].attributes == {"penstock.attempt": 2}
-    assert spans["inner"].kind == "INTERNAL"
+    assert (spans["outer"].kind, spans["inner"].kind) == ("SERVER", "INTERNAL")
+    assert (spans["outer"].start_unix_nano, spans["outer"].end_unix_nano) == (1, 9)
 
 
-def test_a_span_names_its_tier_and_process(receiver):
-    start_span("request", TRACEPARENT.replace(TRACE_ID, "2" * 32)).end()
-    [span] = receiver.wait_for_spans("request", trace_id="2" * 32)
+def test_a_span_has_status_attributes_events_and_links(receiver):
+    parent, other = TRACEPARENT.replace(TRACE_ID, "2" * 32), TRACEPARENT.replace(TRACE_ID, "3" * 32)
+    attributes = {"text": "a", "flag": True, "count": -2, "share": 0.5, "many": ("x", "y")}
+    event = SpanEvent("first_token", 1_500, {"index": 0})
+    record("run", parent, attributes=attributes, error="RUN_LOST", events=[event], links=[other])
+    [span] = receiver.wait_for_spans("run", trace_id="2" * 32)
+    assert span.attributes == {**attributes, "many": ["x", "y"]}
+    assert (span.status, span.status_message) == ("ERROR", "RUN_LOST")
+    assert span.events == (("first_token", 1_500, {"index": 0}),)
+    assert span.links == (("3" * 32, "b7ad6b7169203331"),)
+
+
+def test_a_span_never_ends_before_it_begins(receiver):
+    record("backwards", TRACEPARENT.replace(TRACE_ID, "4" * 32), span=("", 2_000, 1_000))
+    [span] = receiver.wait_for_spans("backwards", trace_id="4" * 32)
+    assert span.start_unix_nano == span.end_unix_nano == 2_000
+
+
+def test_a_span_names_its_tier_and_process_and_the_conventions(receiver):
+    record("request", TRACEPARENT.replace(TRACE_ID, "5" * 32))
+    [span] = receiver.wait_for_spans("request", trace_id="5" * 32)
     assert span.service == "penstock-test"
     assert span.resource["service.namespace"] == "penstock"
     assert span.resource["service.instance.id"] == "test-1"
     assert span.resource["service.version"]
+    assert span.schema_url.startswith("https://opentelemetry.io/schemas/")
 
 
-def test_a_span_may_begin_in_the_past(receiver):
-    start_span("past", TRACEPARENT.replace(TRACE_ID, "3" * 32), start_time=1_000_000_000).end(end_time=3_000_000_000)
-    [span] = receiver.wait_for_spans("past", trace_id="3" * 32)
-    assert (span.start_unix_nano, span.end_unix_nano) == (1_000_000_000, 3_000_000_000)
+@pytest.mark.parametrize("malformed", ["nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", TRACEPARENT + "-more"])
+def test_a_malformed_traceparent_is_not_recorded_and_begins_no_trace(receiver, malformed):
+    assert traceparent_or_empty(malformed) == trace_id_of(malformed) == ""
+    assert not is_recorded(malformed)
 
 
-@pytest.mark.parametrize("traceparent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-def test_without_a_valid_parent_a_span_is_the_root_of_a_new_trace(receiver, traceparent):
-    span = start_span("root", traceparent)
-    span.end()
-    trace_id = trace_id_of(traceparent_of(span))
-    [received] = receiver.wait_for_spans("root", trace_id=trace_id)
+def test_a_span_without_a_parent_is_the_root_of_a_new_trace(receiver):
+    own = open_span("")
+    record("root", span=(own, 1, 2))
+    [received] = receiver.wait_for_spans("root", trace_id=trace_id_of(own))
     assert received.parent_id == ""
-    assert trace_id != "0" * 32
+    assert is_recorded(own)
 
 
-def test_the_trace_id_of_a_malformed_traceparent_is_empty():
+def test_the_trace_id_of_a_traceparent():
     assert trace_id_of(TRACEPARENT) == TRACE_ID
     zeros, ids = f"00-{'0' * 32}-{'b' * 16}-01", f"{'a' * 32}-{'0' * 16}-01"
     assert [trace_id_of(each) for each in ("", "00-xyz", zeros, f"00-{ids}", TRACEPARENT + "-more")] == [""] * 5
-    assert trace_id_of(TRACEPARENT.replace("00-", "01-", 1) + "-more") == TRACE_ID, "a later version may say more"
+    assert trace_id_of(TRACEPARENT.replace("00-", "ff-", 1)) == ""
+    later = TRACEPARENT.replace("00-", "01-", 1)
+    assert traceparent_or_empty(later + "-more") == later, "a later version may say more"
 
 
 def test_a_counter_made_before_telemetry_is_configured_counts(receiver):
@@ -76,36 +104,40 @@ def test_a_counter_made_before_telemetry_is_configured_counts(receiver):
 
 def test_without_an_endpoint_spans_have_ids_and_are_not_exported():
     ended = run_python("""
-        from penstock.chassis.observability.telemetry import configure, start_span, traceparent_of
+        from penstock.chassis.observability.spans import is_recorded, keeps_request, open_span
+        from penstock.chassis.observability.telemetry import configure
         telemetry = configure("demo", "demo-1")
-        span = start_span("x")
-        print(traceparent_of(span), span.is_recording())
+        own = open_span("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        print(own, is_recorded(own), keeps_request(own, 9.0, 1.0, failed=True))
         telemetry.shutdown()
     """)
-    traceparent, is_recording = ended.stdout.split()
-    assert trace_id_of(traceparent)
-    assert is_recording == "False"
+    traceparent, recorded, kept = ended.stdout.split()
+    assert trace_id_of(traceparent) == TRACE_ID
+    assert traceparent.endswith("-00"), "other tiers must not record the trace either"
+    assert (recorded, kept) == ("False", "False")
     assert ended.stderr == ""
 
 
 def test_spans_still_unsent_are_sent_at_shutdown(receiver):
     run_python(
         f"""
-        from penstock.chassis.observability.telemetry import configure, start_span
+        from penstock.chassis.observability.spans import record_span
+        from penstock.chassis.observability.telemetry import configure
         telemetry = configure("demo", "demo-1", otlp_endpoint="{receiver.endpoint}")
-        start_span("last words", "{TRACEPARENT.replace(TRACE_ID, "4" * 32)}").end()
+        record_span("last words", "{TRACEPARENT.replace(TRACE_ID, "6" * 32)}", 1, 2, {{}})
         telemetry.shutdown()
         """,
         OTEL_BSP_SCHEDULE_DELAY="3600000",
     )
-    assert [each.service for each in receiver.spans(trace_id="4" * 32)] == ["penstock-demo"]
+    assert [each.service for each in receiver.spans(trace_id="6" * 32)] == ["penstock-demo"]
 
 
 def test_an_unreachable_receiver_is_logged_and_does_not_delay_the_end():
     ended = run_python("""
-        from penstock.chassis.observability.telemetry import configure, start_span
+        from penstock.chassis.observability.spans import open_span, record_span
+        from penstock.chassis.observability.telemetry import configure
         telemetry = configure("demo", "demo-1", otlp_endpoint="http://127.0.0.1:9")
-        start_span("lost").end()
+        record_span("lost", "", 1, 2, {}, own=open_span(""))
         telemetry.shutdown()
     """)
     lines = [json.loads(line) for line in ended.stderr.splitlines()]

@@ -90,7 +90,7 @@ def test_batch_mates_and_preemption_do_not_change_a_text():
     tokens = {}
     while batched.has_work:
         result = batched.step()
-        preempted += result.preempted
+        preempted += len(result.preempted)
         for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
             tokens.setdefault(seq_id, []).append(token)
     assert preempted > 0
@@ -139,7 +139,7 @@ def test_thousands_of_sequences_in_a_small_pool_leave_no_state():
             result = engine.step()
             ended |= {done.seq_id for done in result.finished}
             cancelled |= {receipt.seq_id for receipt in result.cancelled}
-            preempted += result.preempted
+            preempted += len(result.preempted)
     while engine.has_work:
         result = engine.step()
         ended |= {done.seq_id for done in result.finished}

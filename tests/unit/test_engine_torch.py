@@ -112,7 +112,7 @@ def test_preemption_does_not_change_the_text():
     preempted, texts = 0, {0: [], 1: [], 2: []}
     while engine.has_work:
         result = engine.step()
-        preempted += result.preempted
+        preempted += len(result.preempted)
         for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
             texts[seq_id].append(token)
     assert preempted > 0

@@ -11,6 +11,7 @@ from penstock.mesh.identity_header import HEADER
 from penstock.routing.door_certificate import CertificatePair
 from penstock.routing.edges.edge_spec import Address, parse_specs
 from penstock.routing.resources.build import ProxyConfig, build_snapshot
+from penstock.routing.resources.tracing import Collector
 from penstock.routing.resources.types import ResourceType
 
 SECRET, CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
@@ -298,3 +299,43 @@ def test_local_replies_over_http_have_the_format_of_an_api_error():
         "invalid_request_error",
         "server_error",
     ]
+
+
+COLLECTOR = Collector.parse("http://otel:4317", 0.01)
+
+
+def test_without_a_collector_the_proxies_record_no_spans_and_leave_request_ids_alone():
+    manager = connection_manager()
+    assert "tracing" not in manager
+    request_ids = manager["requestIdExtension"]["typedConfig"]
+    assert (request_ids["packTraceReason"], request_ids["useRequestIdForTraceSampling"]) == (False, False)
+
+
+def test_with_a_collector_the_proxies_export_their_spans_to_it():
+    tracing = connection_manager(collector=COLLECTOR)["tracing"]
+    assert tracing["randomSampling"] == {"value": 1.0}
+    assert tracing["spawnUpstreamSpan"]
+    assert "PATH" not in tracing["operation"], "clients choose paths"
+    config = tracing["provider"]["typedConfig"]
+    assert config["grpcService"]["envoyGrpc"]["clusterName"] == "otlp"
+    assert config["serviceName"] == "penstock-envoy"
+    assert (CLUSTER, "otlp") in snapshot(collector=COLLECTOR).by_type[LISTENER]["front"].references
+    cluster = read_back(CLUSTER, "otlp", collector=COLLECTOR)
+    assert cluster["type"] == "STRICT_DNS"
+    assert "transportSocket" not in cluster
+
+
+def test_a_collector_with_tls_is_verified_by_its_name():
+    collector = Collector.parse("https://otel.example", 1.0)
+    assert (collector.address, collector.is_tls) == (Address("otel.example", 4317), True)
+    context = read_back(CLUSTER, "otlp", collector=collector)["transportSocket"]["typedConfig"]
+    validation = context["commonTlsContext"]["validationContext"]
+    assert context["sni"] == "otel.example"
+    assert validation["matchTypedSubjectAltNames"] == [{"sanType": "DNS", "matcher": {"exact": "otel.example"}}]
+    assert "systemRootCerts" in validation
+
+
+@pytest.mark.parametrize("endpoint", ["unix:/tmp/otel", "ftp://otel:21", "http://"])
+def test_a_collector_needs_an_address(endpoint):
+    with pytest.raises(ValueError, match="is not http"):
+        Collector.parse(endpoint, 1.0)

@@ -55,6 +55,24 @@ def test_the_three_times_add_up_to_the_time_from_start_to_last_token():
     assert run.cached_tokens == 2
 
 
+def test_the_latest_preemptions_of_a_run_are_kept():
+    table = ready_table()
+    run, other = started_run(table), started_run(table, handle=2, lease="l2", ticket="t2")
+    for step in range(20):
+        table.on_step(StepResult(step, preempted=(run.seq_id, 99)), float(step), step + 0.5)
+    assert run.preempted_at == tuple(map(float, range(4, 20)))
+    assert other.preempted_at == ()
+
+
+def test_the_last_token_before_a_cancel_was_the_last_one_wanted():
+    table = ready_table()
+    run = started_run(table)
+    table.on_step(step_result(1, run), 0.0, 1.0)
+    table.cancel(EDGE, 1, 1.5)
+    table.on_step(step_result(2, run), 1.0, 2.0)
+    assert (run.last_wanted_at, run.last_token_at) == (1.0, 2.0)
+
+
 def test_a_cancel_gets_its_receipt_once_the_engine_has_released_the_run():
     table = ready_table()
     run = started_run(table)

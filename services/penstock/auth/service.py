@@ -264,7 +264,7 @@ class AdmissionService(AdmissionServiceServicer):
             return
         if is_new and frame.HasField("fallback_admission"):
             log.info("deferred_reservation_recorded", **_names(reservation), edge=reservation.request.edge_id)
-        span.end(tenant_id=identity.tenant_id)
+        span.end(tenant_id=identity.tenant_id, key_id=identity.key_id)
         now = self._clock()
         edges, request = len(self._edge_sessions), reservation.request
         granted = self._authorizer.fallback_grant(identity.tenant_id, edges, now, request)
@@ -295,7 +295,7 @@ class AdmissionService(AdmissionServiceServicer):
         caller: Key | Identity | None,
     ) -> None:
         names = {"tenant": caller.tenant_id, "key_id": caller.key_id} if caller else {}
-        span.end(tenant_id=names.get("tenant", ""), reason=error.reason)
+        span.end(tenant_id=names.get("tenant", ""), key_id=names.get("key_id", ""), reason=error.reason)
         log.debug(
             "reservation_rejected", request_id=request_id, **names, reason=error.reason, retry_after=error.retry_after
         )

@@ -1,16 +1,15 @@
 """The `auth.reserve` span, from the arrival of a reservation request until it is persisted or rejected; and metrics."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import is_recorded, meter, start_span
+from penstock.chassis.observability.spans import is_recorded, record_span
+from penstock.chassis.observability.telemetry import meter
 from penstock.mesh.v1.admission_pb2 import Reserve
-
-SPAN_NAME = "auth.reserve"
 
 _disk_used = meter().create_gauge(
     semconv.PENSTOCK_AUTH_DISK_USED, unit="1", description="Used share of the volume that holds the store."
@@ -65,27 +64,29 @@ def record_response_call_failures(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReserveSpan:
-    """Span of one reservation request."""
+    """Span of one reservation request, recorded when it ends."""
 
-    span: Span | None  # None if the trace of the caller is not recorded
+    frame: Reserve
+    began_ns: int  # Unix; 0 if the trace of the caller is not recorded
 
     @classmethod
     def start(cls, frame: Reserve) -> "ReserveSpan":
-        if not is_recorded(frame.traceparent):
-            return cls(None)
+        return cls(frame, time.time_ns() if is_recorded(frame.traceparent) else 0)
+
+    def end(self, *, tenant_id: str = "", key_id: str = "", reason: str = "") -> None:
+        if not self.began_ns:
+            return
+        frame = self.frame
+        names = {
+            semconv.PENSTOCK_TENANT_ID: tenant_id,
+            semconv.PENSTOCK_KEY_ID: key_id,
+            semconv.PENSTOCK_REASON: reason,
+        }
         attributes: dict[str, AttributeValue] = {
             semconv.PENSTOCK_REQUEST_ID: frame.request_id,
             semconv.GEN_AI_REQUEST_MODEL: frame.model,
             semconv.GEN_AI_REQUEST_MAX_TOKENS: frame.max_output_tokens,
             semconv.GEN_AI_USAGE_INPUT_TOKENS: frame.prompt_tokens,
+            **{name: value for name, value in names.items() if value},
         }
-        return cls(start_span(SPAN_NAME, frame.traceparent, attributes=attributes))
-
-    def end(self, *, tenant_id: str = "", reason: str = "") -> None:
-        if self.span is None:
-            return
-        if tenant_id:
-            self.span.set_attribute(semconv.PENSTOCK_TENANT_ID, tenant_id)
-        if reason:
-            self.span.set_attribute(semconv.PENSTOCK_REASON, reason)
-        self.span.end()
+        record_span(semconv.SPAN_AUTH_RESERVE, frame.traceparent, self.began_ns, time.time_ns(), attributes)

@@ -68,7 +68,10 @@ class ServiceConfig:
     drain_grace: float = setting(30.0, "Longest time for running work to end after SIGTERM.", unit="s")
     metrics_listen: str = setting("", "Address of the Prometheus endpoint `/metrics`. Empty: off.", unit="host:port")
     otlp_endpoint: str = setting(
-        "", "OTLP/gRPC receiver of traces and metrics. Empty: off.", unit="URL", fleet="PENSTOCK_OTLP_ENDPOINT"
+        "",
+        "OTLP/gRPC receiver of traces and metrics. That of routing also receives the spans of proxies. Empty: off.",
+        unit="URL",
+        fleet="PENSTOCK_OTLP_ENDPOINT",
     )
     log_level: LogLevel = setting(LogLevel.INFO, "Lowest level that is logged.", fleet="PENSTOCK_LOG_LEVEL")
     zone: str = setting(

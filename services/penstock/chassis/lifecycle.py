@@ -18,6 +18,7 @@ from penstock.chassis.garbage import OldObjects, freeze_gc
 from penstock.chassis.grpc_poller import unblocked_poller
 from penstock.chassis.observability import telemetry
 from penstock.chassis.observability.deferred import deferred_calls
+from penstock.chassis.observability.sampling import SamplerInvalid
 from penstock.chassis.security.process import instance_id_of
 
 log = structlog.get_logger()
@@ -177,6 +178,8 @@ def _configure_telemetry_or_exit(config: ServiceConfig, tier: str) -> telemetry.
         )
     except OSError as error:
         _usage_error(tier, f"cannot serve metrics on {config.metrics_listen}: {error}")
+    except SamplerInvalid as error:
+        _usage_error(tier, str(error))
 
 
 def _usage_error(tier: str, message: str) -> NoReturn:

@@ -18,6 +18,11 @@ Metadata = tuple[tuple[str, str], ...]
 DEADLINE_MARGIN_S = 2.0
 
 
+def traced(metadata: Metadata, traceparent: str) -> Metadata:
+    """Return the metadata of a call in the trace of `traceparent`, which may be empty. Proxies read metadata alone."""
+    return (*metadata, ("traceparent", traceparent)) if traceparent else metadata
+
+
 class CallTransport:
     """Runs each attempt as a call of its own on the next connected endpoint."""
 
@@ -28,7 +33,8 @@ class CallTransport:
     async def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
         endpoint = await self._endpoints.next_connected(connect_timeout)
         timeout = seconds_of(request.timeout) + DEADLINE_MARGIN_S if request.HasField("timeout") else None
-        call: Any = endpoint.stub.Generate(request, metadata=self._metadata, timeout=timeout)
+        metadata = traced(self._metadata, request.traceparent)
+        call: Any = endpoint.stub.Generate(request, metadata=metadata, timeout=timeout)
         try:
             async for frame in call:
                 if kind := frame.WhichOneof("frame"):

@@ -85,9 +85,13 @@ class Client:
             return await generation.read()
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """Open a session: many requests on one stream. Requests that run at the end of the block are cancelled."""
-        session = Session(self._endpoints, self._metadata, self._budget)
+    async def session(self, *, traceparent: str = "") -> AsyncIterator[Session]:
+        """Open a session: many requests on one stream. Requests that run at the end of the block are cancelled.
+
+        traceparent: W3C trace context of the session, and of its requests that have none of their own. If it is empty,
+        each of these begins a trace.
+        """
+        session = Session(self._endpoints, self._metadata, self._budget, traceparent)
         running = asyncio.create_task(session.run())  # a TaskGroup would wrap errors of the block
         try:
             yield session

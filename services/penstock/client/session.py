@@ -9,7 +9,7 @@ from typing import Unpack
 from uuid import uuid4
 
 from penstock.chassis.errors import Cancelled, PenstockError, Unavailable
-from penstock.client.calls import Metadata
+from penstock.client.calls import Metadata, traced
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.progress import Event
 from penstock.client.request import Options, Prompt, generate_request
@@ -32,9 +32,10 @@ class Session:
     running requests complete on the first stream.
     """
 
-    def __init__(self, endpoints: Endpoints, metadata: Metadata, budget: RetryBudget) -> None:
+    def __init__(self, endpoints: Endpoints, metadata: Metadata, budget: RetryBudget, traceparent: str = "") -> None:
         self._endpoints = endpoints
-        self._metadata = metadata
+        self._metadata = traced(metadata, traceparent)
+        self._traceparent = traceparent  # of requests that have none of their own
         self._budget = budget
         self._instance_id = f"client-{uuid4().hex[:8]}"
         self._streams: list[EdgeStream] = []
@@ -44,7 +45,9 @@ class Session:
         self._is_closed = False
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        return Generation(self, generate_request(prompt, **options), self._budget)
+        request = generate_request(prompt, **options)
+        request.traceparent = request.traceparent or self._traceparent
+        return Generation(self, request, self._budget)
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> str:
         async with self.generate(prompt, **options) as generation:

@@ -159,8 +159,12 @@ class Gateway:
         sink: ResponseSink,
         *,
         traceparent: str = "",
+        session_link: str | None = None,
     ) -> RequestContext:
-        """Create an active request, which `start` then starts. Raises Overloaded if the edge is full."""
+        """Create an active request, which `start` then starts. Raises Overloaded if the edge is full.
+
+        `traceparent` is valid or empty; `session_link` as in `RequestTelemetry`.
+        """
         size = _size_bytes(spec)
         self._runner.requests.check_room(size)
         now = admission.arrived_at
@@ -174,7 +178,7 @@ class Gateway:
             spec=replace(spec, model=admission.model) if admission.model else spec,
             credential=credential,
             sink=sink,
-            telemetry=RequestTelemetry(spec, ticket_id, request_id, traceparent, now),
+            telemetry=RequestTelemetry(spec, request_id, traceparent, session_link=session_link),
             size_bytes=size,
             route=spec.model if admission.model else "",
         )
@@ -209,7 +213,6 @@ class Gateway:
             self._reserve(choice, plan.with_seed(choice.spec.seed))
 
     def _reserve(self, context: RequestContext, plan: GenerationPlan) -> None:
-        context.telemetry.on_tokenized(self._runner.now())
         self._runner.on_tokenized(context, plan)
 
     async def _plan(self, context: RequestContext) -> GenerationPlan:

@@ -214,7 +214,7 @@ class RequestRunner:
             case Finish():
                 context.sink.send_finished(_finished_message(context, effect))
             case Fail(error):
-                context.telemetry.on_failed(error)
+                context.telemetry.on_failed(error, self.now())
                 context.sink.send_failed(error)
             case AcknowledgeCancel():
                 self._acknowledge_cancel(context, effect)
@@ -241,8 +241,8 @@ class RequestRunner:
     def _acknowledge_cancel(self, context: RequestContext, acknowledgement: AcknowledgeCancel) -> None:
         self.cancels += 1
         self.cancels_acknowledged += acknowledgement.is_acknowledged
-        context.telemetry.on_cancelled(acknowledgement)
-        context.sink.send_cancelled(acknowledgement)
+        is_received = context.sink.send_cancelled(acknowledgement)
+        context.telemetry.on_cancelled(acknowledgement, self.now(), is_received=is_received)
 
     def _release_run(self, context: RequestContext) -> None:
         if context.run:

@@ -4,7 +4,8 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from penstock.chassis.durations import NANOS_PER_S
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import is_recorded, meter, start_span
+from penstock.chassis.observability.spans import is_recorded, record_span
+from penstock.chassis.observability.telemetry import meter
 from penstock.queue.effects import TicketRemoved
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.snapshot import class_name
@@ -16,6 +17,10 @@ _wait = meter().create_histogram(
     explicit_bucket_boundaries_advisory=list(semconv.QUEUE_WAIT_BUCKETS),
 )
 _shed = meter().create_counter(semconv.PENSTOCK_QUEUE_SHED)
+
+
+# Reasons for which a ticket is removed although the queue did not reject it; empty: it was leased.
+UNREJECTED = frozenset({"", "EDGE_LOST", "REPLACED", "WITHDRAWN"})
 
 
 def record_removed(removed: TicketRemoved, now: float) -> None:
@@ -37,9 +42,15 @@ def record_removed(removed: TicketRemoved, now: float) -> None:
     if removed.reason:
         attributes[semconv.PENSTOCK_REASON] = removed.reason
     begun = round(ticket.arrived * NANOS_PER_S)
-    span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=attributes)
     ended = min(now, ticket.deadline) if removed.reason and ticket.deadline else now
-    span.end(max(begun, round(ended * NANOS_PER_S)))
+    record_span(
+        semconv.SPAN_QUEUE_WAIT,
+        ticket.traceparent,
+        begun,
+        round(ended * NANOS_PER_S),
+        attributes,
+        error="" if removed.reason in UNREJECTED else removed.reason,
+    )
 
 
 def record_shed(reason: str) -> None:

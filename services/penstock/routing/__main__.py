@@ -1,5 +1,6 @@
 """The control plane process: `python -m penstock.routing`."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import structlog
 
 from penstock.chassis.config import ConfigError
 from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import is_loopback_address, open_security
 from penstock.chassis.server.admin import AdminService
@@ -17,6 +19,7 @@ from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.reconciler import Reconciler
 from penstock.routing.resources.build import ProxyConfig
+from penstock.routing.resources.tracing import Collector
 from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
 
 log = structlog.get_logger()
@@ -32,6 +35,7 @@ async def run_routing(config: RoutingConfig) -> None:
         max_streams_per_connection=config.max_streams_per_connection,
         access_log=config.access_log,
         keepalive_interval=config.keepalive,
+        collector=collector_of(config),
         secrets=config.envoy_secrets,
     )
     reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges), await door_of(config))
@@ -49,6 +53,16 @@ async def run_routing(config: RoutingConfig) -> None:
     ):
         await stop_requested()
         reconciler.cache.close()
+
+
+def collector_of(config: RoutingConfig) -> Collector | None:
+    """Return the receiver of the proxies' spans: that of this process, with the sampling of this process."""
+    if not config.otlp_endpoint:
+        return None
+    try:
+        return Collector.parse(config.otlp_endpoint, HeadSampler.from_environment(os.environ).ratio)
+    except ValueError as error:
+        raise ConfigError(f"PENSTOCK_ROUTING_OTLP_ENDPOINT cannot be used by proxies: {error}") from error
 
 
 async def door_of(config: RoutingConfig) -> DoorCertificate | None:

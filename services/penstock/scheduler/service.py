@@ -11,7 +11,7 @@ from penstock.chassis.channels import PeerSet
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import is_recorded, start_span
+from penstock.chassis.observability.spans import is_recorded, record_span
 from penstock.chassis.pacing import TickTimer
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link, Peer, accept_stream
@@ -205,8 +205,8 @@ class SchedulerService(SchedulerServiceServicer):
                     semconv.PENSTOCK_WORKER_ID: effect.lease.worker_id,
                 }
                 start = round(begun_at * NANOS_PER_SECOND)
-                span = start_span(semconv.SPAN_PLACEMENT, ticket.traceparent, start_time=start, attributes=attributes)
-                span.end(start + round(took * NANOS_PER_SECOND))
+                ended = start + round(took * NANOS_PER_SECOND)
+                record_span(semconv.SPAN_PLACEMENT, ticket.traceparent, start, ended, attributes)
         return effects
 
     # Effects.

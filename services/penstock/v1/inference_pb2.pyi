@@ -144,7 +144,9 @@ class GenerateRequest(_message.Message):
     explain: _builtins.bool
     """Whether `finished` carries a timeline of where the time went."""
     traceparent: _builtins.str
-    """W3C trace context of this request. Empty: the call's metadata, or a new trace."""
+    """W3C trace context of this request. Empty: the call's metadata, or a new trace; on a session always a new trace,
+    which is linked to that of the session.
+    """
     ignore_eos: _builtins.bool
     """Whether to continue past end-of-sequence tokens until max_output_tokens; for load tests."""
     n: _builtins.int

@@ -5,16 +5,17 @@ from functools import partial
 
 import structlog
 from opentelemetry.metrics import CallbackOptions, Histogram, Observation
-from opentelemetry.trace import StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
-from penstock.chassis.observability.telemetry import is_recorded, meter, start_span, trace_id_of
+from penstock.chassis.observability.spans import SpanEvent, is_recorded, record_span
+from penstock.chassis.observability.telemetry import meter
+from penstock.chassis.observability.trace_context import TRACE_ID
 from penstock.worker.engine.interface import SequenceFinished
 from penstock.worker.runs.effects import RunEnded
-from penstock.worker.runs.run import RunTimes
+from penstock.worker.runs.run import Run, RunTimes
 
 log = structlog.get_logger()
 
@@ -47,7 +48,7 @@ class RunTelemetry:
         run, times, reason = ended.run, ended.run.times(ended.at), _reason(ended)
         log.info(
             "run_ended",
-            trace_id=trace_id_of(run.traceparent),
+            trace_id=run.traceparent[TRACE_ID],
             ticket_id=run.ticket_id,
             lease_id=run.lease_id,
             outcome=reason,
@@ -82,17 +83,32 @@ class RunTelemetry:
             self._wasted_tokens.add(ended.run.wasted_tokens, names)
 
     def _record_spans(self, ended: RunEnded, reason: str) -> None:
+        failed = isinstance(ended.outcome, PenstockError)
         for name, began_at, ended_at, attributes in _span_intervals(ended, self.model):
-            start_time = round(began_at * NANOS_PER_S)
-            span = start_span(name, ended.run.traceparent, attributes=attributes, start_time=start_time)
-            if isinstance(ended.outcome, PenstockError):
-                span.set_attribute(semconv.ERROR_TYPE, reason)
-                span.set_status(StatusCode.ERROR, ended.outcome.message)
-            span.end(round(ended_at * NANOS_PER_S))
+            record_span(
+                name,
+                ended.run.traceparent,
+                round(began_at * NANOS_PER_S),
+                round(ended_at * NANOS_PER_S),
+                {**attributes, semconv.ERROR_TYPE: reason} if failed else attributes,
+                error=reason if failed else "",
+                events=_preemptions(ended.run, began_at, ended_at),
+            )
+
+
+def _preemptions(run: Run, began_at: float, ended_at: float) -> list[SpanEvent]:
+    return [
+        SpanEvent(semconv.EVENT_PREEMPTED, round(each * NANOS_PER_S))
+        for each in run.preempted_at
+        if began_at <= each <= ended_at
+    ]
 
 
 def _span_intervals(ended: RunEnded, model: str) -> Iterator[tuple[str, float, float, dict[str, AttributeValue]]]:
-    """Yield name, begin, end (Unix s) and attributes of each span that the run reached."""
+    """Yield name, begin, end (Unix s) and attributes of each span that the run reached.
+
+    A run that was stopped ends with the last token that was wanted, as its client may have left before the next one.
+    """
     run = ended.run
     if run.admitted_at is None:
         return
@@ -100,20 +116,22 @@ def _span_intervals(ended: RunEnded, model: str) -> Iterator[tuple[str, float, f
         semconv.GEN_AI_REQUEST_MODEL: model,
         semconv.PENSTOCK_TICKET_ID: run.ticket_id,
         semconv.PENSTOCK_LEASE_ID: run.lease_id,
+        semconv.PENSTOCK_ATTEMPT: run.attempt,
     }
     prompt: dict[str, AttributeValue] = {
         semconv.GEN_AI_USAGE_INPUT_TOKENS: len(run.spec.token_ids),
         semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: run.cached_tokens,
     }
-    prefill_ended_at = ended.at if run.first_token_at is None else run.first_token_at
+    stopped_at = run.stop_requested_at
+    wanted_until = ended.at if stopped_at is None else stopped_at
+    prefill_ended_at = min(run.first_token_at or wanted_until, wanted_until)
     yield semconv.SPAN_WORKER_PREFILL, run.admitted_at, prefill_ended_at, {**common, **prompt}
-    if run.first_token_at is not None:
-        decoded: dict[str, AttributeValue] = {
-            semconv.GEN_AI_USAGE_OUTPUT_TOKENS: run.tokens,
-            semconv.GEN_AI_RESPONSE_FINISH_REASONS: (_reason(ended),),
-        }
-        decode_ended_at = run.last_token_at or run.first_token_at
-        yield semconv.SPAN_WORKER_DECODE, run.first_token_at, decode_ended_at, {**common, **decoded}
+    decoded_until = run.last_token_at if stopped_at is None else run.last_wanted_at
+    if run.first_token_at is not None and decoded_until is not None:
+        decoded: dict[str, AttributeValue] = {semconv.GEN_AI_USAGE_OUTPUT_TOKENS: run.tokens}
+        if isinstance(ended.outcome, SequenceFinished):
+            decoded[semconv.GEN_AI_RESPONSE_FINISH_REASONS] = (str(ended.outcome.reason),)
+        yield semconv.SPAN_WORKER_DECODE, run.first_token_at, decoded_until, {**common, **decoded}
 
 
 def _cancel_fields(ended: RunEnded) -> dict[str, float]:

@@ -6,6 +6,8 @@ without a convention is our own and begins with `penstock.`; none is added to `g
 
 from typing import Final
 
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+
 # Resource
 SERVICE_NAME: Final = "service.name"
 SERVICE_NAMESPACE: Final = "service.namespace"
@@ -36,6 +38,7 @@ GEN_AI_REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 GEN_AI_REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
 GEN_AI_REQUEST_TOP_P: Final = "gen_ai.request.top_p"
 GEN_AI_REQUEST_TOP_K: Final = "gen_ai.request.top_k"
+GEN_AI_REQUEST_CHOICE_COUNT: Final = "gen_ai.request.choice.count"
 GEN_AI_REQUEST_SEED: Final = "gen_ai.request.seed"
 GEN_AI_REQUEST_STOP_SEQUENCES: Final = "gen_ai.request.stop_sequences"
 GEN_AI_REQUEST_STREAM: Final = "gen_ai.request.stream"
@@ -61,23 +64,38 @@ TIME_TO_FIRST_TOKEN_BUCKETS: Final = (
 )
 TIME_PER_OUTPUT_TOKEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
-# Our own spans, in the order of one request
-SPAN_EDGE_GENERATE: Final = "edge.generate"
+# Values of the conventions
+PROVIDER: Final = "penstock"
+FINISH_REASONS: Final = frozenset({"stop", "length"})
+
+# Our own spans, in the order of one request. Their parent is the span of the request, `{operation} {model}`.
+SPAN_TOKENIZE: Final = "edge.tokenize"
 SPAN_ADMISSION: Final = "edge.admission"
+SPAN_AUTH_RESERVE: Final = "auth.reserve"
 SPAN_QUEUE_WAIT: Final = "queue.wait"
 SPAN_PLACEMENT: Final = "scheduler.place"
+SPAN_RUN: Final = "edge.run"  # one of several runs of a request, as the edge sees it, from its lease to its end
+SPAN_DISPATCH: Final = "network.dispatch"  # from the lease to the arrival of the run at its worker
+SPAN_WORKER_WAIT: Final = "worker.wait"
 SPAN_WORKER_PREFILL: Final = "worker.prefill"
 SPAN_WORKER_DECODE: Final = "worker.decode"
+
+# Our own events
+EVENT_FIRST_TOKEN: Final = "first_token"  # noqa: S105  # an event, no secret
+EVENT_CANCEL_ACKNOWLEDGED: Final = "cancel_acknowledged"
+EVENT_PREEMPTED: Final = "preempted"
 
 # Our own attributes
 PENSTOCK_REQUEST_ID: Final = "penstock.request_id"
 PENSTOCK_TICKET_ID: Final = "penstock.ticket_id"
 PENSTOCK_LEASE_ID: Final = "penstock.lease_id"
 PENSTOCK_TENANT_ID: Final = "penstock.tenant_id"
+PENSTOCK_KEY_ID: Final = "penstock.key_id"
 PENSTOCK_PRIORITY: Final = "penstock.priority"
 PENSTOCK_ATTEMPT: Final = "penstock.attempt"
 PENSTOCK_WORKER_ID: Final = "penstock.worker_id"
 PENSTOCK_KV_BLOCKS_FREED: Final = "penstock.kv_blocks_freed"  # by one cancel
+PENSTOCK_OUTCOME: Final = "penstock.outcome"  # stop, length, cancelled, shed or failed
 PENSTOCK_REASON: Final = "penstock.reason"  # reason of a PenstockError
 PENSTOCK_REJECTED_BY: Final = "penstock.rejected_by"  # tier that rejected the request
 PENSTOCK_LIMIT: Final = "penstock.limit"  # name of a limit, such as tokens or budget_month_money

@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-
+from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
-from penstock.chassis.observability.telemetry import meter, start_span, traceparent_of
+from penstock.chassis.observability.spans import SERVER, keeps_call, open_span, record_span
+from penstock.chassis.observability.telemetry import current_traceparent, meter
+from penstock.chassis.observability.trace_context import TRACE_ID, traceparent_or_empty
 
 # Statuses that are errors of the server; on a server span, all others are errors of the caller.
 SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
@@ -55,30 +57,62 @@ class CallMetrics:
     """Span and duration of one call. `end` is called once, with the name of its status."""
 
     method: str  # package.Service/Method
-    traceparent: str  # the caller's, then that of our span
+    parent: str  # traceparent of the caller, valid or empty
     is_observed: bool
     started_at: float = field(default_factory=time.perf_counter)  # s
-    span: Span | None = None
+    traceparent: str = ""  # of our span; that of the caller if the call is not observed
+    began_ns: int = 0  # Unix
+    transport_parent: str = ""  # traceparent of the call's metadata, if its message named another trace
 
     def __post_init__(self) -> None:
+        self.began_ns = time.time_ns()
+        self.traceparent = open_span(self.parent) if self.is_observed else self.parent
+
+    def continue_trace(self, given: str) -> str:
+        """Continue the trace that the call's message names, if it does. Returns the traceparent of our span."""
+        parent = traceparent_or_empty(given)
+        if parent and parent[TRACE_ID] != self.traceparent[TRACE_ID]:
+            self.parent, self.transport_parent = parent, self.parent
+            self.traceparent = open_span(parent)
+            current_traceparent.set(self.traceparent)
+        return self.traceparent
+
+    def end(self, code: str, error: PenstockError | None = None) -> None:
         if self.is_observed:
-            attributes = {semconv.RPC_SYSTEM_NAME: "grpc", semconv.RPC_METHOD: self.method}
-            self.span = start_span(self.method, self.traceparent, attributes=attributes, kind=SpanKind.SERVER)
-            self.traceparent = traceparent_of(self.span)
-
-    def end(self, code: str, *, reason: str = "") -> None:
-        if self.span:
             duration_s = time.perf_counter() - self.started_at
-            defer(partial(self._export, self.span, code, reason, duration_s, time.time_ns()))
+            defer(partial(self._record, code, error, duration_s, time.time_ns()))
+        elif error and self.parent:  # a session that was rejected or failed
+            self.traceparent = open_span(self.parent)
+            defer(partial(self._record_span, code, error, time.time_ns()))
 
-    def _export(self, span: Span, code: str, reason: str, duration_s: float, ended_ns: int) -> None:
-        attributes = {semconv.RPC_RESPONSE_STATUS_CODE: code}
-        if code in SERVER_FAULTS:
-            attributes[semconv.ERROR_TYPE] = code
-            span.set_status(Status(StatusCode.ERROR, reason or code))
-        if reason:
-            span.set_attribute(semconv.PENSTOCK_REASON, reason)
-        span.set_attributes(attributes)
-        span.end(ended_ns)
-        labels = {semconv.RPC_SYSTEM_NAME: "grpc", semconv.RPC_METHOD: self.method, **attributes}
-        _duration.record(duration_s, labels)
+    def _record(self, code: str, error: PenstockError | None, duration_s: float, ended_ns: int) -> None:
+        _duration.record(duration_s, self._attributes(code))
+        self._record_span(code, error, ended_ns)
+
+    def _attributes(self, code: str) -> dict[str, str]:
+        attributes = {
+            semconv.RPC_SYSTEM_NAME: "grpc",
+            semconv.RPC_METHOD: self.method,
+            semconv.RPC_RESPONSE_STATUS_CODE: code,
+        }
+        return {**attributes, semconv.ERROR_TYPE: code} if code in SERVER_FAULTS else attributes
+
+    def _record_span(self, code: str, error: PenstockError | None, ended_ns: int) -> None:
+        if not keeps_call(self.traceparent, failed=bool(error) or code in SERVER_FAULTS):
+            return
+        attributes, reason = self._attributes(code), error.reason if error else ""
+        is_fault = code in SERVER_FAULTS or isinstance(error, Overloaded)  # samplers see load that was shed
+        record_span(
+            self.method,
+            self.parent,
+            self.began_ns,
+            ended_ns,
+            {**attributes, semconv.PENSTOCK_REASON: reason} if reason else attributes,
+            own=self.traceparent,
+            kind=SERVER,
+            error=(reason or code) if is_fault else "",
+            links=[self.transport_parent] if self.transport_parent else (),
+        )
+
+
+current_call: ContextVar[CallMetrics] = ContextVar("current_call")

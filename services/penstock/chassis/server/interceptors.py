@@ -21,8 +21,9 @@ import structlog
 from grpc.aio import ServicerContext
 
 from penstock.chassis.errors import DeadlineExceeded, Internal, InvalidArgument, PenstockError
-from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
-from penstock.chassis.server.call_metrics import CallCounter, CallMetrics
+from penstock.chassis.observability.telemetry import current_traceparent
+from penstock.chassis.observability.trace_context import TRACE_ID, traceparent_or_empty
+from penstock.chassis.server.call_metrics import CallCounter, CallMetrics, current_call
 from penstock.chassis.server.write_timeout import ABORT_TIMEOUT_S, ClientTooSlow, write_responses
 from penstock.chassis.streams.endpoint import FrameOutOfRange, counters
 
@@ -107,6 +108,8 @@ def guarded(handler: Any, guard: Guard) -> Any:
 
         return await guard(context, body)
 
+    if getattr(method, READS_ONE_MESSAGE, False):
+        setattr(call, READS_ONE_MESSAGE, True)
     _guarded_methods.add(call)
     return make(call, handler.request_deserializer, handler.response_serializer)
 
@@ -140,6 +143,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def guard(context: Context, body: Body) -> Any:
             metrics = CallMetrics(method, traceparent_in(context), is_observed=not (is_operation or is_session))
+            current_call.set(metrics)
             current_traceparent.set(metrics.traceparent)
             with (
                 self.calls.count(is_work=not is_operation),
@@ -169,7 +173,7 @@ async def _run_call(metrics: CallMetrics, context: Context, body: Body) -> Any:
         raise
     except Exception as crash:  # noqa: BLE001  # grpc.aio would send str(crash) to the caller
         error = caller_error(crash, context)
-        metrics.end(error.code.name, reason=error.reason)
+        metrics.end(error.code.name, error)
         with suppress(TimeoutError):  # a client that does not read may never read its status
             async with asyncio.timeout(ABORT_TIMEOUT_S if isinstance(error, ClientTooSlow) else None):
                 await context.abort(error.code, error.message, error.trailing_metadata())
@@ -223,12 +227,12 @@ _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def traceparent_in(context: Context) -> str:
+    """Return the traceparent of a call's metadata; empty if there is none or it is malformed."""
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent" and isinstance(value, str):
-            return value
+            return traceparent_or_empty(value)
     return ""
 
 
 def _trace_fields(traceparent: str) -> dict[str, str]:
-    trace_id = trace_id_of(traceparent)
-    return {"trace_id": trace_id} if trace_id else {}
+    return {"trace_id": traceparent[TRACE_ID]} if traceparent else {}

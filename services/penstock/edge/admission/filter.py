@@ -15,7 +15,8 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import meter, trace_id_of
+from penstock.chassis.observability.telemetry import meter
+from penstock.chassis.observability.trace_context import TRACE_ID
 from penstock.edge.admission.rejection_cache import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.output import GenerationPlan
@@ -230,7 +231,7 @@ class AdmissionFilter:
             key_id=key_id,
             model=traffic_class.model,
             request_id=estimate.request_id,
-            trace_id=trace_id_of(traceparent),
+            trace_id=traceparent[TRACE_ID],
             refused=self.rejected(EDGE_TIER),
         )
 

@@ -195,7 +195,7 @@ class AuthFallback:
         found = self._admit(context)
         now = self._runner.now()
         if isinstance(found, Identity):
-            context.telemetry.on_admitted(now, by_fallback=True)
+            context.telemetry.on_admitted_by_fallback()
             self._runner.apply(context, request.on_admitted(found, "", now))
             return True
         tenant_id = found.tenant_id or request.identity.tenant_id

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -11,13 +12,24 @@ from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
 
 
+class LostRun(NamedTuple):
+    """A run that ended without an answer and that the next attempt continues. Times are Unix s."""
+
+    attempt: int
+    worker_id: str
+    lease_id: str
+    leased_at: float
+    lost_at: float  # when the edge learned of it
+    output_tokens: int  # that the edge received from it
+
+
 class Attempt:
     """One lease that this edge uses; `emitted_before` is the number of output tokens of earlier attempts."""
 
     def __init__(self, lease: Lease, emitted_before: int, now: float) -> None:
         self.lease = lease
         self.emitted_before = emitted_before
-        self._leased_at = now
+        self.leased_at = now
         self.has_prefilled = False
 
     @property
@@ -25,14 +37,19 @@ class Attempt:
         """Seconds within which the start frame must be sent. Infinite if the lease has no time to live."""
         return _seconds(self.lease.ttl) or math.inf
 
-    def record_lost(self, timeline: Timeline, now: float) -> None:
+    def record_lost(self, timeline: Timeline, output_tokens: int, now: float) -> LostRun:
+        """`output_tokens`: of the request so far."""
+        generated = output_tokens - self.emitted_before
         timeline.add_measured_stages(now, self._stages_before_start(), ("worker", "lost run"))
+        return LostRun(
+            self.lease.attempt, self.lease.worker_id, self.lease.lease_id, self.leased_at, now, max(0, generated)
+        )
 
     def record_finished(self, timeline: Timeline, times: RunTimes, last_token_at: float, now: float) -> None:
         self.has_prefilled = _seconds(times.prefill) > 0
         worked = [("wait", times.wait), ("prefill", times.prefill), ("decode", times.decode)]
         after = [MeasuredStage("worker", name, _seconds(length)) for name, length in worked]
-        last = last_token_at if last_token_at >= self._leased_at else now  # otherwise this run generated no token
+        last = last_token_at if last_token_at >= self.leased_at else now  # otherwise this run generated no token
         timeline.add_measured_stages(last, self._stages_before_start(), ("network", "dispatch"), after)
         timeline.add_stage("edge", "finish", now)
 

@@ -41,8 +41,8 @@ class ChoiceSink:
         self.failure = error
         self._wake()
 
-    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
-        """Does nothing: a reader that has cancelled reads no further event."""
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> bool:
+        return False  # a reader that has cancelled reads no further event
 
     @property
     def error(self) -> PenstockError | None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import grpc
 
-from penstock.edge.lifecycle.attempts import FailedAttempts
+from penstock.edge.lifecycle.attempts import FailedAttempts, LostRun
 from penstock.edge.lifecycle.output import GenerationPlan, OutputStream
 from penstock.edge.lifecycle.timeline import Timeline
 from penstock.mesh.v1.admission_pb2 import Identity
@@ -47,6 +47,7 @@ class RequestRecord:
         self.timeline = Timeline(arrived_at)
         self.attempt = 1
         self.failed_attempts = FailedAttempts(limits.upstream_timeout)
+        self.lost_runs: Sequence[LostRun] = ()
         self.enqueued_at = math.nan  # of the first enqueue; later attempts keep it
         self.was_queued = False  # a shard has admitted the ticket
         self.first_token_at = math.nan

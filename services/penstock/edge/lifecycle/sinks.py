@@ -142,7 +142,9 @@ class ResponseSink(Protocol):
 
     def send_failed(self, error: PenstockError) -> None: ...
 
-    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None: ...
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> bool:
+        """Returns whether the client waits for the acknowledgement."""
+        ...
 
 
 class ResponseStream:
@@ -188,8 +190,8 @@ class ResponseStream:
     def send_failed(self, error: PenstockError) -> None:
         self._end(error)
 
-    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
-        """Does nothing: a reader that has cancelled reads no further event."""
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> bool:
+        return False  # a reader that has cancelled reads no further event
 
     def close(self) -> None:
         """Release the output that the reader has not taken, and will not take."""
@@ -246,6 +248,9 @@ class SessionStream(Protocol):
 
     def on_output(self, sink: "SessionSink") -> None: ...
 
+    @property
+    def has_client_left(self) -> bool: ...
+
     def on_output_moved(self, size: int) -> None:
         """`size` bytes of unread output were moved to the outbox of the stream."""
 
@@ -276,13 +281,14 @@ class SessionSink:
     def send_failed(self, error: PenstockError) -> None:
         self._end(failed_frame(self.handle, error))
 
-    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> bool:
         cancelled = pb.SessionCancelled(
             handle=self.handle,
             output_tokens=acknowledgement.output_tokens,
             kv_blocks_freed=acknowledgement.kv_blocks_freed,
         )
         self._end(pb.SessionResponse(cancelled=cancelled))
+        return not self._stream.has_client_left
 
     def _end(self, frame: pb.SessionResponse) -> None:
         if self.buffer.packed_bytes:

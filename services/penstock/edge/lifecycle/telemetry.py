@@ -4,30 +4,20 @@ import math
 from functools import partial
 
 import structlog
-from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
-from penstock.chassis.observability.telemetry import (
-    meter,
-    records_spans,
-    start_span,
-    trace_id_of,
-    traceparent_of,
-    unrecorded_traceparent,
-)
+from penstock.chassis.observability.spans import SpanEvent, keeps_request, open_span
+from penstock.chassis.observability.telemetry import meter
+from penstock.chassis.observability.trace_context import TRACE_ID
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import AcknowledgeCancel
-from penstock.edge.request.spec import ChatInput, RequestSpec
+from penstock.edge.lifecycle.request_spans import EndedRequest, operation_of, record_request_spans
+from penstock.edge.request.spec import RequestSpec
 
 log = structlog.get_logger()
-
-PROVIDER = "penstock"
-SPAN_TOKENIZE = "edge.tokenize"
-# Codes of errors that this server caused, not the caller.
-SERVER_FAULT_CODES = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN"})
 
 _time_to_first_token = meter().create_histogram(
     semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN,
@@ -56,48 +46,59 @@ _cancel_acknowledged = meter().create_histogram(
 
 
 class RequestTelemetry:
-    """Records one request. Its spans continue the trace that the client sent; other tiers continue `traceparent`."""
+    """Records one request. Its spans continue the trace of its client; other tiers continue `traceparent`."""
 
-    def __init__(self, spec: RequestSpec, ticket_id: str, request_id: str, traceparent: str, arrived: float) -> None:
-        self._operation = _operation_of(spec)
+    __slots__ = (
+        "_cancelled",
+        "_cancelled_at",
+        "_error",
+        "_failed_at",
+        "_is_by_fallback",
+        "_is_received",
+        "_operation",
+        "_parent",
+        "_rejected_by",
+        "_request_id",
+        "_session_link",
+        "_spec",
+        "traceparent",
+    )
+
+    def __init__(self, spec: RequestSpec, request_id: str, parent: str, *, session_link: str | None = None) -> None:
+        """`parent` is a traceparent, valid or empty.
+
+        session_link: traceparent of the request's session, if that is another trace; may be empty. None: the request
+        is a call of its own, which has a span of its own.
+        """
+        self._spec = spec
+        self._operation = operation_of(spec)
         self._request_id = request_id
-        self._requested_model = spec.model
+        self._parent, self._session_link = parent, session_link
         self._error: PenstockError | None = None
-        self._root_span: Span | None = None  # None if the trace is not sampled, which has no spans
-        self._stage_span: Span | None = None
-        if not records_spans():
-            self.traceparent = unrecorded_traceparent(traceparent)
-            return
-        root = start_span(semconv.SPAN_EDGE_GENERATE, traceparent, start_time=round(arrived * 1e9))
-        self.traceparent = traceparent_of(root)
-        if root.is_recording():
-            root.set_attributes(_request_attributes(spec, self._operation, ticket_id, request_id))
-            self._root_span = root
-            self._start_stage_span(SPAN_TOKENIZE, arrived)
+        self._failed_at = math.nan
+        self._rejected_by = ""  # tier
+        self._is_by_fallback = False
+        self._cancelled: AcknowledgeCancel | None = None
+        self._is_received = False
+        self._cancelled_at = math.nan  # when its cancel was acknowledged
+        self.traceparent = open_span(parent)
 
     @property
     def trace_id(self) -> str:
-        return trace_id_of(self.traceparent)
+        return self.traceparent[TRACE_ID]
 
-    def on_tokenized(self, now: float) -> None:
-        self._end_stage_span(now)
-        self._start_stage_span(semconv.SPAN_ADMISSION, now)
+    def on_admitted_by_fallback(self) -> None:
+        self._is_by_fallback = True
 
-    def on_admitted(self, now: float, *, by_fallback: bool = False) -> None:
-        self._end_stage_span(now)
-        if by_fallback and self._root_span:
-            self._root_span.set_attribute(semconv.PENSTOCK_AUTH_FALLBACK, by_fallback)
-
-    def on_failed(self, error: PenstockError) -> None:
-        self._error = error
+    def on_failed(self, error: PenstockError, now: float) -> None:
+        self._error, self._failed_at = error, now
 
     def set_rejected_by(self, tier: str) -> None:
-        if self._root_span:
-            self._root_span.set_attribute(semconv.PENSTOCK_REJECTED_BY, tier)
+        self._rejected_by = tier
 
-    def on_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
-        if self._root_span:
-            self._root_span.set_attribute("penstock.kv_blocks_freed", acknowledgement.kv_blocks_freed)
+    def on_cancelled(self, acknowledgement: AcknowledgeCancel, now: float, *, is_received: bool) -> None:
+        """`is_received`: the client waits for the acknowledgement."""
+        self._cancelled, self._cancelled_at, self._is_received = acknowledgement, now, is_received
         if acknowledgement.is_acknowledged:
             defer(partial(_cancel_acknowledged.record, acknowledgement.waited_s))
 
@@ -107,33 +108,50 @@ class RequestTelemetry:
         defer(partial(self._record, request, now))
 
     def _record(self, request: ActiveRequest, now: float) -> None:
-        if self._root_span:
-            self._end_spans(self._root_span, request, now)
         self._record_metrics(request, now)
+        answered_at = self._answered_at(request, now)
+        took_s = answered_at - request.arrived_at
+        if keeps_request(self.traceparent, took_s, now, failed=self._error is not None):
+            self._record_spans(request, answered_at)
 
-    def _end_spans(self, root: Span, request: ActiveRequest, now: float) -> None:
-        self._end_stage_span(now)  # ends with its request, although this code is deferred
-        root.set_attributes(_result_attributes(request))
+    def _record_spans(self, request: ActiveRequest, answered_at: float) -> None:
+        attributes: dict[str, AttributeValue] = {semconv.PENSTOCK_REQUEST_ID: self._request_id}
+        if self._rejected_by:
+            attributes[semconv.PENSTOCK_REJECTED_BY] = self._rejected_by
+        if self._is_by_fallback:
+            attributes[semconv.PENSTOCK_AUTH_FALLBACK] = True
+        record_request_spans(
+            EndedRequest(
+                request=request,
+                spec=self._spec,
+                operation=self._operation,
+                own=self.traceparent,
+                parent=self._parent,
+                session_link=self._session_link,
+                answered_at=answered_at,
+                error=self._error,
+                attributes=attributes,
+                events=self._cancel_events(),
+            )
+        )
+
+    def _answered_at(self, request: ActiveRequest, now: float) -> float:
+        """Return the time at which the client had its answer, or left. The request may have ended later."""
         if self._error:
-            code = self._error.code.name
-            root.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
-            if code in SERVER_FAULT_CODES:
-                root.set_status(Status(StatusCode.ERROR, self._error.reason))
-        root.end(round(now * 1e9))
+            return self._failed_at
+        is_left = self._cancelled is not None and not self._is_received
+        return request.cancelled_at if is_left else now
 
-    def _start_stage_span(self, name: str, now: float) -> None:
-        if self._root_span:
-            self._stage_span = start_span(name, self.traceparent, start_time=round(now * 1e9))
-
-    def _end_stage_span(self, now: float) -> None:
-        if self._stage_span:
-            self._stage_span.end(round(now * 1e9))
-            self._stage_span = None
+    def _cancel_events(self) -> list[SpanEvent]:
+        if self._cancelled is None:
+            return []
+        freed = {semconv.PENSTOCK_KV_BLOCKS_FREED: self._cancelled.kv_blocks_freed}
+        return [SpanEvent(semconv.EVENT_CANCEL_ACKNOWLEDGED, round(self._cancelled_at * 1e9), freed)]
 
     def _record_metrics(self, request: ActiveRequest, now: float) -> None:
         labels: dict[str, AttributeValue] = {
             semconv.GEN_AI_OPERATION_NAME: self._operation,
-            semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
+            semconv.GEN_AI_PROVIDER_NAME: semconv.PROVIDER,
             semconv.GEN_AI_REQUEST_MODEL: request.model,
         }
         failed = {semconv.ERROR_TYPE: self._error.reason} if self._error else {}
@@ -145,9 +163,9 @@ class RequestTelemetry:
             _time_per_output_token.record(_time_per_token(request), labels)
 
     def _log_fields(self, request: ActiveRequest, now: float) -> dict[str, object]:
-        is_routed = request.model and self._requested_model not in ("", request.model)
+        is_routed = request.model and self._spec.model not in ("", request.model)
         return {
-            **({"requested_model": self._requested_model} if is_routed else {}),
+            **({"requested_model": self._spec.model} if is_routed else {}),
             "ticket_id": request.ticket_id,
             "request_id": self._request_id,
             "trace_id": self.trace_id,
@@ -169,12 +187,6 @@ class RequestTelemetry:
         }
 
 
-def _operation_of(spec: RequestSpec) -> str:
-    if spec.embeds:
-        return "embeddings"
-    return "chat" if isinstance(spec.input, ChatInput) else "text_completion"
-
-
 def _time_per_token(request: ActiveRequest) -> float:
     if request.output_tokens < 2:
         return math.nan
@@ -183,36 +195,3 @@ def _time_per_token(request: ActiveRequest) -> float:
 
 def _rounded(seconds: float) -> float | None:
     return None if math.isnan(seconds) else round(seconds, 6)
-
-
-def _request_attributes(
-    spec: RequestSpec, operation: str, ticket_id: str, request_id: str
-) -> dict[str, AttributeValue]:
-    asked: dict[str, AttributeValue] = {
-        semconv.GEN_AI_OPERATION_NAME: operation,
-        semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
-        semconv.GEN_AI_REQUEST_TEMPERATURE: spec.temperature,
-        semconv.GEN_AI_REQUEST_TOP_P: spec.top_p,
-        semconv.PENSTOCK_TICKET_ID: ticket_id,
-        semconv.PENSTOCK_REQUEST_ID: request_id,
-    }
-    if spec.model:
-        asked[semconv.GEN_AI_REQUEST_MODEL] = spec.model
-    if spec.max_output_tokens is not None:
-        asked[semconv.GEN_AI_REQUEST_MAX_TOKENS] = spec.max_output_tokens
-    if spec.top_k:
-        asked[semconv.GEN_AI_REQUEST_TOP_K] = spec.top_k
-    return asked
-
-
-def _result_attributes(request: ActiveRequest) -> dict[str, AttributeValue]:
-    return {
-        semconv.GEN_AI_RESPONSE_MODEL: request.model,
-        semconv.GEN_AI_RESPONSE_FINISH_REASONS: [request.outcome],
-        semconv.GEN_AI_USAGE_INPUT_TOKENS: request.prompt_tokens,
-        semconv.GEN_AI_USAGE_OUTPUT_TOKENS: request.output_tokens,
-        semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: request.cached_prompt_tokens,
-        semconv.PENSTOCK_TENANT_ID: request.identity.tenant_id,
-        semconv.PENSTOCK_ATTEMPT: request.attempt,
-        semconv.PENSTOCK_WORKER_ID: request.worker_id,
-    }

@@ -1,6 +1,6 @@
 """Timeline of one request: consecutive stages whose lengths add up to the total."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
@@ -52,6 +52,13 @@ class Timeline:
         lengths.insert(len(before), left)
         for (tier, name), length in zip(parts, lengths, strict=True):
             self._add(tier, name, length)
+
+    def intervals(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield tier, name, begin and end of each stage, in Unix ns."""
+        began = self._arrived_at_ns
+        for tier, name, length in self._stages:
+            yield tier, name, began, began + length
+            began += length
 
     def to_message(self, *, trace_id: str, worker_id: str, attempts: int) -> TimelineMessage:
         """Return the timeline as a message for the client."""

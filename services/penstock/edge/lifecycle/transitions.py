@@ -60,6 +60,11 @@ class RequestTransitions(RequestRecord):
         self._early_ticket: EarlyTicket | None = None  # of a request that auth has not admitted yet
         self._pending_finish: Finish | None = None  # sent once the worker has acknowledged the stop of the run
 
+    @property
+    def latest_attempt(self) -> Attempt | None:
+        """The attempt of the latest lease, lost or not. None before the first lease."""
+        return self._current_attempt
+
     def _enter(self, state: RequestState, *, timeout_at: float = math.inf, retry_at: float = math.inf) -> None:
         self.state, self._timeout_at = state, timeout_at
         deadline = math.inf if self._is_answered else self.deadline
@@ -95,7 +100,8 @@ class RequestTransitions(RequestRecord):
     def _on_attempt_failed(self, now: float, *, died: bool, never_ran: bool = False) -> list[Effect]:
         """Enqueue the request again with the tokens emitted so far; the next run continues the same text."""
         if self._current_attempt:
-            self._current_attempt.record_lost(self.timeline, now)
+            lost = self._current_attempt.record_lost(self.timeline, self.output_tokens, now)
+            self.lost_runs = (*self.lost_runs, lost)
         self.failed_attempts.record(self.worker_id, now, died=died, never_ran=never_ran)
         if finish := self.output.finish_if_complete():
             return [*self.output.flush(), *self._complete(finish)]

@@ -93,8 +93,9 @@ class HeldResponse:
         self.output.error = error
         self.end(RESPONSE_STATUS_FAILED)
 
-    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> bool:
         self.end(RESPONSE_STATUS_CANCELLED)
+        return True
 
     def end(self, status: ResponseStatus.ValueType) -> None:
         self.ending = status

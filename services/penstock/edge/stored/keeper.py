@@ -19,6 +19,7 @@ from penstock.chassis.errors import (
     Unavailable,
     failure_from,
 )
+from penstock.chassis.observability.trace_context import traceparent_or_empty
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.sinks import ResponseBuffer
@@ -346,7 +347,8 @@ class ResponseKeeper:
         spec = _resumed_spec(request.spec, record, held.output)
         try:
             admission = self._admit(spec, credential, record)
-            context = self._gateway.create(spec, credential, admission, held, traceparent=record.traceparent)
+            traceparent = traceparent_or_empty(record.traceparent)
+            context = self._gateway.create(spec, credential, admission, held, traceparent=traceparent)
         except PenstockError as error:
             held.send_failed(error)
             return held

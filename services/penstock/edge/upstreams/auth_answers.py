@@ -101,11 +101,7 @@ class AuthAnswers:
             return
         context.limit_headers = limit_headers(admitted)
         request = context.request
-        was_reserving = request.state is RequestState.RESERVING
-        now = self._runner.now()
-        effects = request.on_admitted(admitted.identity, admitted.reservation_id, now)
-        if was_reserving:
-            context.telemetry.on_admitted(now)
+        effects = request.on_admitted(admitted.identity, admitted.reservation_id, self._runner.now())
         self._runner.apply(context, effects)
 
     def _on_rejected(self, rejected: Rejected) -> None:

@@ -120,7 +120,7 @@ class BatchStress:
 
     def _apply(self, result: StepResult) -> None:
         self.counts["steps"] += 1
-        self.counts["preempted"] += result.preempted
+        self.counts["preempted"] += len(result.preempted)
         for seq_id, index, token in zip(result.seq_ids, result.indexes, result.tokens, strict=True):
             tokens = self._running[seq_id][1]
             self.counts["misplaced"] += index != len(tokens)

@@ -17,11 +17,13 @@ from penstock.routing.resources.door_tls import door_secret
 from penstock.routing.resources.endpoints import endpoints
 from penstock.routing.resources.listeners import front_listener, redirect_listener
 from penstock.routing.resources.routes import routes
+from penstock.routing.resources.tracing import Collector, collector_cluster, tracing
 from penstock.routing.resources.types import Resource
 from penstock.routing.snapshot import Snapshot
 
 LISTENER_NAME, REDIRECT_NAME, ROUTE_CONFIG_NAME = "front", "redirect", "edges"
 GRPC_CLUSTER, HTTP_CLUSTER, AUTH_CLUSTER = "edge_grpc", "edge_http", "auth"
+COLLECTOR_CLUSTER = "otlp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class ProxyConfig:
     access_log: str = ""  # file to which proxies write one JSON line per call; empty: none
     # Interval of pings to each edge; a ping without a response for as long closes the streams of that edge.
     keepalive_interval: timedelta = timedelta(seconds=2)
+    collector: Collector | None = None  # of the proxies' spans; None: they record none
     secrets: str = ""  # folder of the proxies' secrets, for mutual TLS to edges; empty: plaintext
 
 
@@ -71,8 +74,12 @@ def _door(proxy: ProxyConfig, certificate: CertificatePair | None) -> Iterator[R
         log_path=proxy.access_log,
         max_streams=proxy.max_streams_per_connection,
         filters=filters,
+        tracing=tracing(COLLECTOR_CLUSTER, proxy.collector.ratio) if proxy.collector else None,
     )
     clusters = [AUTH_CLUSTER] if proxy.auths else []
+    if proxy.collector:
+        yield collector_cluster(COLLECTOR_CLUSTER, proxy.collector)
+        clusters.append(COLLECTOR_CLUSTER)
     yield front_listener(
         LISTENER_NAME, proxy.listen, manager, routes=ROUTE_CONFIG_NAME, clusters=clusters, tls=certificate is not None
     )

@@ -14,6 +14,7 @@ from penstock.routing.resources.access_logs import access_log
 from penstock.routing.resources.clusters import ads_config_source, pack_any
 from penstock.routing.resources.local_replies import local_replies
 from penstock.routing.resources.routes import NO_TIMEOUT
+from penstock.routing.resources.tracing import plain_request_ids
 
 STREAM_WINDOW_BYTES = 256 * 1024
 CONNECTION_WINDOW_BYTES = 4 * 1024 * 1024
@@ -27,7 +28,12 @@ RESERVED_HEADER_PREFIXES = ("x-penstock-", "x-forwarded-client-cert", "x-envoy-a
 
 
 def connection_manager(
-    *, routes: str, log_path: str, max_streams: int, filters: Sequence[hcm.HttpFilter] = ()
+    *,
+    routes: str,
+    log_path: str,
+    max_streams: int,
+    filters: Sequence[hcm.HttpFilter] = (),
+    tracing: hcm.HttpConnectionManagerTracing | None = None,
 ) -> hcm.HttpConnectionManager:
     """`max_streams` is the number of concurrent calls of one connection. `filters` run before the router."""
     return hcm.HttpConnectionManager(
@@ -50,6 +56,8 @@ def connection_manager(
         generate_request_id=True,
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
+        request_id_extension=plain_request_ids(),
+        tracing=tracing,
         local_reply_config=local_replies(),
         access_log=[access_log(log_path)] if log_path else [],
     )

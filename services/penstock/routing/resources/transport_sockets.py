@@ -1,4 +1,4 @@
-"""Transport sockets of clusters: mutual TLS from a proxy to a tier of the mesh."""
+"""Transport sockets of clusters: mutual TLS from a proxy to a tier of the mesh, and TLS to servers outside it."""
 
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
@@ -30,6 +30,20 @@ def mutual_tls(secrets: str, tier: str, *, alpn: str) -> core.TransportSocket:
             combined_validation_context=validation,
             alpn_protocols=[alpn],
         ),
+    )
+    return core.TransportSocket(name=TRANSPORT_SOCKET, typed_config=Any.pack(context))
+
+
+def server_tls(host: str, *, alpn: str) -> core.TransportSocket:
+    """Connect to a server outside the mesh, whose certificate names `host` and is signed by a public authority."""
+    expected = tls.SubjectAltNameMatcher(
+        san_type=tls.SubjectAltNameMatcherSanType.DNS, matcher=matchers.StringMatcher(exact=host)
+    )
+    validation = tls.CertificateValidationContext(
+        system_root_certs=tls.CertificateValidationContextSystemRootCerts(), match_typed_subject_alt_names=[expected]
+    )
+    context = tls.UpstreamTlsContext(
+        sni=host, common_tls_context=tls.CommonTlsContext(validation_context=validation, alpn_protocols=[alpn])
     )
     return core.TransportSocket(name=TRANSPORT_SOCKET, typed_config=Any.pack(context))
 

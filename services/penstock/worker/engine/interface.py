@@ -139,7 +139,7 @@ class StepResult:
     admitted: list[SequenceAdmitted] = field(default_factory=list)
     prefilled: list[SequencePrefilled] = field(default_factory=list)
     cache_changes: dict[bytes, bool] = field(default_factory=dict)  # by block hash: whether it is in the prefix cache
-    preempted: int = 0
+    preempted: Sequence[int] = ()  # sequences, once for each time that they lost their blocks in this step
     prefill_tokens: int = 0
     decode_seqs: int = 0
     duration_s: float = 0.0  # time that a simulated step should take; 0 for a real one

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.runs.leases import LeaseGrant
 
+MAX_PREEMPTIONS = 16  # of one run, whose times are kept
 NO_STREAM = -1  # a number that no edge stream has
 
 
@@ -70,6 +71,8 @@ class Run:
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    last_wanted_at: float | None = None  # of the last token before `stop_requested_at`
+    preempted_at: tuple[float, ...] = ()  # begins of the steps in which it lost its blocks, the latest ones
     stop_reason: StopReason | None = None
     stop_requested_at: float | None = None  # when the stop was requested, then when the cancel was sent to the engine
     released_at: float | None = None  # when the engine freed its blocks, as it began a step without it

@@ -28,7 +28,7 @@ from penstock.worker.runs.errors import LeaseLost
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.limits import RunLimits
 from penstock.worker.runs.parking import ParkedStarts
-from penstock.worker.runs.run import Run, StopReason
+from penstock.worker.runs.run import MAX_PREEMPTIONS, Run, StopReason
 from penstock.worker.runs.timers import Timers
 from penstock.worker.runs.token_fanout import EdgeStreams, RunCounters, fan_out_tokens, record_prefills
 
@@ -164,6 +164,9 @@ class RunTable:
     def on_step(self, result: StepResult, began_at: float, ended_at: float) -> list[Effect]:
         self.last_step = result.step
         record_prefills(result, self.running, began_at)
+        for seq_id in result.preempted:
+            if run := self.running.get(seq_id):
+                run.preempted_at = (*run.preempted_at[-MAX_PREEMPTIONS + 1 :], began_at)
         effects: list[Effect] = [*fan_out_tokens(result, self.running, self.counters, ended_at)]
         outcomes: list[SequenceFinished | SequenceCancelled] = [*result.cancelled, *result.finished]
         for outcome in outcomes:
@@ -253,7 +256,7 @@ class RunTable:
         """Cancel a run in the engine; a run that the engine does not have ends at once."""
         was_stopping = run.stop_reason is not None
         if not was_stopping:
-            run.stop_requested_at = now
+            run.stop_requested_at, run.last_wanted_at = now, run.last_token_at
         if not was_stopping or reason.is_unreported:
             run.stop_reason = reason
         if not run.is_orphan and self.quarantine.is_suspect(run):

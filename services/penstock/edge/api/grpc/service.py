@@ -8,6 +8,7 @@ from typing import Any
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability.telemetry import current_traceparent
 from penstock.chassis.security.identity import is_from_proxy
+from penstock.chassis.server.call_metrics import current_call
 from penstock.chassis.streams.link import accept_stream
 from penstock.edge.api.grpc.embeddings import FLOATS, embed_response_of, embedding_call_of
 from penstock.edge.api.grpc.messages import count_spec_of, estimate_from_message, response_of, spec_of
@@ -33,7 +34,7 @@ class InferenceService(InferenceServicer):
         self._hello = hello
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
+        credential, traceparent = _credential(context), current_call.get().continue_trace(request.traceparent)
         with self._gateway.naming(credential):
             admission = self._gateway.admit(
                 estimate_from_message(request),
@@ -81,7 +82,7 @@ class InferenceService(InferenceServicer):
             return await self._gateway.count_tokens(spec, include_token_ids=request.include_token_ids)
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
+        credential, traceparent = _credential(context), current_call.get().continue_trace(request.traceparent)
         with self._gateway.naming(credential):
             embedded = await embed(
                 self._gateway,

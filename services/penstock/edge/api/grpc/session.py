@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.chassis.lifecycle import current_stop
+from penstock.chassis.observability.trace_context import TRACE_ID, traceparent_or_empty
 from penstock.chassis.streams import endpoint
 from penstock.chassis.streams.link import Peer
 from penstock.chassis.streams.ticks import TICK_S
@@ -14,6 +15,7 @@ from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.api.grpc.messages import estimate_from_message, spec_of
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
+from penstock.edge.lifecycle.request_spans import record_rejection
 from penstock.edge.lifecycle.sinks import SessionSink, UnflushedOutput, failed_frame, step_frame
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.mesh.v1.admission_pb2 import Credential
@@ -33,7 +35,7 @@ class SessionHandler:
         gateway: Gateway,
         peer: Peer[pb.SessionResponse, Any],
         credential: Credential,
-        traceparent: str,
+        traceparent: str,  # of the session's call, valid or empty
         session: str = "",  # name of the conversation of all its requests; empty: it names none
     ) -> None:
         self._gateway = gateway
@@ -76,6 +78,11 @@ class SessionHandler:
         if not self._is_closed:
             self._peer.send(frame)
 
+    @property
+    def has_client_left(self) -> bool:
+        """Whether the client has closed or ended the stream, so that it reads no further frame about a cancel."""
+        return self._is_closed or self._peer.has_peer_ended
+
     def on_output(self, sink: SessionSink) -> None:
         if not self._pending_sinks:
             self._has_output.set()
@@ -115,35 +122,50 @@ class SessionHandler:
         if frame.handle in self._contexts:
             text = f"handle {frame.handle} is in use by a running request; choose a handle that is free"
             raise InvalidArgument(text, field="handle", reason="HANDLE_IN_USE")
-        traceparent = frame.request.traceparent or self._traceparent
+        parent, link = self._trace_of(frame.request)
         try:
             self._check_accepting()
             admission = self._gateway.admit(
                 estimate_from_message(frame.request),
                 self._credential,
-                traceparent=traceparent,
+                traceparent=parent,
                 caller_classes=self._caller_classes,
                 session=lambda: self._session,
             )
-            self._start(frame, admission, traceparent)
+            self._start(frame, admission, parent, link)
         except InvalidArgument as error:
-            self._group.create_task(self._reject(frame.handle, error))
+            self._group.create_task(self._reject_invalid(frame, error))
         except PenstockError as error:
-            self.send(failed_frame(frame.handle, error))
+            self._reject(frame, error)
 
-    async def _reject(self, handle: int, error: PenstockError) -> None:
+    async def _reject_invalid(self, frame: pb.SessionGenerate, error: PenstockError) -> None:
         """Reject an invalid request. A caller whose key is no longer accepted receives that in place of `error`."""
         try:
             await self._gateway.authenticate(self._credential)
         except PenstockError as rejection:
             error = rejection
-        self.send(failed_frame(handle, error))
+        self._reject(frame, error)
 
-    def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, traceparent: str) -> None:
+    def _reject(self, frame: pb.SessionGenerate, error: PenstockError) -> None:
+        """Reject a request that has no context. Its span has no length, as the rejection takes no time."""
+        record_rejection(error, *self._trace_of(frame.request))
+        self.send(failed_frame(frame.handle, error))
+
+    def _trace_of(self, request: pb.GenerateRequest) -> tuple[str, str]:
+        """Return the traceparent of a request, and that of the session if it is of another trace; either may be empty.
+
+        A request without a traceparent begins a new trace: a session may last for days.
+        """
+        given = traceparent_or_empty(request.traceparent)
+        if given and given[TRACE_ID] == self._traceparent[TRACE_ID]:
+            return self._traceparent, ""  # a proxy's span of the session lies between the client's and ours
+        return given, self._traceparent
+
+    def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, parent: str, link: str) -> None:
         spec, sink = spec_of(frame.request), SessionSink(self, frame.handle, self._gateway.memory)
         if spec.n > 1:
             raise InvalidArgument(f"n is {spec.n}; a session starts a request for each answer", field="n")
-        context = self._gateway.create(spec, self._credential, admission, sink, traceparent=traceparent)
+        context = self._gateway.create(spec, self._credential, admission, sink, traceparent=parent, session_link=link)
         self._contexts[frame.handle] = context
         self._is_idle.clear()
         self._starting[frame.handle] = starting = self._group.create_task(self._gateway.start(context))

@@ -46,6 +46,7 @@ from penstock.edge.stored.service import StoredResponses
 Handler = Callable[[Exchange], Awaitable[None]]
 Parsed = TypeVar("Parsed")
 
+HEALTH_ROUTE = "/health"
 MESSAGES_ROUTE = "/v1/messages"
 MODEL_PREFIX = "/v1/models/"
 MODEL_ROUTE = MODEL_PREFIX + "{name}"  # the rest of the path, including slashes
@@ -75,7 +76,7 @@ class OpenAIApp:
         self._body_budget = BodyBudget(limits.BODY_BUDGET_BYTES)
         self._exchanges: set[Exchange] = set()
         self._routes: dict[str, tuple[str, Handler]] = {
-            "/health": ("GET", self._show_health),
+            HEALTH_ROUTE: ("GET", self._show_health),
             "/v1/models": ("GET", self._list_models),
             MODEL_ROUTE: ("GET", self._show_model),
             "/tokenize": ("POST", self._tokenize),
@@ -114,7 +115,7 @@ class OpenAIApp:
         finally:
             self._exchanges.discard(exchange)
             duration = time.perf_counter() - began
-            record_request(exchange.method, exchange.route, exchange.status, duration, is_disconnected=is_disconnected)
+            record_request(exchange, duration, is_disconnected=is_disconnected)
 
     @property
     def body_bytes_held(self) -> int:
@@ -141,6 +142,8 @@ class OpenAIApp:
         if route not in self._routes:
             raise NotFound(f"nothing is served at {quoted(path)}; the API is below /v1", reason="PATH_UNKNOWN")
         exchange.route = route
+        if route != HEALTH_ROUTE:
+            exchange.observe()
         allowed, serve = self._routes[route]
         if method != allowed and (method, allowed) != ("HEAD", "GET"):
             raise MethodNotAllowed(path, allowed)
@@ -173,7 +176,7 @@ class OpenAIApp:
         return self._gateway.admit(
             estimate_from_spec(request.spec),
             exchange.credential,
-            traceparent=exchange.header("traceparent"),
+            traceparent=exchange.traceparent,
             time_left=None if request.is_background else time_limit(exchange.header, is_streamed=request.stream),
             session=lambda: session_of(exchange.headers, fields.members),
         )
@@ -185,7 +188,7 @@ class OpenAIApp:
         serializer_for: Callable[..., Any],
         admission: AdmissionResult,
     ) -> None:
-        traceparent = exchange.header("traceparent")
+        traceparent = exchange.traceparent
         new_serializer = partial(_serializer, serializer_for, int(time.time()))
         if request.has_several_choices:
             await self._generate_choices(request, new_serializer, exchange, admission, traceparent)
@@ -224,7 +227,7 @@ class OpenAIApp:
                 request.call,
                 exchange.credential,
                 request.encoding,
-                traceparent=exchange.header("traceparent"),
+                traceparent=exchange.traceparent,
                 time_left=time_limit(exchange.header, is_streamed=False),
                 session=lambda: session_of(exchange.headers, fields.members),
             )

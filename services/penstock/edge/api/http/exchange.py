@@ -1,12 +1,15 @@
 """One HTTP request and its response, and the byte budget of request bodies."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.ids import new_id
+from penstock.chassis.observability.spans import open_span
+from penstock.chassis.observability.trace_context import traceparent_or_empty
 from penstock.edge.api.http.api_formats import OPENAI
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSlow
@@ -96,6 +99,10 @@ class Exchange:
         given = self.header("x-request-id")
         # An invalid id is replaced; the response header returns the id in use.
         self.request_id = given if given and is_request_id(given) else new_id()
+        self.parent = traceparent_or_empty(self.header("traceparent"))
+        self.traceparent = self.parent  # of the exchange's own span, once `observe` has opened it
+        self.began_ns = self.ended_ns = 0  # Unix; of the span
+        self.failure: PenstockError | None = None  # that the client received
         self.route = ""  # of the path; empty if it is not served
         self.format = OPENAI  # of the route
         self.status = 0  # of the response; 0 until it begins
@@ -121,6 +128,10 @@ class Exchange:
     @property
     def query(self) -> str:
         return str(self._scope.get("query_string", b""), "latin-1")
+
+    def observe(self) -> None:
+        """Open the exchange's span. Probes have none."""
+        self.traceparent, self.began_ns = open_span(self.parent), time.time_ns()
 
     def header(self, name: str) -> str:
         """Return the first header of that name. Empty if there is none."""
@@ -212,12 +223,14 @@ class Exchange:
         self._written_at = asyncio.get_running_loop().time()
 
     async def end(self, frame: bytes) -> None:
+        self.ended_ns = time.time_ns()
         self._is_writing = True  # stays set, because no frame may follow
         self._stop_keepalives()
         await self._send({"type": "http.response.body", "body": frame, "more_body": False})
 
     async def fail(self, error: PenstockError) -> None:
         """Send an error as a status, or in the stream if it has begun."""
+        self.failure = error
         if not self.status:
             response = http_error(error, self.format.error_body)
             await self.respond(response.status, response.body, response.headers)

@@ -93,7 +93,7 @@ class ResponseHandlers:
             admission=admission,
             is_background=request.is_background,
             previous_response_id=request.previous_response_id or "",
-            traceparent=exchange.header("traceparent"),
+            traceparent=exchange.traceparent,
             session=session(),
         )
 

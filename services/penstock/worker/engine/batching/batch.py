@@ -180,7 +180,7 @@ class Batch:
             else:
                 newest = self.running[-1]
                 self._preempt(newest)
-                result.preempted += 1
+                result.preempted = (*result.preempted, newest.spec.seq_id)
                 if newest is sequence:
                     return False
         return True

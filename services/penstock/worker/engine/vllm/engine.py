@@ -158,7 +158,8 @@ class VllmEngine:
     def _record_progress(self, sequence: VllmSequence, output: Any | None, result: StepResult) -> None:
         """Record the step's work for one sequence from vLLM's own record, before its tokens are recorded."""
         request = sequence.request
-        result.preempted += request.num_preemptions - sequence.preemptions
+        times = request.num_preemptions - sequence.preemptions
+        result.preempted = (*result.preempted, *(sequence.spec.seq_id for _ in range(times)))
         sequence.preemptions = request.num_preemptions
         grown = request.num_computed_tokens - sequence.computed_positions
         sequence.computed_positions = request.num_computed_tokens
