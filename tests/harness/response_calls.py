@@ -171,6 +171,15 @@ class ResponseTables:
         rows = self.run("SELECT tenant_id, bytes, responses FROM response_usage")
         return {tenant: (size, count) for tenant, size, count in rows if size or count}
 
+    def check_counts(self):
+        """Check that the counts are those of the rows, at a moment without a change by the upkeep."""
+        while True:
+            counted = self.counted()
+            present = self.present()
+            if self.counted() == counted:  # else the upkeep has changed them meanwhile
+                assert counted == present
+                return counted
+
     def present(self):
         """Return (bytes, responses) of each tenant as the rows have them."""
         found = {}

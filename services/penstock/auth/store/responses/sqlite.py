@@ -71,9 +71,12 @@ class SqliteTransaction:
     def run(self, statement: str, *values: object) -> list[Row]:
         return self.connection.execute(_in_sqlite(statement), values).fetchall()
 
-    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[list[Row]]:
+    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[Row]:
         text = _in_sqlite(statement)
-        return [self.connection.execute(text, each).fetchall() for each in values]
+        return [row for each in values for row in self.connection.execute(text, each)]
+
+    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        self.connection.executemany(_in_sqlite(statement), values)
 
 
 @dataclass(eq=False)
