@@ -139,6 +139,14 @@ async def response_client(location, clock=time.time, *, ttl=30 * DAY_S, bytes_pe
         watching.cancel()
 
 
+_SIZES = """
+    SELECT tenant_id, size,
+        (SELECT coalesce(sum(length(sealed)), 0) FROM response_contents WHERE number = responses.number),
+        (SELECT coalesce(sum(length(parts)), 0) FROM response_tokens WHERE number = responses.number)
+    FROM responses
+"""
+
+
 @dataclass
 class ResponseTables:
     """The tables of stored responses, which a test looks into and changes."""
@@ -183,12 +191,8 @@ class ResponseTables:
     def present(self):
         """Return (bytes, responses) of each tenant as the rows have them."""
         found = {}
-        for number, tenant, size in self.run("SELECT number, tenant_id, size FROM responses"):
-            contents = self.run(
-                f"SELECT coalesce(sum(length(sealed)), 0) FROM response_contents WHERE number = {number}"
-            )
-            parts = self.run(f"SELECT coalesce(sum(length(parts)), 0) FROM response_tokens WHERE number = {number}")
-            assert size == RESPONSE_BYTES + contents[0][0] + parts[0][0]
+        for tenant, size, contents, parts in self.run(_SIZES):
+            assert size == RESPONSE_BYTES + contents + parts
             before = found.get(tenant, (0, 0))
             found[tenant] = (before[0] + size, before[1] + 1)
         return found

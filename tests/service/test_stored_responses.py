@@ -499,7 +499,7 @@ async def test_without_bytes_no_tenant_stores_anything(tables):
 async def test_the_bytes_of_tenants_are_exact_after_any_calls(tables):
     rng = random.Random(1)
     async with response_client(tables.stored.location, bytes_per_tenant=20_000) as client:
-        for _ in range(40):
+        for _ in range(25):
             calls = [client.start(random_call(rng)) for _ in range(rng.choice([1, 5, 20]))]
             await asyncio.gather(*calls, return_exceptions=True)
             tables.pass_time(rng.choice([0, 0, LEASE_S]))
