@@ -103,13 +103,17 @@ def outcome_of(result):
             return None
 
 
-@dataclass
+@dataclass(eq=False)
 class ResponseClient:
     """Calls a store directly, as the stream of one edge does."""
 
     store: object
-    origin: str = "edge-1"
+    instance_id: str = "edge-1"
     calls: int = 0
+    unwritten: int = 0  # bytes of results that this edge has not read
+
+    def unwritten_bytes(self):
+        return self.unwritten
 
     async def __call__(self, operation):
         return await self.start(operation)
@@ -125,17 +129,17 @@ class ResponseClient:
             except PenstockError as error:
                 done.set_exception(error)
 
-        self.store.perform(pb.StoreCall(call_id=self.calls, **operation), self.origin, on_result)
+        self.store.perform(pb.StoreCall(call_id=self.calls, **operation), self, on_result)
         return done
 
 
 @asynccontextmanager
-async def response_client(location, clock=time.time, *, ttl=30 * DAY_S, bytes_per_tenant=GIB, origin="edge-1"):
+async def response_client(location, clock=time.time, *, ttl=30 * DAY_S, bytes_per_tenant=GIB):
     """Open a store of responses, and yield a client of it."""
     operations = ResponseOperations(ttl, bytes_per_tenant)
     async with opened_responses(str(location), operations, clock=clock) as store:
         watching = asyncio.create_task(store.watch())
-        yield ResponseClient(store, origin)
+        yield ResponseClient(store)
         watching.cancel()
 
 

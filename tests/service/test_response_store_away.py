@@ -11,7 +11,20 @@ from penstock.auth.store.responses import store as response_store
 from penstock.auth.store.responses import upkeep
 from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.chassis.errors import Internal, Unavailable
-from response_calls import HELD, ResponseTables, claim, create, extend, part, progress, read, response_client
+from response_calls import (
+    HELD,
+    ResponseClient,
+    ResponseTables,
+    cancel,
+    chain,
+    claim,
+    create,
+    extend,
+    part,
+    progress,
+    read,
+    response_client,
+)
 from stores import PostgresStore, administer
 
 
@@ -123,6 +136,50 @@ async def test_calls_beyond_the_most_that_may_wait_fail_at_once(tables, monkeypa
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(each) for each in results] == [int, int, int, Unavailable, Unavailable]
         assert await client(create("r4")) == 1
+
+
+async def test_calls_with_too_many_bytes_fail_at_once(tables, monkeypatch):
+    monkeypatch.setattr(response_store, "MAX_PENDING_BYTES", 25_000)
+    async with response_client(tables.stored.location) as client:
+        calls = [client.start(create(f"r{number}", request=b"x" * 10_000)) for number in range(3)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in results] == [int, int, Unavailable]
+        assert client.store.pending_bytes == 0
+
+
+async def test_an_edge_that_does_not_read_its_results_gets_no_further_responses(tables, monkeypatch):
+    monkeypatch.setattr(response_store, "CALL_TIMEOUT_S", 60)
+    async with response_client(tables.stored.location) as client:
+        await client(create())
+        slow = ResponseClient(client.store, "edge-2", unwritten=response_store.MAX_UNWRITTEN_BYTES + 1)
+        delayed = [slow.start(each) for each in (read(), chain(), claim(), cancel())]
+        for number in range(20):
+            await client(read())
+            assert await slow(create(f"r{number}")) == 1
+        assert not any(each.done() for each in delayed)
+        slow.unwritten = 0
+        assert len(await asyncio.gather(*delayed)) == 4
+        assert client.store.pending == 0
+
+
+async def test_an_edge_that_never_reads_its_results_delays_no_other_after_its_calls_have_failed(tables, monkeypatch):
+    monkeypatch.setattr(response_store, "CALL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(response_store, "TIMEOUT_INTERVAL_S", 0.05)
+    async with response_client(tables.stored.location) as client:
+        await succeeds_again(client, create())
+        slow = ResponseClient(client.store, "edge-2", unwritten=response_store.MAX_UNWRITTEN_BYTES + 1)
+        await unavailable(slow, read())
+        assert len(await succeeds_again(client, read())) == 1
+
+
+async def test_each_thread_has_at_most_one_call_that_returns_responses(tables):
+    async with response_client(tables.stored.location) as client:
+        for number in range(20):
+            await client(create(f"r{number}"))
+        calls = [client.start(read(f"r{number}")) for number in range(20)]
+        threads = client.store.threads
+        assert sum(each.queued() for each in threads) <= len(threads)
+        assert len(await asyncio.gather(*calls)) == 20
 
 
 async def test_a_defect_in_one_call_fails_it_alone(tables, monkeypatch):
