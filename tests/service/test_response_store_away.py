@@ -1,6 +1,7 @@
 """A store of responses that is away, slow or full: each call fails in a bounded time, and the next ones succeed."""
 
 import asyncio
+import contextlib
 import sqlite3
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 from penstock.auth.store.responses import store as response_store
 from penstock.auth.store.responses import upkeep
 from penstock.auth.store.responses.operations import ResponseOperations
+from penstock.auth.store.store import StoreTooNew
 from penstock.chassis.errors import Internal, Unavailable
 from response_calls import (
     HELD,
@@ -64,12 +66,33 @@ async def test_a_full_disk_fails_what_writes_until_it_has_space(tmp_path):
         assert [type(each) for each in results] == [Unavailable, list, Unavailable, list]
         assert "full" in await unavailable(client, large)
         assert client.store.figures["response_calls_failed"] == 3
+        assert not client.store.is_available
         await thread.run(lambda backend: set_pragma(backend, "max_page_count = 1000000"))
-        assert await client(large) == 1
+        with capture_logs() as logs:
+            assert await client(large) == 1
+        assert [each["event"] for each in logs] == ["response_store_available"]
 
 
 def set_pragma(backend, text):
     return backend._connected().execute(f"PRAGMA {text}").fetchall()  # as no setting of ours does
+
+
+async def test_a_damaged_file_does_not_prevent_the_start(tmp_path):
+    (tmp_path / "auth.db.responses").write_bytes(b"no database" * 1_000)
+    with capture_logs() as logs:
+        async with response_client(tmp_path / "auth.db") as client:
+            assert "not a database" in await unavailable(client, create())
+            (tmp_path / "auth.db.responses").unlink()
+            assert await succeeds_again(client, create()) == 1
+    assert "move it away" in next(each["error"] for each in logs if each["event"] == "responses_not_opened")
+
+
+async def test_a_file_of_a_later_release_prevents_the_start(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "auth.db.responses")) as raw:
+        raw.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreTooNew):
+        async with response_client(tmp_path / "auth.db"):
+            pass
 
 
 async def test_a_database_that_is_away_and_back_needs_no_restart(database):

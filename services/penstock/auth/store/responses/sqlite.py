@@ -18,6 +18,7 @@ from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.auth.store.responses.statements import Row
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.sqlite.connection import explained_errors, prepare
+from penstock.auth.store.store import StoreUnusable
 from penstock.chassis.errors import Internal, PenstockError
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
@@ -95,8 +96,15 @@ class SqliteResponses:
         return MEMORY if self.store_path == MEMORY else f"{self.store_path}{SUFFIX}"
 
     def open(self) -> None:
-        with explained_errors(self.path):
-            self._connect()
+        """Open the file. If it is damaged or the disk is full, each call tries again, and auth admits requests.
+
+        Raises StoreTooNew.
+        """
+        try:
+            with explained_errors(self.path):
+                self._connect()
+        except StoreUnusable as error:
+            log.error("responses_not_opened", error=str(error))  # noqa: TRY400  # the message has the cause
 
     def perform(self, calls: Sequence[StoreCall]) -> list[StoreResult]:
         """Perform calls in one transaction; each in one of its own if that fails, so that one fails alone."""

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from zlib import crc32
 
+import structlog
+
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
 from penstock.auth.store.responses.backend import ResponseTotals
 from penstock.auth.store.responses.thread import CallThread, PendingCall
 from penstock.auth.telemetry import record_response_call_failures, record_responses
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
+
+log = structlog.get_logger()
 
 CALL_TIMEOUT_S = 1.5  # s after which a call has failed, whatever the database does
 TIMEOUT_INTERVAL_S = 0.25  # s between looks for calls that wait for too long
@@ -67,6 +71,7 @@ class ThreadedResponseStore:
 
     threads: Sequence[CallThread]
     totals: ResponseTotals = field(default_factory=ResponseTotals)
+    is_available: bool = True  # whether the latest call was performed
     failed_calls: int = 0  # as unavailable
     pending_bytes: int = 0
     _waiting: dict[PendingCall, float] = field(default_factory=dict)  # time at which each has failed, the first first
@@ -85,6 +90,7 @@ class ThreadedResponseStore:
             "stored_response_bytes": self.totals.size,
             "response_calls_pending": self.pending,
             "response_calls_failed": self.failed_calls,
+            "response_store_available": self.is_available,
         }
 
     def perform(self, call: StoreCall, caller: Caller, on_result: OnResult) -> None:
@@ -126,7 +132,9 @@ class ThreadedResponseStore:
             self._readers.pop(pending, None)
             if self._remove(pending) and result:
                 if result.failure.reason == ResponseStoreUnavailable.default_reason:
-                    self._count_failure()
+                    self._count_failure(result.failure.message)
+                else:
+                    self._set_available(because="")
                 pending.on_result(result)
         self._pass_reads()
 
@@ -167,9 +175,21 @@ class ThreadedResponseStore:
         return True
 
     def _fail(self, pending: PendingCall, because: str) -> None:
-        self._count_failure()
-        pending.on_result(failed(pending.call.call_id, ResponseStoreUnavailable(because)))
+        error = ResponseStoreUnavailable(because)
+        self._count_failure(error.message)
+        pending.on_result(failed(pending.call.call_id, error))
 
-    def _count_failure(self) -> None:
+    def _count_failure(self, because: str) -> None:
         self.failed_calls += 1
         record_response_call_failures(1)
+        self._set_available(because=because)
+
+    def _set_available(self, *, because: str) -> None:
+        """Note whether the latest call was performed, and log a change. `because`: empty if it was."""
+        if self.is_available == (not because):
+            return
+        self.is_available = not because
+        if because:
+            log.error("response_store_unavailable", error=because, pending=self.pending)
+        else:
+            log.info("response_store_available", pending=self.pending)

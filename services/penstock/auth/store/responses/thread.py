@@ -61,7 +61,7 @@ class CallThread:
         return self._entries.qsize()
 
     async def start(self, name: str) -> None:
-        """Start the thread. Return once its backend is open. Raises ConfigError if it can never be used."""
+        """Start the thread. Return once its backend is open, or raise its error."""
         opened: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name=name, daemon=True)
         self._thread.start()
