@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.auth.store.responses import sqlite as sqlite_responses
 from penstock.auth.store.responses import store as response_store
 from penstock.auth.store.responses import upkeep
 from penstock.auth.store.responses.operations import ResponseOperations
@@ -21,7 +22,9 @@ from response_calls import (
     chain,
     claim,
     create,
+    delete,
     extend,
+    finish,
     part,
     progress,
     read,
@@ -75,6 +78,20 @@ async def test_a_full_disk_fails_what_writes_until_it_has_space(tmp_path):
 
 def set_pragma(backend, text):
     return backend._connected().execute(f"PRAGMA {text}").fetchall()  # as no setting of ours does
+
+
+async def test_the_last_space_of_a_volume_is_left_to_the_ledger(tmp_path, monkeypatch):
+    free = [sqlite_responses.LEDGER_BYTES]
+    monkeypatch.setattr(sqlite_responses, "free_bytes", lambda _: free[0])
+    async with response_client(tmp_path / "auth.db") as client:
+        await client(create())
+        free[0] -= 1
+        assert "enlarge it" in await unavailable(client, create("r2"))
+        assert await client(extend(progress(tokens=part(0, 3)))) == [HELD]
+        await client(finish())
+        await client(delete())
+        free[0] += 1
+        assert await client(create("r2")) == 1
 
 
 async def test_a_damaged_file_does_not_prevent_the_start(tmp_path):

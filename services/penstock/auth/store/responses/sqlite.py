@@ -11,6 +11,7 @@ import structlog
 
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
+from penstock.auth.store.disk_usage import free_bytes
 from penstock.auth.store.location import MEMORY
 from penstock.auth.store.responses import statements, upkeep
 from penstock.auth.store.responses.backend import ResponseTotals
@@ -26,6 +27,7 @@ log = structlog.get_logger()
 
 SUFFIX = ".responses"  # of the file, after the path of the store
 GROUP_SIZE = 64  # calls of one transaction
+LEDGER_BYTES = 256 << 20  # free bytes of the volume below which no response is created, so that the ledger has them
 LOCK_TIMEOUT_S = 1.0  # s; only a tool of the operator can lock the file beside this process
 
 Result = TypeVar("Result")
@@ -122,9 +124,17 @@ class SqliteResponses:
 
     def _perform_one(self, transaction: SqliteTransaction, call: StoreCall) -> StoreResult:
         try:
+            if call.HasField("create"):
+                self._check_disk()
             return self.operations.perform(transaction, call)
         except PenstockError as error:
             return failed(call.call_id, error)
+
+    def _check_disk(self) -> None:
+        """Raise ResponseStoreUnavailable if the volume has too little space, which is left to the ledger."""
+        free = free_bytes(self.path)
+        if free < LEDGER_BYTES:
+            raise ResponseStoreUnavailable(f"its volume has {free} bytes left, which are the ledger's; enlarge it")
 
     def run_upkeep(self) -> bool:
         return self._run(upkeep.run_slice)
