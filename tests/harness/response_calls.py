@@ -103,13 +103,17 @@ def outcome_of(result):
             return None
 
 
-@dataclass
+@dataclass(eq=False)
 class ResponseClient:
     """Calls a store directly, as the stream of one edge does."""
 
     store: object
-    origin: str = "edge-1"
+    instance_id: str = "edge-1"
     calls: int = 0
+    unwritten: int = 0  # bytes of results that this edge has not read
+
+    def unwritten_bytes(self):
+        return self.unwritten
 
     async def __call__(self, operation):
         return await self.start(operation)
@@ -125,18 +129,26 @@ class ResponseClient:
             except PenstockError as error:
                 done.set_exception(error)
 
-        self.store.perform(pb.StoreCall(call_id=self.calls, **operation), self.origin, on_result)
+        self.store.perform(pb.StoreCall(call_id=self.calls, **operation), self, on_result)
         return done
 
 
 @asynccontextmanager
-async def response_client(location, clock=time.time, *, ttl=30 * DAY_S, bytes_per_tenant=GIB, origin="edge-1"):
+async def response_client(location, clock=time.time, *, ttl=30 * DAY_S, bytes_per_tenant=GIB):
     """Open a store of responses, and yield a client of it."""
     operations = ResponseOperations(ttl, bytes_per_tenant)
     async with opened_responses(str(location), operations, clock=clock) as store:
         watching = asyncio.create_task(store.watch())
-        yield ResponseClient(store, origin)
+        yield ResponseClient(store)
         watching.cancel()
+
+
+_SIZES = """
+    SELECT tenant_id, size,
+        (SELECT coalesce(sum(length(sealed)), 0) FROM response_contents WHERE number = responses.number),
+        (SELECT coalesce(sum(length(parts)), 0) FROM response_tokens WHERE number = responses.number)
+    FROM responses
+"""
 
 
 @dataclass
@@ -171,15 +183,20 @@ class ResponseTables:
         rows = self.run("SELECT tenant_id, bytes, responses FROM response_usage")
         return {tenant: (size, count) for tenant, size, count in rows if size or count}
 
+    def check_counts(self):
+        """Check that the counts are those of the rows, at a moment without a change by the upkeep."""
+        while True:
+            counted = self.counted()
+            present = self.present()
+            if self.counted() == counted:  # else the upkeep has changed them meanwhile
+                assert counted == present
+                return counted
+
     def present(self):
         """Return (bytes, responses) of each tenant as the rows have them."""
         found = {}
-        for number, tenant, size in self.run("SELECT number, tenant_id, size FROM responses"):
-            contents = self.run(
-                f"SELECT coalesce(sum(length(sealed)), 0) FROM response_contents WHERE number = {number}"
-            )
-            parts = self.run(f"SELECT coalesce(sum(length(parts)), 0) FROM response_tokens WHERE number = {number}")
-            assert size == RESPONSE_BYTES + contents[0][0] + parts[0][0]
+        for tenant, size, contents, parts in self.run(_SIZES):
+            assert size == RESPONSE_BYTES + contents + parts
             before = found.get(tenant, (0, 0))
             found[tenant] = (before[0] + size, before[1] + 1)
         return found

@@ -1,17 +1,35 @@
 """A store of responses that is away, slow or full: each call fails in a bounded time, and the next ones succeed."""
 
 import asyncio
+import contextlib
 import sqlite3
 from contextlib import contextmanager
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.auth.store.responses import sqlite as sqlite_responses
 from penstock.auth.store.responses import store as response_store
 from penstock.auth.store.responses import upkeep
 from penstock.auth.store.responses.operations import ResponseOperations
+from penstock.auth.store.store import StoreTooNew
 from penstock.chassis.errors import Internal, Unavailable
-from response_calls import HELD, ResponseTables, claim, create, extend, part, progress, read, response_client
+from response_calls import (
+    HELD,
+    ResponseClient,
+    ResponseTables,
+    cancel,
+    chain,
+    claim,
+    create,
+    delete,
+    extend,
+    finish,
+    part,
+    progress,
+    read,
+    response_client,
+)
 from stores import PostgresStore, administer
 
 
@@ -51,12 +69,47 @@ async def test_a_full_disk_fails_what_writes_until_it_has_space(tmp_path):
         assert [type(each) for each in results] == [Unavailable, list, Unavailable, list]
         assert "full" in await unavailable(client, large)
         assert client.store.figures["response_calls_failed"] == 3
+        assert not client.store.is_available
         await thread.run(lambda backend: set_pragma(backend, "max_page_count = 1000000"))
-        assert await client(large) == 1
+        with capture_logs() as logs:
+            assert await client(large) == 1
+        assert [each["event"] for each in logs] == ["response_store_available"]
 
 
 def set_pragma(backend, text):
     return backend._connected().execute(f"PRAGMA {text}").fetchall()  # as no setting of ours does
+
+
+async def test_the_last_space_of_a_volume_is_left_to_the_ledger(tmp_path, monkeypatch):
+    free = [sqlite_responses.LEDGER_BYTES]
+    monkeypatch.setattr(sqlite_responses, "free_bytes", lambda _: free[0])
+    async with response_client(tmp_path / "auth.db") as client:
+        await client(create())
+        free[0] -= 1
+        assert "enlarge it" in await unavailable(client, create("r2"))
+        assert await client(extend(progress(tokens=part(0, 3)))) == [HELD]
+        await client(finish())
+        await client(delete())
+        free[0] += 1
+        assert await client(create("r2")) == 1
+
+
+async def test_a_damaged_file_does_not_prevent_the_start(tmp_path):
+    (tmp_path / "auth.db.responses").write_bytes(b"no database" * 1_000)
+    with capture_logs() as logs:
+        async with response_client(tmp_path / "auth.db") as client:
+            assert "not a database" in await unavailable(client, create())
+            (tmp_path / "auth.db.responses").unlink()
+            assert await succeeds_again(client, create()) == 1
+    assert "move it away" in next(each["error"] for each in logs if each["event"] == "responses_not_opened")
+
+
+async def test_a_file_of_a_later_release_prevents_the_start(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "auth.db.responses")) as raw:
+        raw.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreTooNew):
+        async with response_client(tmp_path / "auth.db"):
+            pass
 
 
 async def test_a_database_that_is_away_and_back_needs_no_restart(database):
@@ -123,6 +176,50 @@ async def test_calls_beyond_the_most_that_may_wait_fail_at_once(tables, monkeypa
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(each) for each in results] == [int, int, int, Unavailable, Unavailable]
         assert await client(create("r4")) == 1
+
+
+async def test_calls_with_too_many_bytes_fail_at_once(tables, monkeypatch):
+    monkeypatch.setattr(response_store, "MAX_PENDING_BYTES", 25_000)
+    async with response_client(tables.stored.location) as client:
+        calls = [client.start(create(f"r{number}", request=b"x" * 10_000)) for number in range(3)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in results] == [int, int, Unavailable]
+        assert client.store.pending_bytes == 0
+
+
+async def test_an_edge_that_does_not_read_its_results_gets_no_further_responses(tables, monkeypatch):
+    monkeypatch.setattr(response_store, "CALL_TIMEOUT_S", 60)
+    async with response_client(tables.stored.location) as client:
+        await client(create())
+        slow = ResponseClient(client.store, "edge-2", unwritten=response_store.MAX_UNWRITTEN_BYTES + 1)
+        delayed = [slow.start(each) for each in (read(), chain(), claim(), cancel())]
+        for number in range(20):
+            await client(read())
+            assert await slow(create(f"r{number}")) == 1
+        assert not any(each.done() for each in delayed)
+        slow.unwritten = 0
+        assert len(await asyncio.gather(*delayed)) == 4
+        assert client.store.pending == 0
+
+
+async def test_an_edge_that_never_reads_its_results_delays_no_other_after_its_calls_have_failed(tables, monkeypatch):
+    monkeypatch.setattr(response_store, "CALL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(response_store, "TIMEOUT_INTERVAL_S", 0.05)
+    async with response_client(tables.stored.location) as client:
+        await succeeds_again(client, create())
+        slow = ResponseClient(client.store, "edge-2", unwritten=response_store.MAX_UNWRITTEN_BYTES + 1)
+        await unavailable(slow, read())
+        assert len(await succeeds_again(client, read())) == 1
+
+
+async def test_each_thread_has_at_most_one_call_that_returns_responses(tables):
+    async with response_client(tables.stored.location) as client:
+        for number in range(20):
+            await client(create(f"r{number}"))
+        calls = [client.start(read(f"r{number}")) for number in range(20)]
+        threads = client.store.threads
+        assert sum(each.queued() for each in threads) <= len(threads)
+        assert len(await asyncio.gather(*calls)) == 20
 
 
 async def test_a_defect_in_one_call_fails_it_alone(tables, monkeypatch):

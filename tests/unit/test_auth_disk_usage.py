@@ -1,11 +1,12 @@
 """The watermark of the store's volume."""
 
+import math
 import os
 
 import pytest
 
 from penstock.auth.config import AuthConfig
-from penstock.auth.store.disk_usage import HYSTERESIS, Watermark, used_share
+from penstock.auth.store.disk_usage import HYSTERESIS, Watermark, free_bytes, used_share
 from penstock.chassis.config import ConfigError, load
 
 BLOCKS = 1_000
@@ -24,8 +25,13 @@ def test_the_used_share_is_what_an_unprivileged_process_cannot_write(free, used)
     assert used_share("/data/auth.sqlite", volume(free)) == used
 
 
+def test_the_free_bytes_are_what_an_unprivileged_process_can_write():
+    assert free_bytes("/data/auth.sqlite", volume(100)) == 100 * 4096
+
+
 def test_a_store_in_memory_uses_no_volume():
     assert used_share(":memory:", volume(0)) == 0.0
+    assert free_bytes(":memory:", volume(0)) == math.inf
 
 
 def test_the_watermark_changes_once_above_and_once_clearly_below():

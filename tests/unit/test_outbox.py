@@ -145,3 +145,11 @@ async def test_expedite_makes_delayed_frames_due():
         outbox.expedite()
         await outbox.written.wait()
         assert messages == [[0], [1]]
+
+
+async def test_the_size_of_waiting_frames_is_that_of_their_messages():
+    outbox = Outbox(8)
+    assert outbox.unwritten_bytes() == 0
+    for number in (1, 2):
+        outbox.put(frame(number))
+    assert outbox.unwritten_bytes() == frame(1).ByteSize() + frame(2).ByteSize()

@@ -45,7 +45,7 @@ class ResponseService(ResponseStoreServiceServicer):
         def on_result(result: StoreResult) -> None:
             peer.send(KeepResponse(result=result))
 
-        self._store.perform(frame.call, peer.hello.instance_id, on_result)
+        self._store.perform(frame.call, peer, on_result)
 
     async def drain(self) -> None:
         """Send `end` to every edge after the results of all open calls."""

@@ -1,5 +1,6 @@
 """Disk usage: the used share of the volume that holds the store, and whether it is above the watermark."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,14 @@ def used_share(path: str, statvfs: Callable[[str], os.statvfs_result] = os.statv
         return 0.0
     volume = statvfs(str(Path(path).absolute().parent))
     return 1.0 - volume.f_bavail / volume.f_blocks if volume.f_blocks else 0.0
+
+
+def free_bytes(path: str, statvfs: Callable[[str], os.statvfs_result] = os.statvfs) -> float:
+    """Return the bytes of the volume that unprivileged processes can still write; infinite for a store in memory."""
+    if path == MEMORY:
+        return math.inf
+    volume = statvfs(str(Path(path).absolute().parent))
+    return volume.f_bavail * volume.f_frsize
 
 
 @dataclass

@@ -156,6 +156,10 @@ class StreamEndpoint(Generic[Out, In]):
             self.send(self._heartbeat)
         self._has_received = self._has_sent = False
 
+    def unwritten_bytes(self) -> int:
+        """Return the size of the frames that wait to be written, without those of the message that is being written."""
+        return self._outbox.unwritten_bytes()
+
     def expedite(self) -> None:
         """Write delayed frames now."""
         self._outbox.expedite()

@@ -42,6 +42,10 @@ class Peer(StreamEndpoint[Out, In]):
         super().__init__(frame_type, hello, capacity)
         self._context = context
 
+    @property
+    def instance_id(self) -> str:
+        return self.hello.instance_id
+
     async def __aiter__(self) -> AsyncIterator[In]:
         """Yield frames until the peer ends the stream or is cut; silence and overflow interrupt the caller's block."""
         while not self.has_peer_ended:

@@ -37,6 +37,10 @@ class Outbox(Generic[Out]):
             self._expedite_after(max_delay_s)
         return True
 
+    def unwritten_bytes(self) -> int:
+        """Return the size of all waiting frames. Takes a time in proportion to their number."""
+        return sum(each.ByteSize() for each in self.frames)
+
     def expedite(self) -> None:
         """Make all waiting frames due."""
         self._cancel_timer()

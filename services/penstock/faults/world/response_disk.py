@@ -11,7 +11,7 @@ from penstock.auth.responses.messages import failed
 from penstock.auth.store.location import MEMORY
 from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.auth.store.responses.sqlite import SqliteResponses
-from penstock.auth.store.responses.store import OnResult
+from penstock.auth.store.responses.store import Caller, OnResult
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
 COMMIT_DELAY_S = (0.0002, 0.004)  # range of s
@@ -49,8 +49,8 @@ class WorldResponseStore:
     def figures(self) -> Mapping[str, float]:
         return {"response_calls_pending": self.pending}
 
-    def perform(self, call: StoreCall, origin: str, on_result: OnResult) -> None:
-        del origin
+    def perform(self, call: StoreCall, caller: Caller, on_result: OnResult) -> None:
+        del caller
         self.pending += 1
         if self.disk.is_full():
             result = failed(call.call_id, ResponseStoreUnavailable("database or disk is full"))

@@ -19,7 +19,7 @@ class ResponseBackend(Protocol):
     group_size: int  # most calls of one `perform`
 
     def open(self) -> None:
-        """Open the database and migrate it, if that is its task. Raises ConfigError if it cannot be used."""
+        """Open the database and migrate it, if that is its task. Raises StoreTooNew."""
 
     def perform(self, calls: Sequence[StoreCall]) -> list[StoreResult]:
         """Perform calls in order. Return their results; each that could not be performed is STORE_UNAVAILABLE."""

@@ -37,9 +37,8 @@ class LockedResponses:
 
     def lock(self, keys: Iterable[Key]) -> None:
         """Lock responses; those that do not exist are not in `found`."""
-        for rows in self.transaction.run_many(sql.LOCK, sorted(set(keys))):
-            for row in rows:
-                self.add(response_of(row))
+        for row in self.transaction.run_many(sql.LOCK, sorted(set(keys))):
+            self.add(response_of(row))
 
     def add(self, response: Response) -> None:
         """Add a response that is locked already."""
@@ -70,10 +69,14 @@ class LockedResponses:
         self.resize(response, len(parts))
         return True
 
-    def put_contents(self, response: Response, contents: Mapping[str, bytes]) -> None:
+    def put_output(self, response: Response, output: bytes) -> None:
+        self._put_contents(response, {"output": output})
+        response.context_bytes += len(output)
+        self.resize(response, len(output))
+
+    def _put_contents(self, response: Response, contents: Mapping[str, bytes]) -> None:
         rows = [(response.number, kind, sealed) for kind, sealed in contents.items() if sealed]
-        self.transaction.run_many(sql.PUT_CONTENT, rows)
-        self.resize(response, sum(len(sealed) for _, _, sealed in rows))
+        self.transaction.write(sql.PUT_CONTENT, rows)
 
     def resize(self, response: Response, size: int) -> None:
         """Add bytes to a response, or remove them."""
@@ -89,31 +92,31 @@ class LockedResponses:
         self.mark(response)
         rows = self.transaction.run(sql.ALL_TOKENS, response.number) if response.token_count else []
         if len(merged := _merged(rows)) < len(rows):
-            self.transaction.run(sql.ERASE_TOKENS, response.number, 0)
-            self.transaction.run_many(sql.PUT_TOKENS, [(response.number, *each) for each in merged])
+            self.transaction.write(sql.DELETE_TOKENS, [(response.number,)])
+            self.transaction.write(sql.PUT_TOKENS, [(response.number, *each) for each in merged])
 
-    def insert(self, response: Response) -> bool:
-        """Add a new response. Return False if one of its key exists."""
-        response.size = RESPONSE_BYTES
+    def insert(self, response: Response, contents: Mapping[str, bytes]) -> bool:
+        """Add a new response with its contents. Return False if one of its key exists."""
+        response.size = RESPONSE_BYTES + sum(map(len, contents.values()))
         rows = self.transaction.run(sql.INSERT, *sql.insert_values(response))
         if rows:
             ((response.number,),) = rows
+            self._put_contents(response, contents)
             self._count(response, 1)
-            self.add(response)
         return bool(rows)
 
     def delete(self, responses: Iterable[Response]) -> None:
         gone = list(responses)
-        self.transaction.run_many(sql.DELETE, [(each.number,) for each in gone])
+        self.transaction.write(sql.DELETE, [(each.number,) for each in gone])
         for each in gone:
             self._count(each, -1)
 
     def write(self) -> None:
         self._write_parts()
-        self.transaction.run_many(sql.UPDATE, [update_values(each) for each in self._changed.values()])
+        self.transaction.write(sql.UPDATE, [update_values(each) for each in self._changed.values()])
         tenants = sorted(self._bytes.keys() | self._responses.keys())
         changes = [(self._bytes[each], self._responses[each], each) for each in tenants]
-        self.transaction.run_many(sql.ADD_USAGE, [each for each in changes if each[0] or each[1]])
+        self.transaction.write(sql.ADD_USAGE, [each for each in changes if each[0] or each[1]])
 
     def _count(self, response: Response, sign: int) -> None:
         self._bytes[response.tenant_id] += sign * response.size
@@ -121,7 +124,7 @@ class LockedResponses:
 
     def _write_parts(self) -> None:
         parts, self._parts = self._parts, []
-        self.transaction.run_many(sql.PUT_TOKENS, parts)
+        self.transaction.write(sql.PUT_TOKENS, parts)
 
 
 def _merged(rows: Iterable[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:

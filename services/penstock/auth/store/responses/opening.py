@@ -13,13 +13,22 @@ from penstock.auth.store.responses.thread import CallThread
 
 @asynccontextmanager
 async def opened_responses(
-    location: str, operations: ResponseOperations, *, clock: Callable[[], float], fsync: bool = False
+    location: str,
+    operations: ResponseOperations,
+    *,
+    clock: Callable[[], float],
+    fsync: bool = False,
 ) -> AsyncIterator[ThreadedResponseStore]:
     """Open the store of responses of the store at `location`, which is open. Leaving the block performs pending calls.
 
     `clock` and `fsync` are for SQLite.
     """
-    backends = _backends(parse_location(location), operations, clock, fsync=fsync)
+    found = parse_location(location)
+    backends: list[ResponseBackend] = []
+    if found.is_postgres:
+        backends += _postgres_backends(found, operations)
+    else:
+        backends.append(SqliteResponses(found.path, operations, clock, fsync=fsync))
     threads = [CallThread(each, has_upkeep=number == 0) for number, each in enumerate(backends)]
     store = ThreadedResponseStore(threads)
     async with AsyncExitStack() as stack:
@@ -30,11 +39,7 @@ async def opened_responses(
         yield store
 
 
-def _backends(
-    location: StoreLocation, operations: ResponseOperations, clock: Callable[[], float], *, fsync: bool
-) -> Sequence[ResponseBackend]:
-    if not location.is_postgres:
-        return [SqliteResponses(location.path, operations, clock, fsync=fsync)]
+def _postgres_backends(location: StoreLocation, operations: ResponseOperations) -> Sequence[ResponseBackend]:
     from penstock.auth.store.responses.postgres import (  # noqa: PLC0415  # its driver loads only if used
         CONNECTIONS,
         PostgresResponses,

@@ -4,6 +4,7 @@ An operation raises an error of `auth/responses/errors.py` before its first writ
 one transaction.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.auth.responses import errors
@@ -72,7 +73,7 @@ class ResponseOperations:
         if previous:
             self._found(transaction, pb.ResponseKey(tenant_id=tenant_id, response_id=previous))
         size = RESPONSE_BYTES + len(call.request) + len(call.resume)
-        transaction.run(sql.ADD_TENANT, tenant_id)
+        transaction.write(sql.ADD_TENANT, [(tenant_id,)])
         used = sum(row[0] for row in transaction.run(sql.LOCK_USAGE, tenant_id))
         if used + size > self.bytes_per_tenant:
             raise errors.ResponsesFull.of(self.bytes_per_tenant, used)
@@ -86,16 +87,15 @@ class ResponseOperations:
             lease_until=now + seconds_of(call.lease),
             context_bytes=len(call.request),
         )
-        if not locked.insert(response):  # by another process, since it was looked up
+        if not locked.insert(response, {"request": call.request, RESUME: call.resume}):  # another process was faster
             raise errors.ResponseExists(response_id)
-        locked.put_contents(response, {"request": call.request, RESUME: call.resume})
         locked.write()
         return response.epoch
 
     def _repeat_create(self, locked: LockedResponses, response: Response, call: pb.CreateStored) -> int:
         """Renew the lease of a response that the same call has created. Raises ResponseExists for any other."""
         transaction = locked.transaction
-        contents: dict[str, bytes] = dict(transaction.run(sql.READ_CONTENTS, response.number, ""))
+        contents = self._contents(transaction, [response], "").get(response.number, {})
         same = (contents.get("request", b""), contents.get(RESUME, b"")) == (call.request, call.resume)
         if not same or response.token_count or not response.is_holder(response.epoch) or response.epoch > 1:
             raise errors.ResponseExists(response.response_id)
@@ -137,16 +137,15 @@ class ResponseOperations:
         if call.HasField("tokens") and not locked.append(response, call.tokens):
             raise errors.ResponseLost(response.response_id)
         response.finish(status)
-        locked.put_contents(response, {"output": call.output})
-        response.context_bytes += len(call.output)
+        locked.put_output(response, call.output)
         locked.end(response)
         locked.write()
 
     def _read(self, transaction: Transaction, call: pb.ReadStored) -> pb.StoredResponse:
         response = self._found(transaction, call.key)
-        rows = [] if call.state_only else transaction.run(sql.READ_CONTENTS, response.number, RESUME)
+        contents = {} if call.state_only else self._contents(transaction, [response])
         parts = self._parts(transaction, response, call.from_index)
-        return stored_response(response, transaction.now, dict(rows), parts)
+        return stored_response(response, transaction.now, contents.get(response.number, {}), parts)
 
     def _read_chain(self, transaction: Transaction, call: pb.ReadChain) -> list[pb.StoredResponse]:
         now, (tenant_id, response_id) = transaction.now, key_of(call.key)
@@ -163,11 +162,11 @@ class ResponseOperations:
             raise errors.ResponseUnknown(missing)
         until = now + self.ttl
         keys = sorted((each.tenant_id, each.response_id) for each in found)
-        transaction.run_many(sql.KEEP, [(until, *key, until) for key in keys])
-        contents = transaction.run_many(sql.READ_CONTENTS, [(each.number, RESUME) for each in found])
+        transaction.write(sql.KEEP, [(until, *key, until) for key in keys])
+        contents = self._contents(transaction, found)
         for each in found:
             each.lapse(now)
-        return [stored_response(each, now, dict(rows)) for each, rows in zip(found, contents, strict=True)]
+        return [stored_response(each, now, contents.get(each.number, {})) for each in found]
 
     def _claim(self, transaction: Transaction, call: pb.ClaimStored) -> list[pb.StoredResponse]:
         now, locked = transaction.now, LockedResponses(transaction)
@@ -188,10 +187,10 @@ class ResponseOperations:
                 claimed.append(each)
                 size += each.size
         locked.write()
-        contents = transaction.run_many(sql.READ_CONTENTS, [(each.number, "") for each in claimed])
+        contents = self._contents(transaction, claimed, "")
         return [
-            stored_response(each, now, dict(rows), self._parts(transaction, each))
-            for each, rows in zip(claimed, contents, strict=True)
+            stored_response(each, now, contents.get(each.number, {}), self._parts(transaction, each))
+            for each in claimed
         ]
 
     def _delete(self, transaction: Transaction, call: pb.DeleteStored) -> None:
@@ -208,8 +207,8 @@ class ResponseOperations:
                 locked.end(response)
             locked.mark(response)
             locked.write()
-        contents = transaction.run(sql.READ_CONTENTS, response.number, RESUME)
-        return stored_response(response, now, dict(contents), self._parts(transaction, response))
+        contents = self._contents(transaction, [response]).get(response.number, {})
+        return stored_response(response, now, contents, self._parts(transaction, response))
 
     def _locked(self, locked: LockedResponses, key: pb.ResponseKey) -> Response:
         locked.lock([key_of(key)])
@@ -223,6 +222,16 @@ class ResponseOperations:
             response.lapse(transaction.now)  # as the next change or the upkeep writes it
             return response
         raise errors.ResponseUnknown(key.response_id)
+
+    def _contents(
+        self, transaction: Transaction, responses: Iterable[Response], without: str = RESUME
+    ) -> dict[int, dict[str, bytes]]:
+        """Return the contents of responses by their numbers, except those of one kind."""
+        found: dict[int, dict[str, bytes]] = {}
+        rows = transaction.run_many(sql.READ_CONTENTS, [(each.number, without) for each in responses])
+        for number, kind, sealed in rows:
+            found.setdefault(number, {})[kind] = sealed
+        return found
 
     def _parts(self, transaction: Transaction, response: Response, from_index: int = 0) -> list[pb.SealedTokens]:
         if response.token_count <= from_index:

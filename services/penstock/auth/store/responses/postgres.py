@@ -1,7 +1,7 @@
 """Responses in PostgreSQL: a transaction for each call, on a connection that its thread alone uses."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,33 +27,82 @@ CONNECTIONS = 4  # of each process, each with its thread
 STATEMENT_TIMEOUT_S = 1.5  # s; a call has failed after that
 RECONNECT_INTERVAL_S = 0.5  # s after a connection that failed; meanwhile calls fail at once
 OWNER = "responses"  # of the connections' name at the server
+MIN_ARRAY = 4  # runs of a statement from which one run with arrays is faster
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 Result = TypeVar("Result")
 
+# Forms of statements that have an array for each value; a run for each response costs 40 µs at this end alone.
+BY_ARRAY: Mapping[str, str] = {
+    statements.LOCK: f"""
+        SELECT {statements.COLUMNS} FROM responses WHERE (tenant_id, response_id) IN (
+            SELECT * FROM unnest((?)::text[] COLLATE "C", (?)::text[] COLLATE "C")
+        ) ORDER BY tenant_id, response_id FOR UPDATE
+    """,  # noqa: S608  # constants
+    statements.UPDATE: """
+        UPDATE responses SET expires_at = new.expires_at, status = new.status, epoch = new.epoch,
+            lease_until = new.lease_until, cancel_requested = new.cancel_requested, token_count = new.token_count,
+            context_bytes = new.context_bytes, size = new.size
+        FROM unnest((?)::float8[], (?)::int2[], (?)::int8[], (?)::float8[], (?)::bool[], (?)::int8[], (?)::int8[],
+            (?)::int8[], (?)::int8[])
+            AS new (expires_at, status, epoch, lease_until, cancel_requested, token_count, context_bytes, size, number)
+        WHERE responses.number = new.number
+    """,
+    statements.PUT_TOKENS: """
+        INSERT INTO response_tokens (number, first_index, token_count, parts)
+        SELECT * FROM unnest((?)::int8[], (?)::int8[], (?)::int8[], (?)::bytea[])
+    """,
+}
+
+
+def _in_postgres(statement: str, values: Sequence[Sequence[object]]) -> tuple[bytes, Sequence[Sequence[object]]]:
+    """Return the text of a statement and the values of each run: one run with arrays, if there is such a form."""
+    if len(values) >= MIN_ARRAY and (text := BY_ARRAY.get(statement)):
+        return _encoded(text), [list(map(list, zip(*values, strict=True)))]
+    return _encoded(statement), values
+
 
 @cache
-def _in_postgres(statement: str) -> bytes:
+def _encoded(statement: str) -> bytes:
     return statement.replace("?", "%s").encode()
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresTransaction:
-    """An open transaction."""
+    """An open transaction. Writes are sent with the next statement that returns rows, or with the commit."""
 
     connection: StoreConnection
     now: float
+    _unsent: list[tuple[bytes, Sequence[object]]] = field(default_factory=list)
 
     def run(self, statement: str, *values: object) -> list[Row]:
-        return _rows(self.connection.execute(_in_postgres(statement), values, binary=True))
+        return self.run_many(statement, [values])
 
-    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[list[Row]]:
+    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[Row]:
         if not values:
             return []
-        text = _in_postgres(statement)
+        text, bound = _in_postgres(statement, values)
+        if not self._unsent and len(bound) == 1:
+            return _rows(self.connection.execute(text, bound[0], binary=True))
         with self.connection.pipeline():
-            cursors = [self.connection.execute(text, each, binary=True) for each in values]
-        return [_rows(each) for each in cursors]
+            self._send()
+            cursors = [self.connection.execute(text, each, binary=True) for each in bound]
+        return [row for each in cursors for row in _rows(each)]
+
+    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        if values:
+            text, bound = _in_postgres(statement, values)
+            self._unsent.extend((text, each) for each in bound)
+
+    def commit(self) -> None:
+        with self.connection.pipeline():
+            self._send()
+            self.connection.execute("COMMIT")
+
+    def _send(self) -> None:
+        for text, values in self._unsent:
+            self.connection.execute(text, values)
+        self._unsent.clear()
 
 
 def _rows(cursor: "psycopg.Cursor[Row]") -> list[Row]:
@@ -113,8 +162,9 @@ class PostgresResponses:
         """Commit what the block has written, or nothing if it or the commit fails."""
         connection, now = self._begin()
         try:
-            yield PostgresTransaction(connection, now)
-            connection.execute("COMMIT")
+            transaction = PostgresTransaction(connection, now)
+            yield transaction
+            transaction.commit()
         except BaseException:
             roll_back(connection)
             raise

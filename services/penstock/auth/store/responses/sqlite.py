@@ -11,6 +11,7 @@ import structlog
 
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
+from penstock.auth.store.disk_usage import free_bytes
 from penstock.auth.store.location import MEMORY
 from penstock.auth.store.responses import statements, upkeep
 from penstock.auth.store.responses.backend import ResponseTotals
@@ -18,6 +19,7 @@ from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.auth.store.responses.statements import Row
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.sqlite.connection import explained_errors, prepare
+from penstock.auth.store.store import StoreUnusable
 from penstock.chassis.errors import Internal, PenstockError
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
@@ -25,6 +27,7 @@ log = structlog.get_logger()
 
 SUFFIX = ".responses"  # of the file, after the path of the store
 GROUP_SIZE = 64  # calls of one transaction
+LEDGER_BYTES = 256 << 20  # free bytes of the volume below which no response is created, so that the ledger has them
 LOCK_TIMEOUT_S = 1.0  # s; only a tool of the operator can lock the file beside this process
 
 Result = TypeVar("Result")
@@ -71,9 +74,12 @@ class SqliteTransaction:
     def run(self, statement: str, *values: object) -> list[Row]:
         return self.connection.execute(_in_sqlite(statement), values).fetchall()
 
-    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[list[Row]]:
+    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[Row]:
         text = _in_sqlite(statement)
-        return [self.connection.execute(text, each).fetchall() for each in values]
+        return [row for each in values for row in self.connection.execute(text, each)]
+
+    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        self.connection.executemany(_in_sqlite(statement), values)
 
 
 @dataclass(eq=False)
@@ -92,8 +98,15 @@ class SqliteResponses:
         return MEMORY if self.store_path == MEMORY else f"{self.store_path}{SUFFIX}"
 
     def open(self) -> None:
-        with explained_errors(self.path):
-            self._connect()
+        """Open the file. If it is damaged or the disk is full, each call tries again, and auth admits requests.
+
+        Raises StoreTooNew.
+        """
+        try:
+            with explained_errors(self.path):
+                self._connect()
+        except StoreUnusable as error:
+            log.error("responses_not_opened", error=str(error))  # noqa: TRY400  # the message has the cause
 
     def perform(self, calls: Sequence[StoreCall]) -> list[StoreResult]:
         """Perform calls in one transaction; each in one of its own if that fails, so that one fails alone."""
@@ -111,9 +124,17 @@ class SqliteResponses:
 
     def _perform_one(self, transaction: SqliteTransaction, call: StoreCall) -> StoreResult:
         try:
+            if call.HasField("create"):
+                self._check_disk()
             return self.operations.perform(transaction, call)
         except PenstockError as error:
             return failed(call.call_id, error)
+
+    def _check_disk(self) -> None:
+        """Raise ResponseStoreUnavailable if the volume has too little space, which is left to the ledger."""
+        free = free_bytes(self.path)
+        if free < LEDGER_BYTES:
+            raise ResponseStoreUnavailable(f"its volume has {free} bytes left, which are the ledger's; enlarge it")
 
     def run_upkeep(self) -> bool:
         return self._run(upkeep.run_slice)

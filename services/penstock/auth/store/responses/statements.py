@@ -48,7 +48,7 @@ CHAIN = f"""
 KEEP = "UPDATE responses SET expires_at = ? WHERE tenant_id = ? AND response_id = ? AND expires_at < ?"
 
 PUT_CONTENT = "INSERT INTO response_contents (number, kind, sealed) VALUES (?, ?, ?)"
-READ_CONTENTS = "SELECT kind, sealed FROM response_contents WHERE number = ? AND kind <> ?"
+READ_CONTENTS = "SELECT number, kind, sealed FROM response_contents WHERE number = ? AND kind <> ?"
 ERASE_CONTENT = "DELETE FROM response_contents WHERE number = ? AND kind = ? RETURNING length(sealed)"
 
 PUT_TOKENS = "INSERT INTO response_tokens (number, first_index, token_count, parts) VALUES (?, ?, ?, ?)"
@@ -59,6 +59,7 @@ READ_TOKENS = """
 """
 ALL_TOKENS = "SELECT first_index, token_count, parts FROM response_tokens WHERE number = ? ORDER BY first_index"
 BEGINS_PART = "SELECT 1 FROM response_tokens WHERE number = ? AND first_index = ?"
+DELETE_TOKENS = "DELETE FROM response_tokens WHERE number = ?"
 ERASE_TOKENS = "DELETE FROM response_tokens WHERE number = ? AND first_index >= ? RETURNING length(parts)"
 
 ADD_TENANT = "INSERT INTO response_usage (tenant_id, bytes, responses) VALUES (?, 0, 0) ON CONFLICT DO NOTHING"
@@ -88,8 +89,11 @@ class Transaction(Protocol):
     def run(self, statement: str, *values: object) -> list[Row]:
         """Run a statement. Return its rows."""
 
-    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[list[Row]]:
-        """Run a statement once for each list of values, in one round trip. Return the rows of each run."""
+    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[Row]:
+        """Run a statement for each list of values, in one round trip. Return all rows, in any order."""
+
+    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        """Run a statement for each list of values before the next statement or the commit."""
 
 
 def response_of(row: Row) -> Response:

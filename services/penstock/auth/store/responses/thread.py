@@ -15,7 +15,7 @@ from penstock.auth.store.responses.backend import ResponseBackend, ResponseTotal
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
 if TYPE_CHECKING:
-    from penstock.auth.store.responses.store import OnResult
+    from penstock.auth.store.responses.store import Caller, OnResult
 
 log = structlog.get_logger()
 
@@ -32,7 +32,9 @@ class PendingCall:
     """A call that waits for its result."""
 
     call: StoreCall
+    caller: "Caller"
     on_result: "OnResult"
+    size: int  # bytes
     is_abandoned: bool = False  # it has failed; the thread need not perform it
 
 
@@ -45,7 +47,7 @@ class CallThread:
 
     backend: ResponseBackend
     has_upkeep: bool
-    on_results: Callable[[Sequence[PendingCall], Sequence[StoreResult]], None] = field(init=False)
+    on_results: Callable[[Sequence[PendingCall], Sequence[StoreResult | None]], None] = field(init=False)
     on_totals: Callable[[ResponseTotals], None] = field(init=False)
     _entries: "queue.SimpleQueue[PendingCall | Work | None]" = field(default_factory=queue.SimpleQueue)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -59,7 +61,7 @@ class CallThread:
         return self._entries.qsize()
 
     async def start(self, name: str) -> None:
-        """Start the thread. Return once its backend is open. Raises ConfigError if it can never be used."""
+        """Start the thread. Return once its backend is open, or raise its error."""
         opened: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name=name, daemon=True)
         self._thread.start()
@@ -104,21 +106,25 @@ class CallThread:
         try:
             entry = self._entries.get(timeout=timeout)
             while isinstance(entry, PendingCall):
-                if not entry.is_abandoned:
-                    calls.append(entry)
+                calls.append(entry)
                 if len(calls) == self.backend.group_size:
                     break
                 entry = self._entries.get_nowait()
         except queue.Empty:
             entry = calls[-1] if calls else _nothing
         if calls:
-            results = self.backend.perform([each.call for each in calls])
-            self._loop.call_soon_threadsafe(self.on_results, calls, results)
+            self._perform(calls)
         if entry is None:
             return False
         if not isinstance(entry, PendingCall):
             entry(self.backend)
         return True
+
+    def _perform(self, calls: Sequence[PendingCall]) -> None:
+        """Perform calls and report all of them, with a result for each that was not abandoned."""
+        wanted = [each for each in calls if not each.is_abandoned]
+        results = dict(zip(wanted, self.backend.perform([each.call for each in wanted]), strict=True))
+        self._loop.call_soon_threadsafe(self.on_results, calls, [results.get(each) for each in calls])
 
     def _run_upkeep(self) -> None:
         """Run what is due. An error does not end the thread, because calls depend on it."""

@@ -30,7 +30,7 @@ def delete_of_tenant(transaction: Transaction, tenant_id: str) -> bool:
     rows = transaction.run(sql.OF_TENANT, tenant_id, SLICE_RESPONSES)
     _delete(transaction, rows)
     if len(rows) < SLICE_RESPONSES:
-        transaction.run(sql.FORGET_TENANT, tenant_id)
+        transaction.write(sql.FORGET_TENANT, [(tenant_id,)])
     return len(rows) == SLICE_RESPONSES
 
 
