@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from zlib import crc32
@@ -12,7 +12,7 @@ import structlog
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
 from penstock.auth.store.responses.backend import ResponseTotals
-from penstock.auth.store.responses.thread import CallThread, PendingCall
+from penstock.auth.store.responses.thread import Caller, CallThread, OnResult, PendingCall
 from penstock.auth.telemetry import record_response_call_failures, record_responses
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
@@ -25,18 +25,6 @@ MAX_PENDING_BYTES = 256 << 20  # the same for the bytes of calls
 MAX_UNWRITTEN_BYTES = 16 << 20  # bytes of results that wait for one edge, from which it waits for further responses
 UNWRITTEN_INTERVAL_S = 0.02  # s between looks whether an edge has read its results
 RETURNING_RESPONSES = frozenset({"read", "chain", "claim", "cancel"})  # operations whose results may be large
-
-OnResult = Callable[[StoreResult], None]
-
-
-class Caller(Protocol):
-    """The edge that calls."""
-
-    @property
-    def instance_id(self) -> str: ...
-
-    def unwritten_bytes(self) -> int:
-        """Return the bytes of its results that are not sent."""
 
 
 class ResponseStore(Protocol):

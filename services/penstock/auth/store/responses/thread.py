@@ -6,16 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.store.responses.backend import ResponseBackend, ResponseTotals
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
-
-if TYPE_CHECKING:
-    from penstock.auth.store.responses.store import Caller, OnResult
 
 log = structlog.get_logger()
 
@@ -24,7 +21,18 @@ BUSY_UPKEEP_INTERVAL_S = 0.05  # s between slices while more is due
 TOTALS_INTERVAL_S = 5.0  # s between reports of what is stored
 
 Work = Callable[[ResponseBackend], None]
+OnResult = Callable[[StoreResult], None]
 Result = TypeVar("Result")
+
+
+class Caller(Protocol):
+    """The edge that calls."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    def unwritten_bytes(self) -> int:
+        """Return the bytes of its results that are not sent."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,8 +40,8 @@ class PendingCall:
     """A call that waits for its result."""
 
     call: StoreCall
-    caller: "Caller"
-    on_result: "OnResult"
+    caller: Caller
+    on_result: OnResult
     size: int  # bytes
     is_abandoned: bool = False  # it has failed; the thread need not perform it
 
