@@ -12,7 +12,7 @@ from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import PenstockError
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
-from penstock.edge.api.openai.stored_responses import ResponsesFormat
+from penstock.edge.api.openai.responses.stored import ResponsesFormat
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.lifecycle.memory import MemoryBudget

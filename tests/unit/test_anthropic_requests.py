@@ -6,7 +6,7 @@ import pytest
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.anthropic.requests import parse_count, parse_message
-from penstock.edge.api.openai.fields import parse_body
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.request.session_names import session_of
 from penstock.edge.request.spec import Message
 from penstock.edge.request.tools import Tool, ToolCall, ToolChoice, ToolMode

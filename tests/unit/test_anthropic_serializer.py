@@ -17,8 +17,8 @@ from penstock.chassis.errors import (
 from penstock.edge.api.anthropic.errors import error_body
 from penstock.edge.api.anthropic.requests import parse_message
 from penstock.edge.api.anthropic.serializer import message_serializer
+from penstock.edge.api.openai.body.fields import BodyTooLarge, parse_body
 from penstock.edge.api.openai.errors import http_error
-from penstock.edge.api.openai.fields import BodyTooLarge, parse_body
 from penstock.edge.output.answer import PLAIN, OutputFormat, call_id
 from penstock.edge.output.formats import THINK
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Accepted, Delta, Finished, Usage

@@ -9,8 +9,8 @@ import pytest
 from penstock.chassis.errors import InvalidArgument
 from penstock.client.request import embed_request
 from penstock.edge.api.grpc.embeddings import embedding_call_of
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.api.openai.embeddings import parse_embeddings
-from penstock.edge.api.openai.fields import parse_body
 from penstock.edge.request import limits
 from penstock.edge.request.spec import TextInput, TokenInput
 from penstock.v1.inference_pb2 import EmbedInput, EmbedRequest, Priority, TokenIds

@@ -7,11 +7,11 @@ import openai
 import pytest
 
 from penstock.chassis.errors import Internal, InvalidArgument, QuotaExceeded, Unavailable
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
 from penstock.edge.api.openai.completions import CompletionSerializer, parse_completion
-from penstock.edge.api.openai.fields import parse_body
 from penstock.edge.api.openai.models import model_list, model_object
-from penstock.edge.api.openai.responses import ResponsesSerializer, parse_response
+from penstock.edge.api.openai.responses.response import ResponsesSerializer, parse_response
 from penstock.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,

@@ -7,10 +7,10 @@ import openai
 import pytest
 
 from penstock.chassis.errors import Unavailable
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
 from penstock.edge.api.openai.choices import ChoicesSerializer, WholeChoice, whole_response
 from penstock.edge.api.openai.completions import CompletionSerializer, parse_completion
-from penstock.edge.api.openai.fields import parse_body
 from penstock.edge.request.choices import choice_specs
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
 from penstock.edge.text.token_text import TokenText

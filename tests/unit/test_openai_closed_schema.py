@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.edge.api.openai.closed_schema import closed_schema
+from penstock.edge.api.openai.body.closed_schema import closed_schema
 from penstock.mesh.forms import FORM_BYTES
 
 CITY = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from penstock.chassis import errors
+from penstock.edge.api.openai.body.fields import BodyTooLarge
 from penstock.edge.api.openai.errors import http_error
-from penstock.edge.api.openai.fields import BodyTooLarge
 from penstock.edge.api.openai.models import model_object
 
 CASES = [

@@ -4,10 +4,10 @@ import httpx2
 import openai
 import pytest
 
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
 from penstock.edge.api.openai.completions import CompletionSerializer, parse_completion
-from penstock.edge.api.openai.fields import parse_body
-from penstock.edge.api.openai.responses import ResponsesSerializer, parse_response
+from penstock.edge.api.openai.responses.response import ResponsesSerializer, parse_response
 from penstock.edge.text.token_text import TokenText
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Delta, Finished, Usage
 

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from paths import REPO
-from penstock.edge.api.openai.unsupported import (
+from penstock.edge.api.openai.body.unsupported import (
     UNSUPPORTED_IN_CHAT,
     UNSUPPORTED_IN_COMPLETIONS,
     UNSUPPORTED_IN_RESPONSES,

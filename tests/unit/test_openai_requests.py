@@ -3,10 +3,10 @@ import json
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.body.fields import BodyTooLarge, parse_body
 from penstock.edge.api.openai.chat import parse_chat
 from penstock.edge.api.openai.completions import parse_completion
-from penstock.edge.api.openai.fields import BodyTooLarge, parse_body
-from penstock.edge.api.openai.responses import parse_response
+from penstock.edge.api.openai.responses.response import parse_response
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.mesh.forms import JSON_OBJECT, Choices, JsonSchema, Lark, Regex

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.edge.api.openai import structure
-from penstock.edge.api.openai.structure import BodyTooComplex, check_structure
+from penstock.edge.api.openai.body import structure
+from penstock.edge.api.openai.body.structure import BodyTooComplex, check_structure
 from penstock.edge.request import limits
 
 JSON = st.recursive(

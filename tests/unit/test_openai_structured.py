@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from penstock.chassis.errors import Unavailable
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.api.openai.chat import parse_chat
-from penstock.edge.api.openai.fields import parse_body
-from penstock.edge.api.openai.responses import parse_response
+from penstock.edge.api.openai.responses.response import parse_response
 from penstock.edge.api.openai.serializers import chat_serializer, responses_serializer
 from penstock.edge.output.answer import OutputFormat, call_id
 from penstock.edge.output.formats import HERMES, THINK

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.api.openai.chat import parse_chat
 from penstock.edge.api.openai.completions import parse_completion
-from penstock.edge.api.openai.fields import parse_body
-from penstock.edge.api.openai.input_items import input_messages
-from penstock.edge.api.openai.responses import parse_response
+from penstock.edge.api.openai.responses.input_items import input_messages
+from penstock.edge.api.openai.responses.response import parse_response
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message
 from penstock.edge.request.tools import AUTO, Tool, ToolCall, ToolChoice, ToolMode

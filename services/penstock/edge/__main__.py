@@ -16,7 +16,7 @@ from penstock.edge.api.doors import Doors
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
-from penstock.edge.api.openai.stored_responses import ResponsesFormat
+from penstock.edge.api.openai.responses.stored import ResponsesFormat
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog

@@ -8,10 +8,10 @@ import orjson
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.anthropic.tools import conversation_with_tools
 from penstock.edge.api.anthropic.turns import conversation_turns
+from penstock.edge.api.openai.body.fields import Fields
+from penstock.edge.api.openai.body.output_form import requested_response_form
+from penstock.edge.api.openai.body.unsupported import UnsupportedFields, reject_unsupported
 from penstock.edge.api.openai.common import PRIORITY_OF_TIER, ApiRequest, generation_options
-from penstock.edge.api.openai.fields import Fields
-from penstock.edge.api.openai.output_form import requested_response_form
-from penstock.edge.api.openai.unsupported import UnsupportedFields, reject_unsupported
 from penstock.edge.request.spec import ChatInput, RequestSpec
 from penstock.edge.request.validation import validate
 from penstock.v1.inference_pb2 import CountTokensResponse, Priority

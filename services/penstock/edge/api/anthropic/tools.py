@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.body.fields import Fields, describe, wrong_type
 from penstock.edge.request.spec import ChatInput, Message
 from penstock.edge.request.tools import AUTO, Tool, ToolChoice, ToolMode
 

@@ -21,14 +21,14 @@ from penstock.edge.api.http.metrics import record_request
 from penstock.edge.api.http.proxy_door import is_via_proxy
 from penstock.edge.api.http.responses import write_stream, write_whole
 from penstock.edge.api.http.stored import RESPONSE_PREFIX, RESPONSES_ROUTE, ResponseHandlers
+from penstock.edge.api.openai.body.fields import Fields, parse_body, quoted
 from penstock.edge.api.openai.chat import parse_chat
 from penstock.edge.api.openai.common import ApiRequest
 from penstock.edge.api.openai.completions import parse_completion
 from penstock.edge.api.openai.embeddings import embedding_list, parse_embeddings
 from penstock.edge.api.openai.errors import MethodNotAllowed
-from penstock.edge.api.openai.fields import Fields, parse_body, quoted
 from penstock.edge.api.openai.models import model_list, model_object
-from penstock.edge.api.openai.responses import parse_response
+from penstock.edge.api.openai.responses.response import parse_response
 from penstock.edge.api.openai.serializers import chat_serializer, completion_serializer, responses_serializer
 from penstock.edge.api.openai.tokenization import detokenized, parse_detokenize, parse_tokenize, tokenized
 from penstock.edge.choice_calls import generate_choices

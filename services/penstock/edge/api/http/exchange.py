@@ -11,8 +11,8 @@ from penstock.chassis.ids import new_id
 from penstock.chassis.observability.spans import open_span
 from penstock.chassis.observability.trace_context import traceparent_or_empty
 from penstock.edge.api.http.api_formats import OPENAI
+from penstock.edge.api.openai.body.fields import BodyStalled, BodyTooLarge, BodyTooSlow
 from penstock.edge.api.openai.errors import http_error
-from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSlow
 from penstock.edge.request import limits
 from penstock.edge.request.caller import credential_of, identity_header_of
 from penstock.edge.request.limit_headers import Headers

@@ -20,8 +20,8 @@ from penstock.edge.api.http.connections import (
     Phase,
 )
 from penstock.edge.api.http.exchange import IDENTIFIED, ON_DISCONNECT, WRITER
+from penstock.edge.api.openai.body.fields import HeadStalled, HeadTooLarge
 from penstock.edge.api.openai.errors import http_error
-from penstock.edge.api.openai.fields import HeadStalled, HeadTooLarge
 from penstock.edge.request import limits as request_limits
 
 SWEEP_INTERVAL_S = 1.0

@@ -11,11 +11,11 @@ import orjson
 from penstock.chassis.errors import InvalidArgument, NotFound, Unavailable
 from penstock.edge.api.http.exchange import Exchange
 from penstock.edge.api.http.stored_stream import FROM_START, StoredStreamWriter
+from penstock.edge.api.openai.body.fields import Fields, quoted
 from penstock.edge.api.openai.common import ApiRequest, Json
 from penstock.edge.api.openai.errors import MethodNotAllowed
-from penstock.edge.api.openai.fields import Fields, quoted
-from penstock.edge.api.openai.input_items import item_page
-from penstock.edge.api.openai.stored_responses import (
+from penstock.edge.api.openai.responses.input_items import item_page
+from penstock.edge.api.openai.responses.stored import (
     ID_PREFIX,
     ResponsesFormat,
     accepted_of,

@@ -4,7 +4,7 @@ import asyncio
 
 from penstock.edge.api.http.exchange import Exchange
 from penstock.edge.api.openai.common import ApiRequest, NumberedSerializer
-from penstock.edge.api.openai.stored_responses import accepted_of, end_of, serializer_of
+from penstock.edge.api.openai.responses.stored import accepted_of, end_of, serializer_of
 from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.stored.stream import ResponseOutput
 

@@ -3,6 +3,12 @@
 import orjson
 
 from penstock.chassis.errors import InvalidArgument, PenstockError
+from penstock.edge.api.openai.body.fields import Fields, wrong_type
+from penstock.edge.api.openai.body.messages import message_from
+from penstock.edge.api.openai.body.output_form import requested_form
+from penstock.edge.api.openai.body.token_options import chat_logprobs, logit_bias
+from penstock.edge.api.openai.body.tools import chat_input
+from penstock.edge.api.openai.body.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
 from penstock.edge.api.openai.common import (
     AnyDelta,
     ApiRequest,
@@ -13,14 +19,8 @@ from penstock.edge.api.openai.common import (
     usage_flags,
     usage_of,
 )
-from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.api.openai.logprobs import logprob_entries
-from penstock.edge.api.openai.messages import message_from
-from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
-from penstock.edge.api.openai.token_options import chat_logprobs, logit_bias
-from penstock.edge.api.openai.tools import chat_input
-from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_unsupported
 from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypedDict
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.errors import InvalidArgument, PenstockError
-from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.body.fields import Fields, describe, wrong_type
 from penstock.edge.lifecycle.effects import Emit
 from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request.spec import Prompt, RequestSpec

@@ -6,6 +6,10 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import InvalidArgument, PenstockError
+from penstock.edge.api.openai.body.fields import Fields, wrong_type
+from penstock.edge.api.openai.body.output_form import requested_form
+from penstock.edge.api.openai.body.token_options import completion_logprobs, logit_bias
+from penstock.edge.api.openai.body.unsupported import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
 from penstock.edge.api.openai.common import (
     AnyDelta,
     ApiRequest,
@@ -16,12 +20,8 @@ from penstock.edge.api.openai.common import (
     usage_flags,
     usage_of,
 )
-from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.api.openai.logprobs import CompletionLogprobs
-from penstock.edge.api.openai.output_form import requested_form
 from penstock.edge.api.openai.streaming import ChunkStream
-from penstock.edge.api.openai.token_options import completion_logprobs, logit_bias
-from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
 from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request import limits
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput

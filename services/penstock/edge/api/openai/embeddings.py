@@ -9,9 +9,9 @@ from types import MappingProxyType
 import orjson
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.body.fields import Fields, describe
 from penstock.edge.api.openai.common import priority_of
 from penstock.edge.api.openai.completions import inputs_of
-from penstock.edge.api.openai.fields import Fields, describe
 from penstock.edge.embedder import Embedded, Encoding
 from penstock.edge.request.embedding import EmbeddingCall, validate_call
 

@@ -10,7 +10,7 @@ import grpc
 import orjson
 
 from penstock.chassis.errors import PenstockError, QuotaExceeded, Unimplemented
-from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge, BodyTooSlow, HeadStalled, HeadTooLarge
+from penstock.edge.api.openai.body.fields import BodyStalled, BodyTooLarge, BodyTooSlow, HeadStalled, HeadTooLarge
 
 _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
     {

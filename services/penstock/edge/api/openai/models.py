@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import orjson
 
 from penstock.chassis.errors import NotFound
+from penstock.edge.api.openai.body.fields import quoted
 from penstock.edge.api.openai.common import Json
-from penstock.edge.api.openai.fields import quoted
 from penstock.v1.inference_pb2 import Model
 
 

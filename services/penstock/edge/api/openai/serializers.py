@@ -4,9 +4,9 @@ from penstock.edge.api.openai.chat import ChatSerializer
 from penstock.edge.api.openai.choices import ChoiceSerializer
 from penstock.edge.api.openai.common import ApiRequest, NumberedSerializer
 from penstock.edge.api.openai.completions import CompletionSerializer
-from penstock.edge.api.openai.responses import ResponsesSerializer
+from penstock.edge.api.openai.responses.response import ResponsesSerializer
+from penstock.edge.api.openai.responses.structured import StructuredResponsesSerializer
 from penstock.edge.api.openai.structured_chat import StructuredChatSerializer
-from penstock.edge.api.openai.structured_responses import StructuredResponsesSerializer
 from penstock.edge.output.answer import OutputFormat
 from penstock.edge.text.token_text import DescribeToken, no_text
 

@@ -3,8 +3,8 @@
 import orjson
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.body.fields import Fields, wrong_type
 from penstock.edge.api.openai.chat import conversation
-from penstock.edge.api.openai.fields import Fields, wrong_type
 from penstock.edge.request import limits
 from penstock.edge.request.spec import Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate

@@ -7,8 +7,8 @@ import orjson
 
 from penstock.chassis.errors import PenstockError
 from penstock.edge.api.openai.common import AnyDelta, ApiRequest, Json, extra_members
-from penstock.edge.api.openai.output_items import Events, OutputItems, whole_items
-from penstock.edge.api.openai.responses import ResponseObject
+from penstock.edge.api.openai.responses.output_items import Events, OutputItems, whole_items
+from penstock.edge.api.openai.responses.response import ResponseObject
 from penstock.edge.api.openai.streaming import named_sse_event
 from penstock.edge.output.answer import AnswerParser, OutputFormat
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Finished

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.api.openai.fields import Fields, describe, wrong_type
-from penstock.edge.api.openai.messages import content_text, message_from
+from penstock.edge.api.openai.body.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.body.messages import content_text, message_from
 from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.request.tools import ToolCall

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.api.openai.fields import Fields, describe
+from penstock.edge.api.openai.body.fields import Fields, describe
 
 # For each field: the values that request nothing, and an alternative for the caller.
 UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]

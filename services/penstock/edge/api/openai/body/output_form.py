@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.api.openai.closed_schema import closed_schema
-from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.body.closed_schema import closed_schema
+from penstock.edge.api.openai.body.fields import Fields, describe, wrong_type
 from penstock.mesh.forms import JSON_OBJECT, Choices, Form, JsonSchema, Lark, Regex
 
 _KINDS = "text, json_object and json_schema"

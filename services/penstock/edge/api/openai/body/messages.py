@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.api.openai.fields import Fields, describe, wrong_type
-from penstock.edge.api.openai.tools import calls_in
+from penstock.edge.api.openai.body.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.body.tools import calls_in
 from penstock.edge.request.spec import Message
 
 _TEXT_PARTS = ("text", "input_text", "output_text")

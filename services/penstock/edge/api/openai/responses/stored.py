@@ -5,10 +5,10 @@ from typing import cast
 
 import orjson
 
+from penstock.edge.api.openai.body.fields import parse_body
 from penstock.edge.api.openai.common import ApiRequest, Json, NumberedSerializer
-from penstock.edge.api.openai.fields import parse_body
-from penstock.edge.api.openai.input_items import input_items
-from penstock.edge.api.openai.responses import ResponseObject, parse_response
+from penstock.edge.api.openai.responses.input_items import input_items
+from penstock.edge.api.openai.responses.response import ResponseObject, parse_response
 from penstock.edge.api.openai.serializers import responses_serializer
 from penstock.edge.stored.held import ParsedResponse
 from penstock.edge.stored.stream import ResponseOutput

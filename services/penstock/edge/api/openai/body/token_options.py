@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.api.openai.fields import Fields, quoted, wrong_type
+from penstock.edge.api.openai.body.fields import Fields, quoted, wrong_type
 from penstock.edge.request import limits
 
 RESPONSE_LOGPROBS = "message.output_text.logprobs"  # of `include` of a response

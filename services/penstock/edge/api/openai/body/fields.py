@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import orjson
 
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument
-from penstock.edge.api.openai.structure import check_structure
+from penstock.edge.api.openai.body.structure import check_structure
 from penstock.edge.request import limits
 
 T = TypeVar("T")

@@ -5,6 +5,11 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from penstock.chassis.errors import InvalidArgument, Overloaded, PenstockError, QuotaExceeded
+from penstock.edge.api.openai.body.fields import Fields, wrong_type
+from penstock.edge.api.openai.body.output_form import requested_response_form
+from penstock.edge.api.openai.body.token_options import response_logprobs
+from penstock.edge.api.openai.body.tools import response_choice, response_input, response_tools
+from penstock.edge.api.openai.body.unsupported import UNSUPPORTED_IN_RESPONSES, reject_unsupported
 from penstock.edge.api.openai.common import (
     AnyDelta,
     ApiRequest,
@@ -12,14 +17,9 @@ from penstock.edge.api.openai.common import (
     extra_members,
     generation_options,
 )
-from penstock.edge.api.openai.fields import Fields, wrong_type
-from penstock.edge.api.openai.input_items import input_messages
 from penstock.edge.api.openai.logprobs import logprob_entries
-from penstock.edge.api.openai.output_form import requested_response_form
+from penstock.edge.api.openai.responses.input_items import input_messages
 from penstock.edge.api.openai.streaming import named_sse_event, one_line_json, split_at_marker
-from penstock.edge.api.openai.token_options import response_logprobs
-from penstock.edge.api.openai.tools import response_choice, response_input, response_tools
-from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_unsupported
 from penstock.edge.output.answer import OutputFormat
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec

@@ -1,0 +1,1 @@
+"""Parts of JSON bodies that several endpoints share, and their checks."""

@@ -1,0 +1,1 @@
+"""The Responses API: its bodies, objects, items and events."""
