@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from penstock.auth.store.location import parse_location
+from penstock.auth.store.postgres import connection
 from penstock.auth.store.postgres.connection import connect
 from penstock.auth.store.postgres.schema import migrate
+from penstock.auth.store.responses import postgres, store
 from penstock.auth.store.responses.locked import RESPONSE_BYTES
 from penstock.auth.store.responses.opening import opened_responses
 from penstock.auth.store.responses.operations import ResponseOperations
@@ -133,13 +135,24 @@ class ResponseClient:
         return done
 
 
+# Code that a process runs first, for the same purpose as `wait_longer`.
+PATIENT = "import penstock.auth.store.responses.store as store; store.CALL_TIMEOUT_S = 60.0"
+
+
+def wait_longer(monkeypatch):
+    """Let a busy machine take its time: no call fails because of the limits of a product in use."""
+    monkeypatch.setattr(store, "CALL_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(postgres, "STATEMENT_TIMEOUT_S", 60.0)
+    monkeypatch.setitem(connection._DEFAULTS, "connect_timeout", "60")  # it is no setting
+
+
 @asynccontextmanager
 async def response_client(location, clock=time.time, *, ttl=30 * DAY_S, bytes_per_tenant=GIB):
     """Open a store of responses, and yield a client of it."""
     operations = ResponseOperations(ttl, bytes_per_tenant)
-    async with opened_responses(str(location), operations, clock=clock) as store:
-        watching = asyncio.create_task(store.watch())
-        yield ResponseClient(store)
+    async with opened_responses(str(location), operations, clock=clock) as opened:
+        watching = asyncio.create_task(opened.watch())
+        yield ResponseClient(opened)
         watching.cancel()
 
 
@@ -168,8 +181,8 @@ class ResponseTables:
     def prepare(self):
         """Migrate a PostgreSQL database, as the store of the ledger does."""
         if isinstance(self.stored, PostgresStore):
-            with closing(connect(parse_location(self.stored.location), "test")) as connection:
-                migrate(connection)
+            with closing(connect(parse_location(self.stored.location), "test")) as to_database:
+                migrate(to_database)
 
     def pass_time(self, seconds):
         """Let all stored times be so many seconds earlier."""

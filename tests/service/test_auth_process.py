@@ -27,7 +27,7 @@ from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.mesh.v1.responses_pb2_grpc import ResponseStoreServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
-from response_calls import create, extend, finish, part, progress, read, response_stream
+from response_calls import PATIENT, create, extend, finish, part, progress, read, response_stream
 from tier_process import address_of, tier_process, wait_for_event
 
 
@@ -129,7 +129,7 @@ async def auth_process(folder, **more):
 
 async def test_no_stored_response_that_was_acknowledged_is_lost_by_a_kill(tmp_path):
     """The process is killed while calls are open. What is in doubt may be repeated."""
-    async with auth_process(tmp_path) as (process, found), response_stream(found.responses) as stream:
+    async with auth_process(tmp_path, before=PATIENT) as (process, found), response_stream(found.responses) as stream:
         created = [await stream.send(create(f"r{number}", request=b"%d" % number)) for number in range(40)]
         for number, each in enumerate(created):
             await stream.receive(each)
@@ -140,7 +140,7 @@ async def test_no_stored_response_that_was_acknowledged_is_lost_by_a_kill(tmp_pa
             await stream.send(create(f"r{number}", request=b"%d" % number))
         process.kill()
         await process.wait()
-    async with auth_process(tmp_path) as (process, found), response_stream(found.responses) as stream:
+    async with auth_process(tmp_path, before=PATIENT) as (process, found), response_stream(found.responses) as stream:
         for number in range(40):
             (stored,) = await stream(read(f"r{number}"))
             assert (stored.request, stored.token_count) == (b"%d" % number, 5 if number == 1 else 3 * (number % 2))
@@ -154,7 +154,7 @@ async def test_no_stored_response_that_was_acknowledged_is_lost_by_a_kill(tmp_pa
 
 
 async def test_a_full_disk_makes_the_store_of_responses_unavailable_until_it_has_space(tmp_path):
-    async with auth_process(tmp_path) as (process, found), response_stream(found.responses) as stream:
+    async with auth_process(tmp_path, before=PATIENT) as (process, found), response_stream(found.responses) as stream:
         await stream(create())
         limit_file_size(process, 0)
         with pytest.raises(Unavailable) as error:

@@ -21,12 +21,17 @@ from penstock.mesh.v1.responses_pb2_grpc import ResponseStoreServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.route_pb2 import Route, RouteDefinition, RouteTarget
-from response_calls import claim, create, finish, part, read, response_stream
+from response_calls import PATIENT, claim, create, finish, part, read, response_stream
 from store_changes import stored_state
 from stores import administer
 from tier_process import address_of, tier_process, wait_for_event
 
 PASSWORD = "hunter2-secret"
+PATIENT_ON_POSTGRES = f"""
+{PATIENT}
+import penstock.auth.store.responses.postgres as postgres
+postgres.STATEMENT_TIMEOUT_S = 60.0
+"""
 
 
 @asynccontextmanager
@@ -313,7 +318,11 @@ async def test_an_outage_and_the_lost_partitions_are_logged_without_the_password
 
 async def test_any_replica_serves_the_responses_of_any_tenant(database):
     """A replica is killed with a response that it has stored; the other one gives it to another edge."""
-    async with auth_process(database) as first, responses_of(first) as one, responses_in(database) as other:
+    async with (
+        auth_process(database, before=PATIENT_ON_POSTGRES) as first,
+        responses_of(first) as one,
+        responses_in(database) as other,
+    ):
         for number in range(20):
             await one(create(f"r{number}", tenant_id=f"tenant-{number}", background=True, lease_s=0.2))
         claims = [asyncio.create_task(stream(claim(limit=20))) for stream in (one, other)]
@@ -333,7 +342,7 @@ async def test_any_replica_serves_the_responses_of_any_tenant(database):
 
 @asynccontextmanager
 async def responses_in(database):
-    async with auth_process(database) as process, responses_of(process) as found:
+    async with auth_process(database, before=PATIENT_ON_POSTGRES) as process, responses_of(process) as found:
         yield found
 
 

@@ -25,7 +25,13 @@ from response_calls import (
     progress,
     read,
     response_stream,
+    wait_longer,
 )
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    wait_longer(monkeypatch)
 
 
 async def test_an_edge_stores_a_response_that_another_edge_reads():

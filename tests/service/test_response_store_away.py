@@ -29,8 +29,14 @@ from response_calls import (
     progress,
     read,
     response_client,
+    wait_longer,
 )
 from stores import PostgresStore, administer
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    wait_longer(monkeypatch)
 
 
 @pytest.fixture

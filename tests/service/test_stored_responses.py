@@ -32,7 +32,13 @@ from response_calls import (
     progress,
     read,
     response_client,
+    wait_longer,
 )
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    wait_longer(monkeypatch)
 
 
 @pytest.fixture
