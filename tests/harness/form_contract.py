@@ -1,4 +1,4 @@
-"""The part of every engine's contract that is about forms of an output: valid, exact after a resume, harmless to others.
+"""The part of every engine's contract on forms of an output: valid, exact after a resume, and harmless to others.
 
 An engine whose model has no end id enforces no form, and then `Subject.card` is None.
 """

@@ -57,8 +57,9 @@ def _row(params: Any, prompt: list[int] | None, output: list[int]) -> _Row | Non
 
 
 def _penalise(scores: Tensor, row: _Row) -> None:
-    counts = Counter(row.output)
-    if counts and (row.extra.presence_penalty or row.extra.frequency_penalty):
+    if not (row.extra.presence_penalty or row.extra.frequency_penalty):
+        return
+    if counts := Counter(row.output):
         ids = torch.tensor(list(counts), device=scores.device)
         times = torch.tensor(list(counts.values()), device=scores.device)
         scores[ids] -= row.extra.presence_penalty + row.extra.frequency_penalty * times
