@@ -4,25 +4,43 @@ Underneath is our own simulated batch, so tokens, blocks and cached prefixes are
 meaning are vLLM 0.32's; the test against the real vLLM checks that it still has them.
 """
 
+import copy
 from types import SimpleNamespace
+
+import numpy as np
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.engine.grammar.compiler import GrammarCompiler
+from penstock.worker.engine.grammar.forms import FormSequences
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.simulated.engine import SimulatedEngine
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 from penstock.worker.engine.vllm.engine import VllmEngine
-from penstock.worker.engine.vllm.params import sampling_fields
+from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, sampling_fields
 
 VOCABULARY = 304
 
 
 class _HashingEngine(SimulatedEngine):
-    """Each token is a function of all tokens before it, as with a model."""
+    """Each token is a function of all tokens before it, as with a model, among those that a mask allows.
+
+    `params`: vLLM's, by request ID.
+    """
+
+    def __init__(self, batch, token_ids, params):
+        super().__init__(batch, StepTimeModel(), token_ids)
+        self._params = params
 
     def _token(self, seq_id, position):
-        return self._token_ids[hash(tuple(self.batch._sequences[seq_id].ids)) % len(self._token_ids)]
+        ids = self.batch._sequences[seq_id].ids
+        extra = (self._params[str(seq_id)].get("extra_args") or {}).get(EXTRA_ARGS_KEY)
+        choices = self._token_ids
+        if extra and extra.mask:
+            prompt = self.batch._sequences[seq_id].spec.token_ids
+            choices = np.flatnonzero(extra.mask.allowed(ids[len(prompt) - extra.emitted :]))
+        return int(choices[hash(tuple(ids)) % len(choices)])
 
 
 class FakeVllm:
@@ -37,7 +55,7 @@ class FakeVllm:
             slots=slots,
             context_length=context,
         )
-        self._engine = _HashingEngine(batch, StepTimeModel(), token_ids)
+        self._engine = _HashingEngine(batch, token_ids, self.params)
         self._cached = {}
         self.scheduler = SimpleNamespace(
             requests={},
@@ -56,7 +74,7 @@ class FakeVllm:
         assert prompt["type"] == "token"
         if any(token >= VOCABULARY for token in params["logit_bias"] or ()):
             raise ValueError("token_id(s) in logit_bias are out of vocabulary")
-        self.params[request_id] = params
+        self.params[request_id] = params if params["skip_clone"] else copy.deepcopy(params)
         seq_id = int(request_id)
         self._engine.add(
             SequenceSpec(
@@ -120,8 +138,9 @@ class _LengthOnly:
 
 
 def engine_on_fake_vllm(
-    *, blocks=64, block_size=4, slots=4, context=96, token_budget=16, eos_ids=(), token_ids=range(3, 300)
+    *, blocks=64, block_size=4, slots=4, context=96, token_budget=16, card=None, token_ids=range(3, 300)
 ):
+    """`card`: of the model whose forms the engine enforces; None: none."""
     double = FakeVllm(
         blocks=blocks,
         block_size=block_size,
@@ -130,10 +149,13 @@ def engine_on_fake_vllm(
         token_budget=token_budget,
         token_ids=token_ids,
     )
+    eos_ids = frozenset(card.eos_ids if card else ())
     return VllmEngine(
         double,
         double.scheduler,
-        lambda spec: sampling_fields(spec, frozenset(eos_ids)),
+        lambda spec, mask: sampling_fields(spec, eos_ids, mask),
+        FormSequences(GrammarCompiler(card)) if card else None,
+        eos_ids=eos_ids,
         slots=slots,
         block_size=block_size,
         context_length=context,

@@ -2,21 +2,39 @@
 
 import json
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fake_vllm import VOCABULARY, engine_on_fake_vllm
+from fake_vllm_modules import install_fake_modules
+from penstock.mesh.forms import Regex
 from penstock.worker.config import EngineKind, WorkerConfig
 from penstock.worker.engine.batching.errors import StartInvalid
 from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.grammar.compiler import GrammarCompiler
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders import ModelUnsupported
+from penstock.worker.engine.loaders.cards import folder_card
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.vllm.build import VllmMissing, engine_arguments
 from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, sampling_fields
-from tiny_model import write_tiny_model
+from tiny_model import tiny_tokenizer, write_tiny_model
 
+TEXT_IDS = {text: tiny_tokenizer(VOCABULARY).token_to_id(text) for text in "abc"}
 DRAWN = SamplingParams(temperature=0.7)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def card(folder):
+    return folder_card(folder)
 
 
 def spec(**fields):
@@ -47,11 +65,81 @@ def test_our_logits_processor_is_used_only_for_features_that_vllm_lacks():
     resumed = fields_of(sampling=penalised, emitted=2)
     assert (resumed["presence_penalty"], resumed["frequency_penalty"]) == (0.0, 0.0)  # never counted twice
     assert resumed["extra_args"][EXTRA_ARGS_KEY][:3] == (2, 1.0, 0.5)
-    assert fields_of(constraint=AllowedChoices(((4, 5),)))["extra_args"][EXTRA_ARGS_KEY].constraint == AllowedChoices(
-        ((4, 5),)
-    )
+    choices = AllowedChoices(((4, 5),))
+    assert fields_of(constraint=choices)["extra_args"][EXTRA_ARGS_KEY].choices == choices
     allowed = fields_of(constraint=AllowedTokens(frozenset({9, 4})))
     assert (allowed["allowed_token_ids"], "extra_args" in allowed) == ([0, 2, 4, 9], False)
+
+
+def test_our_logits_processor_masks_the_rows_of_outputs_with_a_form(card, monkeypatch):
+    install_fake_modules(monkeypatch)
+    from penstock.worker.engine.vllm.logits import OutputLogitsProcessor
+
+    a, b, c, free = TEXT_IDS["a"], TEXT_IDS["b"], TEXT_IDS["c"], 1
+    mask = GrammarCompiler(card).mask(Regex("a[bc]a"), frozenset(card.eos_ids))
+    formed = SimpleNamespace(**sampling_fields(spec(token_ids=[5, 6, a], emitted=1), frozenset(card.eos_ids), mask))
+    output = []  # vLLM's own list
+    processor = OutputLogitsProcessor(None, torch.device("cpu"), is_pin_memory=False)
+    processor.update_state([(0, formed, [5, 6, a], output), (free, SimpleNamespace(extra_args=None), [5], [])])
+
+    def allowed(row):
+        logits = processor.apply(torch.zeros(2, card.vocab_size))
+        return set(torch.nonzero(logits[row] > -torch.inf).flatten().tolist())
+
+    assert allowed(0) == {b, c}
+    output.append(c)
+    assert allowed(0) == {a}
+    output.append(a)
+    assert allowed(0) == set(card.eos_ids)
+    assert len(allowed(free)) == card.vocab_size
+
+
+@pytest.mark.parametrize(("executor", "enforces"), [("uni", True), ("mp", False)])
+def test_forms_are_enforced_if_the_logits_are_in_this_process(folder, monkeypatch, executor, enforces):
+    install_fake_modules(monkeypatch, executor=executor)
+    engine, card = build_engine(EngineOptions(engine="vllm", model=str(folder)))
+    assert card.enforces_forms == enforces
+    assert card.digest(16) != replace(card, enforces_forms=not enforces).digest(16)
+    formed = spec(constraint=Regex("a[bc]a"), max_output_tokens=9)
+    if not enforces:
+        with pytest.raises(StartInvalid, match="enforces no form"):
+            engine.add(formed)
+        return
+    engine.add(formed)
+    tokens = []
+    while engine.has_work:
+        tokens += engine.step().tokens
+    assert (len(tokens), tokens[0], tokens[-1] in card.eos_ids) == (4, TEXT_IDS["a"], True)
+
+
+def test_a_sequence_with_a_form_that_vllm_rejects_fails_alone(card):
+    engine = engine_on_fake_vllm(card=card)
+    biased = SamplingParams(logit_bias=((VOCABULARY, 1.0),))
+    engine.add(spec(constraint=Regex("a{3}"), sampling=biased))
+    engine.add(spec(seq_id=2, ignore_eos=True))
+    results = []
+    while engine.has_work:
+        results.append(engine.step())
+    [rejected] = [each for result in results for each in result.rejected]
+    assert (rejected.seq_id, rejected.reason) == (1, "START_INVALID")
+    assert "vLLM rejects the request: token_id" in rejected.message
+    assert [done.seq_id for result in results for done in result.finished] == [2]
+
+
+def test_a_sequence_whose_grammar_failed_is_rejected_when_it_ends_and_not_before(card):
+    """It keeps its place in vLLM while it waits for blocks, because vLLM would go on with it."""
+    engine = engine_on_fake_vllm(card=card, blocks=8, slots=2)
+    engine.add(spec(ignore_eos=True, max_output_tokens=24))
+    engine.add(spec(seq_id=2, constraint=Regex("(a{1,1000}){1000}"), max_output_tokens=16))
+    tokens, rejected = [], []
+    while engine.has_work:
+        result = engine.step()
+        tokens += [token for seq_id, token in zip(result.seq_ids, result.tokens, strict=True) if seq_id == 2]
+        assert not (rejected and result.seq_ids.count(2))
+        rejected += result.rejected
+    assert [each.seq_id for each in rejected] == [2]
+    assert tokens[-1] in card.eos_ids
+    assert engine.capacity().blocks_free == 8
 
 
 def test_a_request_that_vllm_rejects_is_an_error_of_the_caller_and_leaves_no_state():
@@ -94,7 +182,7 @@ def test_preemptions_are_reported():
     preempted, tokens = 0, 0
     while engine.has_work:
         result = engine.step()
-        preempted += result.preempted
+        preempted += len(result.preempted)
         tokens += len(result.tokens)
     assert preempted > 0
     assert tokens == 48
@@ -119,8 +207,7 @@ def test_a_model_that_is_no_folder_is_rejected_by_name():
         build_engine(EngineOptions(engine="vllm"))
 
 
-def test_without_vllm_the_error_names_the_package_to_install(tmp_path, monkeypatch):
-    folder = write_tiny_model(tmp_path / "tiny")
+def test_without_vllm_the_error_names_the_package_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(VllmMissing, match=r"pip install vllm.*PENSTOCK_WORKER_ENGINE_PYTHON"):
         build_engine(EngineOptions(engine="vllm", model=str(folder)))

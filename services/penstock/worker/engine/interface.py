@@ -80,6 +80,10 @@ class SequenceSpec:
     is_express: bool = False  # prefilled before sequences that are not express
     embeds: bool = False  # finishes at the end of the prefill with an embedding, without any token
 
+    def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """Return the ids that end this run. `eos_ids`: of the model."""
+        return self.stop_ids if self.ignore_eos else self.stop_ids | eos_ids
+
 
 class SequenceFinished(NamedTuple):
     seq_id: int

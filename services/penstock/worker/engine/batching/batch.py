@@ -64,16 +64,13 @@ class Batch:
     def add(self, spec: SequenceSpec, mask: TokenMask | None = None) -> None:
         """Queue a sequence. `mask`: of its constraint; None: built here, or no constraint."""
         self.check(spec)
-        end_ids = self.end_ids_of(spec)
+        end_ids = spec.end_ids(self.eos_ids)
         if mask is None and spec.constraint:
             mask = build_mask(spec.constraint, end_ids)
         sequence = Sequence(spec, end_ids, mask)
         self._sequences[spec.seq_id] = sequence
         self.waiting.append(sequence)
         self._count(sequence, 1)
-
-    def end_ids_of(self, spec: SequenceSpec) -> frozenset[int]:
-        return spec.stop_ids if spec.ignore_eos else spec.stop_ids | self.eos_ids
 
     def cancel(self, seq_id: int) -> bool:
         """Cancel a sequence at the next plan, whose result has the receipt. Return False for an unknown sequence."""

@@ -3,20 +3,34 @@
 No step of other sequences waits for a grammar, and a mask is computed while the model computes the logits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.mesh.form_grammar import FormUnsupported
 from penstock.mesh.forms import FORM_UNSUPPORTED, Form
 from penstock.worker.engine.batching.errors import StartInvalid
-from penstock.worker.engine.batching.sequence import Sequence, StepPlan
+from penstock.worker.engine.batching.masks import TokenMask
 from penstock.worker.engine.grammar.compiler import GrammarCompiler
 from penstock.worker.engine.grammar.mask import GrammarMask
 from penstock.worker.engine.interface import SequenceCancelled, SequenceRejected, SequenceSpec, StepResult
 
 MAX_WAIT_S = 0.005  # of an engine without other work; it receives messages between two waits
+
+
+class MaskedSequence(Protocol):
+    """The used part of an engine's own record of a sequence that runs."""
+
+    @property
+    def spec(self) -> SequenceSpec: ...
+
+    @property
+    def mask(self) -> TokenMask | None: ...
+
+    @property
+    def output(self) -> Sequence[int]: ...  # the ids after the prompt, of earlier runs, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +91,30 @@ class FormSequences:
             if isinstance(mask, GrammarMask):
                 yield pending.spec, mask
             else:
-                self._reject(seq_id, mask)
+                self.reject(seq_id, FORM_UNSUPPORTED, str(mask))
 
     @contextmanager
-    def masking(self, plan: StepPlan) -> Iterator[None]:
-        """Compute the masks of a plan's sequences in threads during the block."""
-        sequences = [each for each in plan.sampled if isinstance(each.mask, GrammarMask)]
-        parts = [part for first in range(self._mask_threads) if (part := sequences[first :: self._mask_threads])]
+    def masking(self, sequences: Iterable[MaskedSequence]) -> Iterator[None]:
+        """Compute the masks of the sequences' next ids in threads during the block."""
+        masked = [each for each in sequences if isinstance(each.mask, GrammarMask)]
+        parts = [part for first in range(self._mask_threads) if (part := masked[first :: self._mask_threads])]
         jobs = [self._computing.submit(_prepare, part) for part in parts]
         yield
         for job in jobs:
             job.result()
 
-    def report(self, plan: StepPlan, result: StepResult) -> StepResult:
-        """Add what happened to sequences with forms. One whose grammar failed has just ended, and is rejected."""
-        for sequence in plan.sampled:
+    def reject(self, seq_id: int, reason: str, message: str) -> None:
+        """Report a compiled sequence that the engine has released, or did not take, with the next `report`."""
+        self._rejected.append(SequenceRejected(seq_id, reason, message))
+
+    def report(self, sampled: Iterable[MaskedSequence], result: StepResult) -> StepResult:
+        """Add what happened to sequences with forms.
+
+        `sampled`: sequences that got a token in this step. One whose grammar failed has just ended, and is rejected.
+        """
+        for sequence in sampled:
             if isinstance(sequence.mask, GrammarMask) and (error := sequence.mask.error):
-                self._reject(sequence.spec.seq_id, error)
+                self.reject(sequence.spec.seq_id, FORM_UNSUPPORTED, str(error))
         rejected = {each.seq_id for each in self._rejected}
         if rejected:
             result.finished = [each for each in result.finished if each.seq_id not in rejected]
@@ -101,9 +122,6 @@ class FormSequences:
         result.cancelled += self._cancelled
         self._cancelled = []
         return result
-
-    def _reject(self, seq_id: int, error: FormUnsupported) -> None:
-        self._rejected.append(SequenceRejected(seq_id, FORM_UNSUPPORTED, str(error)))
 
 
 def _mask_or_error(
@@ -118,7 +136,7 @@ def _mask_or_error(
     return mask.error or mask
 
 
-def _prepare(sequences: list[Sequence]) -> None:
+def _prepare(sequences: list[MaskedSequence]) -> None:
     for sequence in sequences:
         assert isinstance(sequence.mask, GrammarMask)
         sequence.mask.prepare(sequence.output)

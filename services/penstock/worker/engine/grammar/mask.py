@@ -1,6 +1,7 @@
 """The mask of one sequence whose output has a form: a function of its tokens, so that resumed text goes on exactly."""
 
 from collections.abc import Sequence
+from threading import Lock
 
 import numpy as np
 from llguidance import LLMatcher
@@ -12,7 +13,7 @@ Flags = NDArray[np.bool_]  # [vocab_size]: whether the id may follow
 
 
 class GrammarMask:
-    """Satisfies `TokenMask`. `prepare` may run in another thread, as long as `allowed` is called after it.
+    """Satisfies `TokenMask`. `prepare` may run in another thread beside `allowed`, which then waits for it.
 
     A grammar that becomes too complex sets `error`, and then only an id that ends the run is allowed.
     """
@@ -25,6 +26,7 @@ class GrammarMask:
         self._vocab_size = vocab_size
         self._consumed = 0  # tokens of the output
         self._flags: Flags | None = None  # after `_consumed` tokens
+        self._preparing = Lock()
 
     def allowed(self, output: Sequence[int]) -> Flags:
         self.prepare(output)
@@ -33,6 +35,10 @@ class GrammarMask:
 
     def prepare(self, output: Sequence[int]) -> None:
         """Compute the mask of the id that follows `output`, which begins with the output of the last call."""
+        with self._preparing:
+            self._advance(output)
+
+    def _advance(self, output: Sequence[int]) -> None:
         if self._flags is not None and self._consumed == len(output):
             return None
         new = list(output[self._consumed :])

@@ -77,7 +77,7 @@ class TorchEngine:
             self._add_embedding(spec)
         elif self._forms.handles(spec):
             self.batch.check(spec)
-            self._forms.add(spec, self.batch.end_ids_of(spec))
+            self._forms.add(spec, spec.end_ids(self.batch.eos_ids))
         else:
             self.batch.add(spec)
 
@@ -101,7 +101,7 @@ class TorchEngine:
         for spec, mask in self._forms.pop_compiled():
             self.batch.add(spec, mask)
         plan = self.batch.plan()
-        return self._forms.report(plan, self.batch.commit(plan, *self._compute(plan)))
+        return self._forms.report(plan.sampled, self.batch.commit(plan, *self._compute(plan)))
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[list[int], list[float], list[bytes]]:
@@ -109,7 +109,7 @@ class TorchEngine:
         embeddings: list[bytes] = []
         if not plan.slices:
             return [], [], embeddings
-        with self._forms.masking(plan):
+        with self._forms.masking(plan.sampled):
             if self._pooler and self._pooler.is_needed(plan):
                 logits, embeddings = self._pooler.forward(plan)
             else:

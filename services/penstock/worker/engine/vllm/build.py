@@ -7,6 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from penstock.worker.engine.batching.masks import TokenMask
+from penstock.worker.engine.grammar.compiler import GrammarCompiler
+from penstock.worker.engine.grammar.forms import FormSequences
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders import ModelUnsupported
 from penstock.worker.engine.loaders.cards import folder_card
@@ -65,24 +68,36 @@ def _build(options: EngineOptions, card: ModelCard) -> tuple[VllmEngine, ModelCa
     fitted = _fit_for_cpu(options) if current_platform.is_cpu() else options
     llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(fitted), logits_processors=[OutputLogitsProcessor]))
     model, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
-    card = replace(card, context_length=model.max_model_len, vocab_size=model.get_vocab_size())
+    card = replace(
+        card,
+        context_length=model.max_model_len,
+        vocab_size=model.get_vocab_size(),
+        enforces_forms=bool(card.eos_ids) and _computes_logits_here(llm),
+    )
     # Any further argument counts, because most of them may change the output.
     arguments = json.dumps(json.loads(options.vllm_args or "{}"), sort_keys=True)
     card = identified(card, Path(options.model), engine="vllm", dtype=str(model.dtype), arguments=arguments)
     eos_ids = frozenset(card.eos_ids)
 
-    def params(spec: SequenceSpec) -> Any:
-        return SamplingParams(**sampling_fields(spec, eos_ids), output_kind=RequestOutputKind.DELTA)
+    def params(spec: SequenceSpec, mask: TokenMask | None) -> Any:
+        return SamplingParams(**sampling_fields(spec, eos_ids, mask), output_kind=RequestOutputKind.DELTA)
 
     engine = VllmEngine(
         llm,
         llm.engine_core.engine_core.scheduler,
         params,
+        FormSequences(GrammarCompiler(card)) if card.enforces_forms else None,
+        eos_ids=eos_ids,
         slots=llm.vllm_config.scheduler_config.max_num_seqs,
         block_size=cache.block_size,
         context_length=card.context_length,
     )
     return engine, card
+
+
+def _computes_logits_here(llm: Any) -> bool:
+    """Whether vLLM has its model in this process, where the masks of forms are, and not in several (as with TP)."""
+    return bool(llm.vllm_config.parallel_config.distributed_executor_backend == "uni")
 
 
 def _fit_for_cpu(options: EngineOptions) -> EngineOptions:

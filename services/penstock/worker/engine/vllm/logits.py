@@ -52,12 +52,14 @@ def _row(params: Any, prompt: list[int] | None, output: list[int]) -> _Row | Non
     if extra is None:
         return None
     before = list(prompt or ())[-extra.emitted :] if extra.emitted else []
-    return _Row(extra, before, output, build_mask(extra.constraint, extra.end_ids) if extra.constraint else None)
+    mask = build_mask(extra.choices, extra.end_ids) if extra.choices else extra.mask
+    return _Row(extra, before, output, mask)
 
 
 def _penalise(scores: Tensor, row: _Row) -> None:
-    counts = Counter(row.output)
-    if counts and (row.extra.presence_penalty or row.extra.frequency_penalty):
+    if not (row.extra.presence_penalty or row.extra.frequency_penalty):
+        return
+    if counts := Counter(row.output):
         ids = torch.tensor(list(counts), device=scores.device)
         times = torch.tensor(list(counts.values()), device=scores.device)
         scores[ids] -= row.extra.presence_penalty + row.extra.frequency_penalty * times

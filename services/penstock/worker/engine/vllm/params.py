@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from penstock.worker.engine.interface import AllowedTokens, OutputConstraint, SequenceSpec
+from penstock.worker.engine.batching.masks import TokenMask
+from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, SequenceSpec
 from penstock.worker.engine.sampling.splitmix64 import mix64
 
 _SEED_MASK = (1 << 63) - 1
@@ -15,15 +16,16 @@ class ExtraParams(NamedTuple):
     emitted: int  # number of the prompt's last ids that earlier runs emitted
     presence_penalty: float
     frequency_penalty: float
-    constraint: OutputConstraint | None
+    choices: AllowedChoices | None
     end_ids: frozenset[int]
+    mask: TokenMask | None  # of a form; the engine prepares it beside the step
 
 
-def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, Any]:
-    """Return keyword arguments of `vllm.SamplingParams`."""
+def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int], mask: TokenMask | None = None) -> dict[str, Any]:
+    """Return keyword arguments of `vllm.SamplingParams`. `mask`: of the sequence's form."""
     sampling = spec.sampling
-    end_ids = spec.stop_ids if spec.ignore_eos else spec.stop_ids | eos_ids
-    extra = _extra(spec, end_ids)
+    end_ids = spec.end_ids(eos_ids)
+    extra = _extra(spec, end_ids, mask)
     fields: dict[str, Any] = {
         "max_tokens": spec.max_output_tokens,
         "temperature": sampling.temperature,
@@ -38,6 +40,7 @@ def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, An
         "stop_token_ids": sorted(end_ids),
         "ignore_eos": True,  # the model's own ids are in stop_token_ids
         "detokenize": False,
+        "skip_clone": True,  # they are of one sequence, and a copy of its mask would not be the one that is prepared
     }
     if sampling.temperature > 0:
         fields["seed"] = _seed(spec)
@@ -48,14 +51,14 @@ def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, An
     return fields
 
 
-def _extra(spec: SequenceSpec, end_ids: frozenset[int]) -> ExtraParams | None:
+def _extra(spec: SequenceSpec, end_ids: frozenset[int], mask: TokenMask | None) -> ExtraParams | None:
     """Return parameters of our logits processor; None if vLLM's own faster code suffices."""
     sampling = spec.sampling
-    constraint = None if isinstance(spec.constraint, AllowedTokens) else spec.constraint
+    choices = spec.constraint if isinstance(spec.constraint, AllowedChoices) else None
     is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
-    if constraint is None and not (is_penalised and spec.emitted):
+    if choices is None and mask is None and not (is_penalised and spec.emitted):
         return None
-    return ExtraParams(spec.emitted, sampling.presence_penalty, sampling.frequency_penalty, constraint, end_ids)
+    return ExtraParams(spec.emitted, sampling.presence_penalty, sampling.frequency_penalty, choices, end_ids, mask)
 
 
 def _seed(spec: SequenceSpec) -> int:
