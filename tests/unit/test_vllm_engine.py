@@ -94,7 +94,7 @@ def test_preemptions_are_reported():
     preempted, tokens = 0, 0
     while engine.has_work:
         result = engine.step()
-        preempted += result.preempted
+        preempted += len(result.preempted)
         tokens += len(result.tokens)
     assert preempted > 0
     assert tokens == 48
