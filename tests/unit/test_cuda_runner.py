@@ -81,7 +81,7 @@ def run_out(runner, seq_ids):
     texts, preempted = {seq_id: [] for seq_id in seq_ids}, 0
     while engine.has_work:
         result = engine.step()
-        preempted += result.preempted
+        preempted += len(result.preempted)
         for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
             texts[seq_id].append(token)
     return texts, preempted

@@ -164,7 +164,7 @@ def test_a_preempted_prompt_begins_anew(pooling):
     ids = random_ids(100, 3)
     engine.add(embedding_spec(1, ids))
     finished, steps = run(engine)
-    assert sum(step.preempted for step in steps) > 0
+    assert any(step.preempted for step in steps)
     computed = [each.tokens for step in steps for each in step.prefilled if each.seq_id == 1]
     assert sum(computed) > len(ids)
     assert vector(finished[1]) @ naive_embedding(ids, pooling) >= LEAST_COSINE
