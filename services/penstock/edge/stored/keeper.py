@@ -74,7 +74,12 @@ class ResponseKeeper:
     @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
-        return {"responses_held": len(self._held), "responses_resumed": self.resumed, "responses_lost": self.lost}
+        return {
+            "responses_held": len(self._held),
+            "responses_resumed": self.resumed,
+            "responses_lost": self.lost,
+            "response_tasks": len(self._tasks),
+        }
 
     def held(self, key: ResponseKey) -> HeldResponse | None:
         """Return a response that this edge generates."""
