@@ -24,7 +24,7 @@ from penstock.faults.world.world import World
 
 CLIENT_PROCESS = "responseclient"
 
-_ROWS_QUERY = "SELECT response_id, status, lease_until FROM responses ORDER BY number"
+_ROWS_QUERY = "SELECT response_id, status, lease_until, cancel_requested FROM responses ORDER BY number"
 _ORPHANS_QUERY = """
     SELECT (SELECT count(*) FROM response_contents WHERE number NOT IN (SELECT number FROM responses))
         + (SELECT count(*) FROM response_tokens WHERE number NOT IN (SELECT number FROM responses))
@@ -68,9 +68,9 @@ class ResponseRun:
             with self.world.running_as(loop):
                 yield loop.create_task(audit_responses(targets, keys, self.begun))
 
-    def violations(self, *, has_faults: bool, now: float) -> Iterator[Violation]:
+    def violations(self, *, has_faults: bool, was_store_away: bool, now: float) -> Iterator[Violation]:
         """Yield the violations at the end. `now`: Unix s of the store."""
-        yield from check_responses(self.begun, has_faults=has_faults)
+        yield from check_responses(self.begun, has_faults=has_faults, was_store_away=was_store_away)
         rows = [StoredRow(*row) for row in self.disk.query(_ROWS_QUERY)]
         orphans = sum(count for (count,) in self.disk.query(_ORPHANS_QUERY))
         yield from check_response_store(rows, orphans, now)

@@ -198,7 +198,11 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
     violations = chain(
         check_answers(all_transcripts, allowed),
         check_token_counts(token_counts, allowed),
-        context.responses.violations(has_faults=bool(nemesis.injected), now=EPOCH_UNIX_S + world.now),
+        context.responses.violations(
+            has_faults=bool(nemesis.injected),
+            was_store_away=bool(NO_AUTH & nemesis.disturbed.keys()),
+            now=EPOCH_UNIX_S + world.now,
+        ),
         *(_charge_violations(context, all_transcripts, number) for number in range(len(context.plan.tenants))),
         _replica_violations(context),
         ()

@@ -13,6 +13,7 @@ from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import (
     Aborted,
     DeadlineExceeded,
+    NotFound,
     Overloaded,
     PenstockError,
     QuotaExceeded,
@@ -109,22 +110,26 @@ class ResponseKeeper:
         held = self._new_held(call.key, call.request, call.body, is_background=call.is_background)
         held.is_creating = True
         context = self._gateway.create(spec, call.credential, call.admission, held, traceparent=call.traceparent)
-        held.context = context
+        held.attach(context)
         on_created(context)
         try:
             _, held.epoch = await asyncio.gather(self._start(context), self._create(call, held, context))
             held.is_creating = False
             if held.epoch:
                 self._held[held.name] = held
+            else:
+                held.settle()
             if held.ending is not None:
                 self._on_ended(held)
             await held.output.wait(lambda: held.output.accepted is not None or held.ending is not None)
         except BaseException:
             self._gateway.cancel(context)
+            held.settle()
             if held.epoch:
                 self.run_beside(self._forget(held))
             raise
         if held.output.accepted is None:
+            held.settle()
             if held.epoch:
                 self.run_beside(self._forget(held))
             raise held.output.error or Aborted("the request was cancelled", reason="CANCELLED")
@@ -170,6 +175,7 @@ class ResponseKeeper:
         """End the run of a response that was deleted. It is charged."""
         if held := self.held(key):
             held.is_lost = True
+            held.settle()
             self.cancel(held)
             self._drop(held)
 
@@ -203,25 +209,33 @@ class ResponseKeeper:
         """Give a response back whose continuation failed for a reason that may pass."""
         progress = self._vault.progress(held, release=True)
         held.is_lost = True
+        held.settle()
         self._drop(held)
         await asyncio.sleep(CLAIM_INTERVAL_S)
         await self._vault.extend([progress])
 
     async def _finish(self, held: HeldResponse) -> None:
-        """Store the end of a response, then let its readers know. They wait for a store that is away for a while."""
+        """Store the end of a response, settle it, then let its readers know.
+
+        They wait for a store that is away for a while. The settlement waits until the store says who charges it.
+        """
         publishing = asyncio.get_running_loop().call_later(MAX_END_DELAY_S, held.publish)
-        while not held.is_lost:
+        while True:
             try:
-                while held.unsaved_tokens > MAX_PART_TOKENS:
+                while held.unsaved_tokens > MAX_PART_TOKENS and not held.is_lost:
                     await self._extend([held])
                 await self._vault.finish(held)
                 break
             except PenstockError as error:
-                if error.reason in ("RESPONSE_LOST", "RESPONSE_UNKNOWN"):
-                    break  # another edge has it, or it is deleted
+                if error.reason == "RESPONSE_LOST":
+                    held.hand_over(tokens=0)
+                    break
+                if error.reason == "RESPONSE_UNKNOWN":  # it is deleted
+                    break
                 if held.output.status is None:
                     log.warning("response_not_finished", response_id=held.key.response_id, error=error.message)
                 await asyncio.sleep(FINISH_RETRY_S)
+        held.settle()
         publishing.cancel()
         self._held.pop(held.name, None)
         if held.output.status is None:
@@ -266,13 +280,19 @@ class ResponseKeeper:
         The other edge charges the whole answer. A deleted response is charged here.
         """
         self.lost += 1
-        try:
-            await self._vault.read(held.key, state_only=True)
-            held.hand_over(tokens=0)
-        except PenstockError as error:
-            log.info("response_gone", response_id=held.key.response_id, error=error.message)
         self.cancel(held)
         self._drop(held)
+        while True:
+            try:
+                await self._vault.read(held.key, state_only=True)
+                held.hand_over(tokens=0)
+                break
+            except NotFound as error:
+                log.info("response_gone", response_id=held.key.response_id, error=error.message)
+                break
+            except PenstockError:
+                await asyncio.sleep(FINISH_RETRY_S)
+        held.settle()
 
     async def release(self, *, only_background: bool = False) -> None:
         """Give responses to other edges, with their latest tokens. None is claimed after that."""
@@ -285,6 +305,7 @@ class ResponseKeeper:
         progress = [self._vault.progress(each, release=True) for each in held]
         for each in held:
             each.hand_over(len(each.output.log))
+            each.settle()
             self.cancel(each)
             self._drop(each)
         try:
@@ -295,6 +316,9 @@ class ResponseKeeper:
                     await asyncio.wait(self._tasks)
         except (PenstockError, TimeoutError) as error:
             log.warning("responses_not_released", count=len(held), error=str(error))
+        if not only_background:
+            for each in self._held.values():
+                each.settle()  # the process ends before the store has recorded their ends
 
     # Responses of other edges.
 
@@ -357,7 +381,7 @@ class ResponseKeeper:
         except PenstockError as error:
             held.send_failed(error)
             return held
-        held.context = context
+        held.attach(context)
         await self._start(context)
         return held
 
