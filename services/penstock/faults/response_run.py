@@ -1,16 +1,11 @@
-"""Stored responses of one world: starts their clients, and checks them, their charges and their store."""
+"""Stored responses of one world: starts their clients, and checks what they and the store have."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.faults.checks.checker import LedgerRow, Violation
-from penstock.faults.checks.responses import (
-    StoredRow,
-    check_response_charges,
-    check_response_store,
-    check_responses,
-)
+from penstock.faults.checks.checker import Violation
+from penstock.faults.checks.responses import StoredRow, check_response_store, check_responses
 from penstock.faults.plan import WorldPlan
 from penstock.faults.world.response_clients import (
     ResponseTranscript,
@@ -75,8 +70,5 @@ class ResponseRun:
         orphans = sum(count for (count,) in self.disk.query(_ORPHANS_QUERY))
         yield from check_response_store(rows, orphans, now)
 
-    def charge_violations(
-        self, tenant: int, rows: Sequence[LedgerRow], tokens_made: dict[int, int], *, may_have_lost_deferred: bool
-    ) -> Iterator[Violation]:
-        of_tenant = [each for each in self.begun if each.planned.request.tenant == tenant]
-        return check_response_charges(of_tenant, rows, tokens_made, may_have_lost_deferred=may_have_lost_deferred)
+    def of_tenant(self, number: int) -> list[ResponseTranscript]:
+        return [each for each in self.begun if each.planned.request.tenant == number]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import AllowedFailures, allowed_failures
@@ -29,6 +30,7 @@ from penstock.faults.checks.checker import (
 from penstock.faults.checks.invariants import MAX_FRAME_DELAY_S, FrameInvariants
 from penstock.faults.checks.leak_check import leaked_calls, missing_processes, process_crashes, process_figures
 from penstock.faults.checks.replicas import check_token_limits, misplaced_partitions
+from penstock.faults.checks.responses import check_response_charges
 from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Failpoint, Network
 from penstock.faults.mutations import plan_world
 from penstock.faults.nemesis import CLIENT_PROCESS, Nemesis
@@ -236,17 +238,18 @@ def _charge_violations(
     nemesis, tenant = context.nemesis, (context.plan.tenants[number].tenant_id,)
     rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY, tenant)]
     stored = context.responses.prompt_lengths
-    may_have_lost_deferred = "edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys())
+    tokens_made = context.engine_pool.tokens_made
+    losses: dict[str, Any] = {
+        "last_tickets": context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
+        "may_have_lost_deferred": "edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys()),
+    }
     yield from check_charges(
         [each for each in transcripts if each.request.tenant == number],
         [row for row in rows if row.reserved_prompt not in stored],
-        context.engine_pool.tokens_made,
-        last_tickets=context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
-        may_have_lost_deferred=may_have_lost_deferred,
+        tokens_made,
+        **losses,
     )
-    yield from context.responses.charge_violations(
-        number, rows, context.engine_pool.tokens_made, may_have_lost_deferred=may_have_lost_deferred
-    )
+    yield from check_response_charges(context.responses.of_tenant(number), rows, tokens_made, **losses)
     yield from check_totals(rows, context.disk.connection.execute(_TOTALS_QUERY, tenant).fetchone())
 
 

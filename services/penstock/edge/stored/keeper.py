@@ -103,7 +103,7 @@ class ResponseKeeper:
         """Begin a response, and return it once its request is queued and the store has it.
 
         `on_created` is called before anything can fail. Raises the errors of the request before it is queued, and those
-        of the store; then nothing is stored.
+        of the store; then nothing is stored, and nothing is charged.
         """
         spec = call.request.spec
         spec = spec if spec.seed is not None else replace(spec, seed=secrets.randbits(SEED_BITS))
@@ -122,9 +122,11 @@ class ResponseKeeper:
             if held.ending is not None:
                 self._on_ended(held)
             await held.output.wait(lambda: held.output.accepted is not None or held.ending is not None)
-        except BaseException:
-            self._gateway.cancel(context)
+        except BaseException as error:
+            if isinstance(error, PenstockError):  # else the caller has left
+                held.hand_over(tokens=0)
             held.settle()
+            self._gateway.cancel(context)
             if held.epoch:
                 self.run_beside(self._forget(held))
             raise

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.faults.checks.checker import LOST_OUTCOME, LedgerRow, Violation
+from penstock.faults.checks.checker import LOST_OUTCOME, NO_TICKETS, LedgerRow, Violation
 from penstock.faults.plan import ResponseAction
 from penstock.faults.world.response_clients import DELETED, ENDS, NOT_FOUND, Json, ResponseTranscript
 
@@ -71,7 +71,8 @@ def _differences(transcript: ResponseTranscript, answer: Json, *, has_faults: bo
         yield "failed", "was cancelled by nobody"
     if status == "failed" and not has_faults:
         yield "failed", transcript.error
-    if transcript.numbers and text != transcript.text:
+    is_whole = status in STATUS_BY_FINISH.values()
+    if transcript.numbers and (text != transcript.text if is_whole else not transcript.text.startswith(text)):
         yield "changed", f"its events have {transcript.text!r}, its object {text!r}"
 
 
@@ -102,25 +103,28 @@ def check_response_charges(
     rows: Sequence[LedgerRow],
     tokens_made: Mapping[int, int],
     *,
-    may_have_lost_deferred: bool,
+    last_tickets: Mapping[int, str] = NO_TICKETS,
+    may_have_lost_deferred: bool = False,
 ) -> Iterator[Violation]:
     """Compare the ledger with the responses. Parameters as of `check_charges`."""
     for transcript in transcripts:
         length = len(transcript.planned.request.prompt)
-        charges = [row for row in rows if row.reserved_prompt == length and row.outcome != LOST_OUTCOME]
-        for text in _wrong_charges(transcript, charges, tokens_made.get(length, 0), may_have_lost_deferred):
+        reserved = [row for row in rows if row.reserved_prompt == length]
+        charges = [row for row in reserved if row.outcome != LOST_OUTCOME]
+        is_lost = any(row.ticket_id == last_tickets.get(length) for row in reserved if row not in charges)
+        for text in _wrong_charges(
+            transcript, charges, tokens_made.get(length, 0), may_be_missing=is_lost or may_have_lost_deferred
+        ):
             yield Violation("charge", f"{transcript.response_id}: {text}; charged were {charges}")
 
 
 def _wrong_charges(
-    transcript: ResponseTranscript, rows: Sequence[LedgerRow], tokens_made: int, may_have_lost_deferred: bool
+    transcript: ResponseTranscript, rows: Sequence[LedgerRow], tokens_made: int, *, may_be_missing: bool
 ) -> Iterator[str]:
     length = len(transcript.planned.request.prompt)
     output, prompt = sum(row.output_tokens for row in rows), sum(row.prompt_tokens for row in rows)
     if output > tokens_made:
         yield f"{output} output tokens were charged, engines made {tokens_made}"
-    if transcript.rejections:
-        return  # a call that failed may have begun an answer of its own
     if prompt > length:
         yield f"{prompt} prompt tokens were charged of {length}"
     audit = transcript.audits[0] if transcript.audits else {}
@@ -129,7 +133,7 @@ def _wrong_charges(
     received = audit["usage"]["output_tokens"]
     if output > received:
         yield f"{output} output tokens were charged, the response has {received}"
-    if (output < received or prompt < length) and not may_have_lost_deferred:
+    if (output < received or prompt < length) and not may_be_missing:
         yield f"{prompt} and {output} tokens were charged, the response has {length} and {received}"
 
 

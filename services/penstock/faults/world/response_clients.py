@@ -271,11 +271,11 @@ class ResponseClient:
                 if GONE in error and transcript.asks_for_end:
                     transcript.status = DELETED
                     return
-                transcript.numbers.append(event["sequence_number"])
-                transcript.text += event.get("delta", "")
                 if answer.get("status") in ENDS:
                     self._on_end(answer)
                     return
+                transcript.numbers.append(event["sequence_number"])
+                transcript.text += event.get("delta", "")
                 if leaves_after is not None and len(transcript.numbers) >= leaves_after:
                     self._edge += 1
                     return
