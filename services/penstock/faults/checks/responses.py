@@ -41,6 +41,10 @@ def _violations(
         yield "endless", f"never ended; its client has {len(transcript.numbers)} events"
         return
     yield from (("response", each) for each in transcript.problems)
+    if transcript.losses and not has_faults:
+        yield "moved", f"its client lost {transcript.losses} connections, or its response moved, without a fault"
+    if transcript.is_cancel_late and not has_faults:
+        yield "late", "was in progress when its cancel was answered"
     if transcript.numbers != list(range(len(transcript.numbers))):
         yield "order", f"received events {transcript.numbers}"
     expected = transcript.planned.expected.text

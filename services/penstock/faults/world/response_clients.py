@@ -39,6 +39,7 @@ class ResponseTranscript:
     was_left: bool = False  # the connection on which it was created was lost, or the client left
     asks_for_end: bool = False  # a cancel or a delete may have reached an edge
     is_acknowledged: bool = False  # the cancel or the delete
+    is_cancel_late: bool = False  # the response was still in progress when the cancel was answered
     numbers: list[int] = field(default_factory=list)  # of the events received
     text: str = ""  # of the deltas received
     status: str = ""  # of the response at its end, as the client received it
@@ -301,7 +302,7 @@ class ResponseClient:
                 return
             was_asked, transcript.asks_for_end = transcript.asks_for_end, True
             try:
-                await self._edges.whole(edge, HttpRequest(method, target, self._key))
+                body = await self._edges.whole(edge, HttpRequest(method, target, self._key))
             except CallFailed as error:
                 if error.status == NOT_FOUND and method == "DELETE" and was_asked:
                     break
@@ -311,6 +312,7 @@ class ResponseClient:
             except (ConnectionError, TimeoutError):
                 pass
             else:
+                transcript.is_cancel_late = orjson.loads(body).get("status") == "in_progress"
                 break
             edge += 1
             await asyncio.sleep(RETRY_INTERVAL_S)
