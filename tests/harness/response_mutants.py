@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from mutant_registry import EXECUTE, MUTANTS, mutant
+from mutant_registry import EXECUTE, mutant
 from penstock.auth.responses.response import Response
 from penstock.chassis.errors import PenstockError
 from penstock.edge.api.http.stored_stream import StoredStreamWriter
@@ -130,3 +130,17 @@ async def a_response_is_acknowledged_before_it_is_stored(create, self, call, **g
     self.creating = asyncio.get_running_loop().create_task(create(self, call, **given))
     self.creating.add_done_callback(lambda task: task.cancelled() or task.exception())
     return 1
+
+
+RESPONSE_MUTANTS = (
+    a_former_holder_charges_what_the_next_one_charges,
+    a_response_is_charged_before_the_store_has_its_end,
+    a_keeper_ignores_that_its_lease_is_lost,
+    a_continued_response_begins_again,
+    a_reader_that_reads_on_receives_all_events,
+    a_claim_ignores_the_lease,
+    a_deleted_response_stays_in_the_store,
+    a_cancel_at_another_edge_is_ignored,
+    a_lost_response_stays_held,
+    a_response_is_acknowledged_before_it_is_stored,
+)

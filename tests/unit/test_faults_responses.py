@@ -17,6 +17,7 @@ from penstock.faults.world.response_clients import ResponseTranscript
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 PROMPT, TOKENS = (5, 12, 19), 6
+LENGTH = len(PROMPT)
 REQUEST = PlannedRequest(starts_at=0.0, prompt=PROMPT, max_output_tokens=TOKENS, seed=7, ignore_eos=True)
 WORLDS = 8  # seeds with stored responses
 
@@ -27,7 +28,7 @@ def planned(**fields):
 
 def ended(status="incomplete", text=None):
     text = planned().expected.text if text is None else text
-    usage = {"input_tokens": len(PROMPT), "output_tokens": TOKENS} if status == "incomplete" else None
+    usage = {"input_tokens": LENGTH, "output_tokens": TOKENS} if status == "incomplete" else None
     return {"status": status, "error": None, "output": [{"content": [{"text": text}]}], "usage": usage}
 
 
@@ -45,8 +46,8 @@ def transcript(answer=None, action=ResponseAction.NONE, **fields):
     )
 
 
-def row(output=TOKENS, prompt=len(PROMPT), outcome="length", ticket="t1"):
-    return LedgerRow(f"r{ticket}", ticket, len(PROMPT), TOKENS, prompt, output, outcome, "")
+def row(output=TOKENS, prompt=LENGTH, outcome="length", ticket="t1"):
+    return LedgerRow(f"r{ticket}", ticket, LENGTH, TOKENS, prompt, output, outcome, "")
 
 
 def kinds(violations):
@@ -97,23 +98,23 @@ def test_a_cancel_may_win_over_an_end_that_the_store_does_not_have():
     "rows",
     [
         [row(), row(ticket="t2")],  # two edges charged it
-        [row(), row(prompt=len(PROMPT), output=0, ticket="t2")],
+        [row(), row(prompt=LENGTH, output=0, ticket="t2")],
         [row(output=TOKENS - 1)],
         [],
     ],
 )
 def test_an_answer_that_is_not_charged_once_is_found(rows):
-    assert set(kinds(check_response_charges([transcript()], rows, {len(PROMPT): 2 * TOKENS}))) == {"charge"}
+    assert set(kinds(check_response_charges([transcript()], rows, {LENGTH: 2 * TOKENS}))) == {"charge"}
 
 
 def test_an_answer_whose_parts_are_charged_at_two_edges_passes():
     rows = [row(output=2), row(prompt=0, output=TOKENS - 2, ticket="t2"), row(0, 0, LOST_OUTCOME, "t3")]
-    assert list(check_response_charges([transcript()], rows, {len(PROMPT): TOKENS})) == []
+    assert list(check_response_charges([transcript()], rows, {LENGTH: TOKENS})) == []
 
 
 def test_an_edge_that_dies_before_its_settlement_may_leave_an_answer_uncharged():
-    rows, made = [row(0, 0, LOST_OUTCOME)], {len(PROMPT): TOKENS}
-    assert list(check_response_charges([transcript()], rows, made, last_tickets={len(PROMPT): "t1"})) == []
+    rows, made = [row(0, 0, LOST_OUTCOME)], {LENGTH: TOKENS}
+    assert list(check_response_charges([transcript()], rows, made, last_tickets={LENGTH: "t1"})) == []
 
 
 @pytest.mark.parametrize(

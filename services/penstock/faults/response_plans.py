@@ -54,9 +54,7 @@ def with_responses(plan: WorldPlan, rng: random.Random) -> WorldPlan:
     faults = plan.faults
     if faults and rng.random() < RESPONSE_FAULTS_SHARE:
         faults = (*faults[:-1], _random_fault(rng))
-    shape = replace(
-        plan.shape, has_responses=True, edges=edges, kv_blocks=max(plan.shape.kv_blocks, MIN_KV_BLOCKS)
-    )
+    shape = replace(plan.shape, has_responses=True, edges=edges, kv_blocks=max(plan.shape.kv_blocks, MIN_KV_BLOCKS))
     return replace(plan, shape=shape, responses=responses, faults=faults)
 
 

@@ -15,7 +15,6 @@ from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.token_text import TokenText
 from penstock.mesh.v1.admission_pb2 import Credential
 
-
 # Takes the settlement of a request, and a function that sends it, or what it is replaced by, to auth.
 SettlementHold = Callable[[Settle, Callable[[Settle], None]], None]
 

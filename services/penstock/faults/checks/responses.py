@@ -34,9 +34,7 @@ def check_responses(
             yield Violation(kind, f"{transcript.response_id}: {text}")
 
 
-def _violations(
-    transcript: ResponseTranscript, *, has_faults: bool, was_store_away: bool
-) -> Iterator[tuple[str, str]]:
+def _violations(transcript: ResponseTranscript, *, has_faults: bool, was_store_away: bool) -> Iterator[tuple[str, str]]:
     if not transcript.has_ended:
         yield "endless", f"never ended; its client has {len(transcript.numbers)} events"
         return
@@ -80,9 +78,7 @@ def _differences(transcript: ResponseTranscript, answer: Json, *, has_faults: bo
         yield "changed", f"its events have {transcript.text!r}, its object {text!r}"
 
 
-def _differences_between_edges(
-    transcript: ResponseTranscript, *, was_store_away: bool
-) -> Iterator[tuple[str, str]]:
+def _differences_between_edges(transcript: ResponseTranscript, *, was_store_away: bool) -> Iterator[tuple[str, str]]:
     audits = transcript.audits
     if any(each != audits[0] for each in audits):
         yield "split", f"edges differ: {audits}"

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import grpc
 import orjson
 
 from penstock.chassis.lifecycle import background, current_stop
@@ -115,15 +114,3 @@ def http_opener(open_server: Callable[[], Any]) -> Callable[..., Any]:
 def _handlers(app: Any) -> tuple[str, dict[str, HttpHandler]]:
     service, _, name = METHOD.partition("/")
     return service, {name: HttpHandler(app)}
-
-
-async def http_call(channel: Any, request: HttpRequest) -> AsyncIterator[bytes]:
-    """Send a request; yield its status and the parts of its body. Raises ConnectionError if the connection is lost."""
-    call = channel.unary_stream(METHOD, HttpRequest.pack, bytes)(request)
-    try:
-        async for frame in call:
-            yield frame
-    except grpc.aio.AioRpcError as error:
-        raise ConnectionError(str(error.details())) from None
-    finally:
-        call.cancel()

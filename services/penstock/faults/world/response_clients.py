@@ -6,24 +6,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import orjson
 
 from penstock.faults.checks import oracle
 from penstock.faults.plan import PlannedResponse, ResponseAction
-from penstock.faults.world.http_door import HttpRequest, http_call
+from penstock.faults.world.http_client import CallFailed, Edges, Json
+from penstock.faults.world.http_door import HttpRequest
 
 ROUTE = "/v1/responses"
 RETRY_INTERVAL_S = 0.1  # s
-ANSWER_TIMEOUT_S = 12.0  # s that a client waits for the begin of an answer, before it calls another edge
-OK, NOT_FOUND, CONFLICT = 200, 404, 409
+NOT_FOUND, CONFLICT = 404, 409
 RETRYABLE = (429, 503)
 ENDS = ("completed", "incomplete", "cancelled", "failed")
 DELETED = "deleted"
 MOVED = "retrieve it by its id"  # in the error of a stream whose response another edge continues
 GONE = "does not exist"  # in the error of a stream whose response was deleted
-
-Json = dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,14 +49,6 @@ class ResponseTranscript:
     @property
     def last_number(self) -> int:
         return self.numbers[-1] if self.numbers else -1
-
-
-class CallFailed(Exception):
-    """A call was answered with an error."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"{status} {body.decode()}")
-        self.status = status
 
 
 def transcripts_of(responses: Sequence[PlannedResponse]) -> list[list[ResponseTranscript]]:
@@ -96,7 +85,7 @@ async def audit_responses(
     await edges.close()
 
 
-async def _audit(edges: "Edges", number: int, key: str, response_id: str) -> Json:
+async def _audit(edges: Edges, number: int, key: str, response_id: str) -> Json:
     target = f"{ROUTE}/{response_id}"
     while True:
         try:
@@ -113,47 +102,6 @@ async def _audit(edges: "Edges", number: int, key: str, response_id: str) -> Jso
             if found["status"] in ENDS:
                 return found
         await asyncio.sleep(RETRY_INTERVAL_S)
-
-
-class Edges:
-    """The edges of a world, each behind a channel of its own."""
-
-    def __init__(self, targets: Sequence[str]) -> None:
-        self._channels: list[Any] = [grpc.aio.insecure_channel(each) for each in targets]
-
-    async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
-
-    async def whole(self, number: int, request: HttpRequest) -> bytes:
-        """Return the body. Raises CallFailed, ConnectionError and TimeoutError."""
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return b"".join([part async for part in self._body(number, request)])
-
-    async def stream(self, number: int, request: HttpRequest) -> AsyncIterator[Json]:
-        """Yield the events of a stream. Raises as `whole`."""
-        buffered = b""
-        async with aclosing(self._body(number, request)) as parts:
-            while True:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    part = await anext(parts, None)
-                if part is None:
-                    return
-                *events, buffered = (buffered + part).split(b"\n\n")
-                for event in events:
-                    _, is_event, data = event.partition(b"data: ")
-                    if is_event:
-                        yield orjson.loads(data)
-
-    async def _body(self, number: int, request: HttpRequest) -> AsyncIterator[bytes]:
-        async with aclosing(http_call(self._channels[number % len(self._channels)], request)) as frames:
-            status = int(await anext(frames, b"0"))
-            if status == 0:
-                raise ConnectionError("the call ended without a status")
-            if status != OK:
-                raise CallFailed(status, b"".join([part async for part in frames]))
-            async for part in frames:
-                yield part
 
 
 async def _run_chain(edges: Edges, keys: Sequence[str], chain: Sequence[ResponseTranscript]) -> None:
@@ -296,7 +244,7 @@ class ResponseClient:
         if planned.action is ResponseAction.CANCEL:
             method, target = "POST", f"{self._target}/cancel"
         while True:
-            while not transcript.is_created and not transcript.status:
+            while not transcript.is_created and not transcript.status:  # noqa: ASYNC110  # of the task that creates it
                 await asyncio.sleep(RETRY_INTERVAL_S)
             if not transcript.is_created:
                 return
