@@ -55,8 +55,7 @@ def responses_while_auth_dies(plan, rng):
     killed = PlannedFault(
         kind=FaultKind.KILL, duration_s=1.0, victim_tier="auth", victim_pick=0.0, at=rng.uniform(0.0, 0.5)
     )
-    stored = with_plain_responses(plan, rng)
-    return replace(stored, shape=replace(stored.shape, auths=1), faults=(killed,))
+    return replace(with_plain_responses(plan, rng), faults=(killed,))
 
 
 def responses_read_on(plan, rng):
@@ -114,10 +113,11 @@ async def a_deleted_response_stays_in_the_store(delete, self, key):
     self._keeper.drop_deleted(key)
 
 
-@mutant(HeldResponse, "on_extended", mutate_plan=responses_cancelled)
-def a_cancel_at_another_edge_is_ignored(on_extended, self, progress, state):
-    on_extended(self, progress, state)
-    self.is_cancelled = False
+@mutant(ResponseRetrieval, "find", mutate_plan=responses_cancelled)
+async def a_cancel_is_answered_with_what_a_reader_has(find, self, key, *, follows):
+    view = await find(self, key, follows=follows)
+    followed = self._followed.get((key.tenant_id, key.response_id))
+    return view._replace(output=followed, object=b"") if followed else view
 
 
 @mutant(ResponseKeeper, "_drop", mutate_plan=responses_with_frozen_edge)
@@ -140,7 +140,7 @@ RESPONSE_MUTANTS = (
     a_reader_that_reads_on_receives_all_events,
     a_claim_ignores_the_lease,
     a_deleted_response_stays_in_the_store,
-    a_cancel_at_another_edge_is_ignored,
+    a_cancel_is_answered_with_what_a_reader_has,
     a_lost_response_stays_held,
     a_response_is_acknowledged_before_it_is_stored,
 )

@@ -52,7 +52,7 @@ def with_responses(plan: WorldPlan, rng: random.Random) -> WorldPlan:
         for number, length in enumerate(lengths)
     )
     faults = plan.faults
-    if faults and rng.random() < RESPONSE_FAULTS_SHARE:
+    if faults and not plan.overrides.max_freeze_s and rng.random() < RESPONSE_FAULTS_SHARE:
         faults = (*faults[:-1], _random_fault(rng))
     shape = replace(plan.shape, has_responses=True, edges=edges, kv_blocks=max(plan.shape.kv_blocks, MIN_KV_BLOCKS))
     return replace(plan, shape=shape, responses=responses, faults=faults)
