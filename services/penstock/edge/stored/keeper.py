@@ -179,7 +179,7 @@ class ResponseKeeper:
             held.is_lost = True
             held.settle()
             self.cancel(held)
-            self._drop(held)
+            self._drop(held, _deleted(key))
 
     def cancel_held(self, key: ResponseKey) -> None:
         if held := self.held(key):
@@ -243,13 +243,14 @@ class ResponseKeeper:
         if held.output.status is None:
             held.publish()
 
-    def _drop(self, held: HeldResponse) -> None:
-        """End a response for its readers here that another edge has now."""
+    def _drop(self, held: HeldResponse, error: PenstockError | None = None) -> None:
+        """End a response for its readers here: with `error`, or because another edge has it now."""
         if self._held.get(held.name) is held:
             del self._held[held.name]
         if held.output.status is None:
             text = "another edge continues this response; retrieve it by its id"
-            held.output.finished, held.output.error = None, Aborted(text, reason="RESPONSE_LOST", retry_after=0.0)
+            moved = Aborted(text, reason="RESPONSE_LOST", retry_after=0.0)
+            held.output.finished, held.output.error = None, error or moved
             held.output.status = RESPONSE_STATUS_FAILED
             held.output.changed()
 
@@ -283,7 +284,6 @@ class ResponseKeeper:
         """
         self.lost += 1
         self.cancel(held)
-        self._drop(held)
         while True:
             try:
                 await self._vault.read(held.key, state_only=True)
@@ -291,9 +291,12 @@ class ResponseKeeper:
                 break
             except NotFound as error:
                 log.info("response_gone", response_id=held.key.response_id, error=error.message)
+                self._drop(held, error)
                 break
             except PenstockError:
+                self._drop(held)
                 await asyncio.sleep(FINISH_RETRY_S)
+        self._drop(held)
         held.settle()
 
     async def release(self, *, only_background: bool = False) -> None:
@@ -405,6 +408,10 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         await work
     except Exception as error:  # noqa: BLE001  # logged by `failure_from`
         failure_from(error)
+
+
+def _deleted(key: ResponseKey) -> NotFound:
+    return NotFound(f"response {key.response_id!r} does not exist: it was deleted", reason="RESPONSE_UNKNOWN")
 
 
 def _resumed_spec(spec: RequestSpec, record: ResumeRecord, output: ResponseOutput) -> RequestSpec:
