@@ -114,7 +114,8 @@ def test_an_answer_whose_parts_are_charged_at_two_edges_passes():
 
 def test_an_edge_that_dies_before_its_settlement_may_leave_an_answer_uncharged():
     rows, made = [row(0, 0, LOST_OUTCOME)], {LENGTH: TOKENS}
-    assert list(check_response_charges([transcript()], rows, made, last_tickets={LENGTH: "t1"})) == []
+    assert list(check_response_charges([transcript()], rows, made, was_edge_killed=True)) == []
+    assert kinds(check_response_charges([transcript()], rows, made)) == ["charge"]
 
 
 @pytest.mark.parametrize(

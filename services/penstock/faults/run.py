@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import AllowedFailures, allowed_failures
@@ -239,17 +238,22 @@ def _charge_violations(
     rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY, tenant)]
     stored = context.responses.prompt_lengths
     tokens_made = context.engine_pool.tokens_made
-    losses: dict[str, Any] = {
-        "last_tickets": context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
-        "may_have_lost_deferred": "edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys()),
-    }
+    may_have_lost_deferred = "edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys())
+    was_edge_killed = "edge" in nemesis.killed_tiers
     yield from check_charges(
         [each for each in transcripts if each.request.tenant == number],
         [row for row in rows if row.reserved_prompt not in stored],
         tokens_made,
-        **losses,
+        last_tickets=context.invariants.last_tickets if was_edge_killed else {},
+        may_have_lost_deferred=may_have_lost_deferred,
     )
-    yield from check_response_charges(context.responses.of_tenant(number), rows, tokens_made, **losses)
+    yield from check_response_charges(
+        context.responses.of_tenant(number),
+        rows,
+        tokens_made,
+        was_edge_killed=was_edge_killed,
+        may_have_lost_deferred=may_have_lost_deferred,
+    )
     yield from check_totals(rows, context.disk.connection.execute(_TOTALS_QUERY, tenant).fetchone())
 
 

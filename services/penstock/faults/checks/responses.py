@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.faults.checks.checker import LOST_OUTCOME, NO_TICKETS, LedgerRow, Violation
+from penstock.faults.checks.checker import LOST_OUTCOME, LedgerRow, Violation
 from penstock.faults.plan import ResponseAction
 from penstock.faults.world.response_clients import DELETED, ENDS, NOT_FOUND, Json, ResponseTranscript
 
@@ -103,15 +103,19 @@ def check_response_charges(
     rows: Sequence[LedgerRow],
     tokens_made: Mapping[int, int],
     *,
-    last_tickets: Mapping[int, str] = NO_TICKETS,
+    was_edge_killed: bool = False,
     may_have_lost_deferred: bool = False,
 ) -> Iterator[Violation]:
-    """Compare the ledger with the responses. Parameters as of `check_charges`."""
+    """Compare the ledger with the responses. Parameters as of `check_charges`.
+
+    was_edge_killed: an edge may have died between the end of a response in the store and its settlement.
+    """
     for transcript in transcripts:
         length = len(transcript.planned.request.prompt)
         reserved = [row for row in rows if row.reserved_prompt == length]
         charges = [row for row in reserved if row.outcome != LOST_OUTCOME]
-        is_lost = any(row.ticket_id == last_tickets.get(length) for row in reserved if row not in charges)
+        has_charge = any(row.prompt_tokens or row.output_tokens for row in charges)
+        is_lost = was_edge_killed and not has_charge and len(charges) < len(reserved)
         for text in _wrong_charges(
             transcript, charges, tokens_made.get(length, 0), may_be_missing=is_lost or may_have_lost_deferred
         ):
