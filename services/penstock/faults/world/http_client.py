@@ -1,7 +1,7 @@
 """HTTP client of a world: calls the edges over the simulated network."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -39,7 +39,7 @@ class Edges:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return b"".join([part async for part in self._body(number, request)])
 
-    async def stream(self, number: int, request: HttpRequest) -> AsyncIterator[Json]:
+    async def stream(self, number: int, request: HttpRequest) -> AsyncGenerator[Json, None]:
         """Yield the events of a stream. Raises as `whole`."""
         buffered = b""
         async with aclosing(self._body(number, request)) as parts:
@@ -54,7 +54,7 @@ class Edges:
                     if is_event:
                         yield orjson.loads(data)
 
-    async def _body(self, number: int, request: HttpRequest) -> AsyncIterator[bytes]:
+    async def _body(self, number: int, request: HttpRequest) -> AsyncGenerator[bytes, None]:
         async with aclosing(http_call(self._channels[number % len(self._channels)], request)) as frames:
             status = int(await anext(frames, b"0"))
             if status == 0:
@@ -65,7 +65,7 @@ class Edges:
                 yield part
 
 
-async def http_call(channel: Any, request: HttpRequest) -> AsyncIterator[bytes]:
+async def http_call(channel: Any, request: HttpRequest) -> AsyncGenerator[bytes, None]:
     """Send a request; yield its status and the parts of its body. Raises ConnectionError if the connection is lost."""
     call = channel.unary_stream(METHOD, HttpRequest.pack, bytes)(request)
     try:

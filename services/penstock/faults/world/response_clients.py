@@ -1,7 +1,7 @@
 """Clients of stored responses: they read on at another edge, cancel, delete and continue, as any HTTP client may."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -207,10 +207,10 @@ class ResponseClient:
             target += f"&starting_after={self._transcript.last_number}"
         await self._read(self._edges.stream(self._edge, HttpRequest("GET", target, self._key)))
 
-    async def _read(self, events: AsyncIterator[Json], leaves_after: int | None = None) -> None:
+    async def _read(self, events: AsyncGenerator[Json, None], leaves_after: int | None = None) -> None:
         """Read a stream to its end, or until `leaves_after` events."""
         transcript = self._transcript
-        async with aclosing(events) as received:  # type: ignore[type-var]  # of a generator
+        async with aclosing(events) as received:
             async for event in received:
                 transcript.is_created = True
                 answer = event.get("response", {})
