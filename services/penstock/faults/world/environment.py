@@ -16,7 +16,6 @@ from unittest.mock import patch
 import grpc
 import structlog
 from opentelemetry.metrics import NoOpMeter
-from opentelemetry.trace import NoOpTracer
 
 from penstock.chassis.ids import RandomSource
 from penstock.faults.grpc.fake_channel import FakeChannel
@@ -90,8 +89,6 @@ def patched_environment(
         patch("penstock.auth.__main__.opened_responses", responses.open_store),
         patch("penstock.edge.__main__.serving_http", http_opener(open_server)),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
-        # The original tracer takes its ids from the shared `random` module.
-        patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),
         # The original meter keeps its callbacks, and with them whole worlds.
         patch("penstock.worker.telemetry.meter", lambda: NoOpMeter("faults")),
         patch("penstock.queue.telemetry.meter", lambda: NoOpMeter("faults")),
