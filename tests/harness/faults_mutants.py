@@ -57,8 +57,9 @@ from penstock.worker.quarantine.quarantine import SuspectIsolation
 from penstock.worker.runs import errors
 from penstock.worker.runs.table import RunTable
 from penstock.worker.scheduler_session.client import SchedulerClient
+from response_mutants import RESPONSE_MUTANTS
 
-__all__ = ["MUTANTS", "PARTITION_MUTANTS"]
+__all__ = ["MUTANTS", "PARTITION_MUTANTS", "RESPONSE_MUTANTS"]
 
 # Clocks.
 

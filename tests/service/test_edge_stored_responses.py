@@ -208,6 +208,24 @@ async def test_a_request_that_is_refused_before_it_is_queued_stores_nothing():
         assert await found.other(stored.claim()) == []
 
 
+async def test_a_call_that_the_store_refuses_is_not_charged():
+    async with stored_mesh() as found:
+        await found.other(stored.create("resp_taken"))
+        with pytest.raises(openai.ConflictError):
+            await found.api.responses.create(model="tiny", input="hi", extra_headers={"x-request-id": "taken"})
+        assert await found.settled() == (False, 0, "cancelled")
+
+
+async def test_a_reader_that_has_more_events_than_were_stored_receives_the_end():
+    async with stored_mesh() as found:
+        response_id, _, _ = await found.paused_stream(background=True)
+        found.ahead[0] = 60.0
+        await found.other(stored.cancel(response_id))
+        await found.settled()
+        rest = await rest_of(await found.api.responses.retrieve(response_id, stream=True, starting_after=1_000))
+        assert [each.response.status for each in rest] == ["cancelled"]
+
+
 async def test_a_caller_that_disconnects_cancels_its_response():
     async with stored_mesh() as found:
         response_id, _, stream = await found.paused_stream()

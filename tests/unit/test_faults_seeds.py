@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import penstock.cli
-from faults_mutants import MUTANTS, PARTITION_MUTANTS
+from faults_mutants import MUTANTS, PARTITION_MUTANTS, RESPONSE_MUTANTS
 from penstock.cli.__main__ import cli
 from penstock.faults.failpoints import PARTITION_FAILPOINTS
 from penstock.faults.plan import PlanOverrides
+from penstock.faults.response_plans import RESPONSE_FAILPOINTS
 from penstock.faults.run import collect_finished_worlds, run_plan, run_seed
 from penstock.faults.sweep import SweepSummary, replay, run_seeds
 from penstock.faults.world import environment
@@ -30,6 +31,7 @@ SEED_COUNT = 2_000  # each time, a minute or two on two cores; `penstock faults 
 ROLLOUT_SEEDS = 300  # likewise, with `--rollout`
 LONG_SEEDS = 60  # likewise, with `--longest-freeze 40`; they take four times as long
 REPLICA_SEEDS = 200  # likewise, with `--auth-replicas`
+RESPONSE_SEEDS = 200  # likewise, with `--responses`
 # Seeds within which each planted bug is found. Most take one or two; the rarest shows in 1 % of the seeds.
 MUTANT_SEED_COUNT = 400
 
@@ -72,6 +74,15 @@ def test_no_seed_violates_a_guarantee_with_several_replicas_of_auth():
         tally.add(outcome)
     assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
     assert set(PARTITION_FAILPOINTS) <= tally.frames_by_failpoint.keys()
+
+
+def test_no_seed_violates_a_guarantee_with_stored_responses():
+    tally = SweepSummary()
+    for outcome in run_seeds(range(RESPONSE_SEEDS), PlanOverrides(has_responses=True)):
+        assert outcome.plan.responses
+        tally.add(outcome)
+    assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
+    assert set(RESPONSE_FAILPOINTS) <= tally.frames_by_failpoint.keys()
 
 
 def test_a_seed_replays_exactly_alone_and_in_a_sweep():
@@ -149,8 +160,8 @@ def test_a_mutant_is_found_and_replays_exactly(name):
     assert run_plan(mutant.plan(seed)).violations == ()
 
 
-@pytest.mark.parametrize("name", [each.__name__ for each in PARTITION_MUTANTS])
-def test_replicas_without_the_mutation_pass_all_seeds_up_to_the_one_that_finds_it(name):
+@pytest.mark.parametrize("name", [each.__name__ for each in (*PARTITION_MUTANTS, *RESPONSE_MUTANTS)])
+def test_worlds_without_the_mutation_pass_all_seeds_up_to_the_one_that_finds_it(name):
     mutant = MUTANTS[name]
     for seed in range(MUTANT_SEED_COUNT):
         assert run_plan(mutant.plan(seed)).violations == ()

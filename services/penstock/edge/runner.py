@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -189,7 +190,6 @@ class RequestRunner:
         log.warning("slow_readers_ended", readers=len(readers), unread_bytes=self._memory.unread_bytes)
 
     def _perform(self, context: RequestContext, effect: Effect) -> None:
-        request = context.request
         match effect:
             case Reserve():
                 self.auth.reserve(context)
@@ -205,11 +205,13 @@ class RequestRunner:
             case CancelRun():
                 if context.run:
                     context.run.cancel()
+            case Settle() if context.hold_settlement:
+                context.hold_settlement(effect, partial(self._settle, context))
             case Settle():
-                self.auth.settle(context.ticket_id, request.reservation_id, effect, request.identity.tenant_id)
+                self._settle(context, effect)
             case Accept():
                 context.sink.send_accepted(_accepted_message(context))
-                if context.route and request.attempt == 1:
+                if context.route and context.request.attempt == 1:
                     self.on_routed(context)
             case Finish():
                 context.sink.send_finished(_finished_message(context, effect))
@@ -218,6 +220,10 @@ class RequestRunner:
                 context.sink.send_failed(error)
             case AcknowledgeCancel():
                 self._acknowledge_cancel(context, effect)
+
+    def _settle(self, context: RequestContext, settlement: Settle) -> None:
+        request = context.request
+        self.auth.settle(context.ticket_id, request.reservation_id, settlement, request.identity.tenant_id)
 
     def _enqueue(self, context: RequestContext) -> None:
         self._release_run(context)

@@ -22,6 +22,7 @@ from penstock.faults.plan import (
     WorldPlan,
     plan_for_seed,
 )
+from penstock.faults.response_plans import with_responses
 from penstock.faults.world.tiers import TIERS
 
 OWN_CLOCKS_SHARE = 0.7  # share of worlds in which each host has a clock of its own
@@ -55,6 +56,7 @@ AUTH_FAILPOINTS = (
 )
 OTHER_TENANTS = ("acme", "globex")  # of other partitions than the default tenant
 TOKEN_LIMITS = (80, 200)  # range of tokens per minute or month; above each request
+RESPONSES_SHARE = 0.2  # share of worlds in which clients store responses
 CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a world with a slow reader
 
 
@@ -72,6 +74,10 @@ def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
     replicas = random.Random(f"{seed} replicas")
     if replicas.random() < REPLICAS_SHARE or overrides.has_auth_replicas:
         plan = with_auth_replicas(plan, replicas)
+    responses = random.Random(f"{seed} responses plan")
+    is_special = overrides.has_rollout or plan.shape.response_buffer_bytes == CLIENT_BUFFER_BYTES
+    if overrides.has_responses or (responses.random() < RESPONSES_SHARE and not is_special):
+        plan = with_responses(plan, responses)
     return plan
 
 

@@ -112,6 +112,41 @@ class PlannedRequest:
         return self.cancel_after_tokens is None and self.cancel_after_s is None and self.timeout_s is None
 
 
+class ResponseAction(StrEnum):
+    """What a client does with its response, beside reading it."""
+
+    NONE = "none"
+    CANCEL = "cancel"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedResponse:
+    """A stored response of one client, which retrieves it by its id, wherever it is generated."""
+
+    request: PlannedRequest  # its prompt has the turns before it
+    input: str  # text of this turn
+    is_background: bool
+    is_streamed: bool  # created with `stream`; read as a stream in any case, unless it is answered as a whole
+    edge: int = 0  # number of the edge that the client calls first
+    leaves_after_events: int | None = None  # a stream in the background is left, and read on at another edge
+    action: ResponseAction = ResponseAction.NONE
+    acts_after_s: float = 0.0  # s from the begin of the call
+    continuation: "PlannedResponse | None" = None  # sent with `previous_response_id` once this one has ended
+
+    @property
+    def expected(self) -> oracle.ExpectedAnswer:
+        request = self.request
+        assert request.seed is not None, "the client states a seed"
+        return oracle.expected_answer(
+            request.prompt, request.seed, request.max_output_tokens, ignore_eos=request.ignore_eos, stops=()
+        )
+
+    @property
+    def turns(self) -> "tuple[PlannedResponse, ...]":
+        return (self, *(self.continuation.turns if self.continuation else ()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTokenCount:
     """One CountTokens call, which needs auth and a model, and no worker."""
@@ -156,12 +191,18 @@ class PlanOverrides:
     has_rollout: bool = False  # workers of every world are replaced by workers of another version of the model
     max_freeze_s: float = 0.0  # s; above 0, one process of every world is frozen, for up to this time
     has_auth_replicas: bool = False  # several processes of auth share a database in every world
+    has_responses: bool = False  # clients of every world store responses
 
     def __str__(self) -> str:
         """Format the overrides as options of `penstock faults`."""
         frozen = f" --longest-freeze {self.max_freeze_s:g}" if self.max_freeze_s else ""
-        replicas = " --auth-replicas" if self.has_auth_replicas else ""
-        return f"{' --poison' if self.has_poison else ''}{' --rollout' if self.has_rollout else ''}{replicas}{frozen}"
+        flags = {
+            " --poison": self.has_poison,
+            " --rollout": self.has_rollout,
+            " --auth-replicas": self.has_auth_replicas,
+            " --responses": self.has_responses,
+        }
+        return "".join(flag for flag, is_set in flags.items() if is_set) + frozen
 
 
 NO_OVERRIDES = PlanOverrides()
@@ -181,6 +222,7 @@ class WorldPlan:
     clock_steps: tuple[PlannedClockStep, ...] = ()
     replacements: tuple[PlannedReplacement, ...] = ()
     tenants: tuple[PlannedTenant, ...] = DEFAULT_TENANTS
+    responses: tuple[PlannedResponse, ...] = ()
     overrides: PlanOverrides = NO_OVERRIDES
 
 

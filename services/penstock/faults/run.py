@@ -7,7 +7,7 @@ import itertools
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -29,15 +29,19 @@ from penstock.faults.checks.checker import (
 from penstock.faults.checks.invariants import MAX_FRAME_DELAY_S, FrameInvariants
 from penstock.faults.checks.leak_check import leaked_calls, missing_processes, process_crashes, process_figures
 from penstock.faults.checks.replicas import check_token_limits, misplaced_partitions
+from penstock.faults.checks.responses import check_response_charges
 from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Failpoint, Network
 from penstock.faults.mutations import plan_world
 from penstock.faults.nemesis import CLIENT_PROCESS, Nemesis
 from penstock.faults.plan import NO_OVERRIDES, FaultKind, PlannedRequest, PlanOverrides, WorldPlan
+from penstock.faults.response_run import ResponseRun
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult, run_clients
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool
 from penstock.faults.world.environment import logs_silenced, patched_environment
 from penstock.faults.world.event_loop import ProcessLoop
+from penstock.faults.world.host_clock import EPOCH_UNIX_S
+from penstock.faults.world.response_disk import ResponseDisk
 from penstock.faults.world.shared_database import SharedDatabase
 from penstock.faults.world.slow_readers import READER_WINDOW_BYTES, SLOW_READER_PROCESS, SlowReaderMonitor
 from penstock.faults.world.tenants import api_keys, catalog
@@ -83,11 +87,13 @@ class WorldContext:
     world: World = field(init=False)
     network: Network = field(init=False)
     disk: Disk = field(init=False)
+    response_disk: ResponseDisk = field(init=False)
     engine_pool: EnginePool = field(init=False)
     tiers: Tiers = field(init=False)
     invariants: FrameInvariants = field(init=False)
     nemesis: Nemesis = field(init=False)
     slow_reader_monitor: SlowReaderMonitor = field(init=False)
+    responses: ResponseRun = field(init=False)
     client_loops: list[ProcessLoop] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -97,9 +103,14 @@ class WorldContext:
             self.world.clocks.update(self.plan.shape.random_clocks(random.Random(f"{seed} hosts")))
         self.network = Network(self.world, seed, late_share=self.plan.late_frame_share)
         self.disk = self._new_disk(seed)
+        self.response_disk = ResponseDisk(
+            random.Random(f"{seed} responses"), lambda: EPOCH_UNIX_S + self.world.now, lambda: self.disk.is_full
+        )
+        self.responses = ResponseRun(self.plan, self.world, self.response_disk)
         self.engine_pool = EnginePool(self.network)
         self.tiers = Tiers(self.network, self.plan.shape, self.engine_pool)
-        requests = [*self.plan.requests, *_probe_requests(self.plan)]
+        stored = [turn.request for each in self.plan.responses for turn in each.turns]
+        requests = [*self.plan.requests, *stored, *_probe_requests(self.plan)]
         self.engine_pool.crash_token_indexes = {
             len(each.prompt): each.crash_token_index for each in requests if each.crash_token_index is not None
         }
@@ -143,7 +154,7 @@ def run_plan(plan: WorldPlan, *, frame_log: list[str] | None = None) -> WorldRes
 def _run_patched(plan: WorldPlan, frame_log: list[str] | None) -> WorldResult:
     context = WorldContext(plan)
     context.network.frame_log = frame_log
-    with patched_environment(context.network, context.disk, context.engine_pool, plan.seed):
+    with patched_environment(context.network, context.disk, context.response_disk, context.engine_pool, plan.seed):
         try:
             return _run_context(context)
         finally:
@@ -177,17 +188,22 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
     token_counts = [TokenCountResult(request=each) for each in context.plan.token_counts]
     nemesis.start()
     context.slow_reader_monitor.start()
-    _send_all(context, transcripts, REQUEST_TIMEOUT_S, token_counts)
+    _send_all(context, transcripts, REQUEST_TIMEOUT_S, context.responses.start_clients(), token_counts)
     nemesis.stop()
     leaks = _wait_at_rest(context)
     probes = [ClientTranscript(request=each) for each in _probe_requests(context.plan)]
-    _send_all(context, probes, PROBE_TIMEOUT_S)
+    _send_all(context, probes, PROBE_TIMEOUT_S, context.responses.start_audit())
     leaks += _wait_at_rest(context)
     all_transcripts = [*transcripts, *probes]
     allowed = _allowed_failures(context)
     violations = chain(
         check_answers(all_transcripts, allowed),
         check_token_counts(token_counts, allowed),
+        context.responses.violations(
+            has_faults=bool(nemesis.injected),
+            was_store_away=bool(NO_AUTH & nemesis.disturbed.keys()),
+            now=EPOCH_UNIX_S + world.now,
+        ),
         *(_charge_violations(context, all_transcripts, number) for number in range(len(context.plan.tenants))),
         _replica_violations(context),
         ()
@@ -220,12 +236,23 @@ def _charge_violations(
     """Check what one tenant was charged."""
     nemesis, tenant = context.nemesis, (context.plan.tenants[number].tenant_id,)
     rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY, tenant)]
+    stored = context.responses.prompt_lengths
+    tokens_made = context.engine_pool.tokens_made
+    may_have_lost_deferred = "edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys())
+    was_edge_killed = "edge" in nemesis.killed_tiers
     yield from check_charges(
         [each for each in transcripts if each.request.tenant == number],
+        [row for row in rows if row.reserved_prompt not in stored],
+        tokens_made,
+        last_tickets=context.invariants.last_tickets if was_edge_killed else {},
+        may_have_lost_deferred=may_have_lost_deferred,
+    )
+    yield from check_response_charges(
+        context.responses.of_tenant(number),
         rows,
-        context.engine_pool.tokens_made,
-        last_tickets=context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
-        may_have_lost_deferred="edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys()),
+        tokens_made,
+        was_edge_killed=was_edge_killed,
+        may_have_lost_deferred=may_have_lost_deferred,
     )
     yield from check_totals(rows, context.disk.connection.execute(_TOTALS_QUERY, tenant).fetchone())
 
@@ -240,15 +267,17 @@ def _send_all(
     context: WorldContext,
     transcripts: Sequence[ClientTranscript],
     timeout_s: float,
+    others_started: Iterable[asyncio.Task[None]],
     token_counts: Sequence[TokenCountResult] = (),
 ) -> None:
-    """Send all requests; return when all have ended, or `timeout_s` after the last fault."""
+    """Send all requests; return when they and other clients have ended, or `timeout_s` after the last fault."""
     world, nemesis = context.world, context.nemesis
     slow = [each for each in transcripts if _is_slow_reader(each.request)]
     others = [each for each in transcripts if not _is_slow_reader(each.request)]
     tasks = [
         _start_clients(context, CLIENT_PROCESS, others, token_counts),
         *([_start_clients(context, SLOW_READER_PROCESS, slow)] if slow else ()),
+        *others_started,
     ]
 
     def have_ended() -> bool:
@@ -258,6 +287,9 @@ def _send_all(
     # A fault that is injected meanwhile moves the limit.
     while not have_ended() and world.now < (limit := max(started_at, nemesis.last_fault_ends_at) + timeout_s):
         world.run(have_ended, limit=limit)
+    for each in tasks:
+        if each.done():
+            each.result()  # raises an error of a client itself
 
 
 def _start_clients(

@@ -2,17 +2,21 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.edge.lifecycle.active_request import ActiveRequest
-from penstock.edge.lifecycle.effects import Effect, Emit
+from penstock.edge.lifecycle.effects import Effect, Emit, Settle
 from penstock.edge.lifecycle.sinks import ResponseSink
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.token_text import TokenText
 from penstock.mesh.v1.admission_pb2 import Credential
+
+# Takes the settlement of a request, and a function that sends it, or what it is replaced by, to auth.
+SettlementHold = Callable[[Settle, Callable[[Settle], None]], None]
 
 
 class RunHandle(Protocol):
@@ -36,6 +40,7 @@ class RequestContext:
     limit_headers: Headers = ()  # of its admission or rejection by auth; empty if its caller has no such limits
     shard: str = ""  # address of the shard that holds the ticket; empty if none does
     poison_fingerprint: int = 0  # of its ticket; 0 until it is computed
+    hold_settlement: SettlementHold | None = None  # receives the settlement in place of auth
     run: RunHandle | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     timer_due_at: float = math.inf  # of the runner's clock; inf without a timer

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
 from penstock.edge.lifecycle.context import RequestContext
-from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit
+from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit, Settle
 from penstock.edge.lifecycle.sinks import ResponseBuffer
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.stored.cipher import Part, ResponseCipher
@@ -58,10 +58,18 @@ class HeldResponse:
     is_cancelled: bool = False
     is_lost: bool = False  # another edge holds it, or it is deleted or released
     _has_saved_accepted: bool = False
+    _is_settled: bool = False  # a settlement is sent to auth when it is known
+    _settlement: Settle | None = None  # of the request; held until then
+    _send: Callable[[Settle], None] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> Key:
         return self.key.tenant_id, self.key.response_id
+
+    def attach(self, context: RequestContext) -> None:
+        """Receive the output of this request, and its settlement."""
+        self.context = context
+        context.hold_settlement = self.hold_settlement
 
     # Of the sink.
 
@@ -104,9 +112,25 @@ class HeldResponse:
     def hand_over(self, tokens: int) -> None:
         """Another edge continues the response after its first `tokens`, and charges the rest."""
         self.is_lost = True
-        if self.context and not self.context.request.is_done:
-            resumed = len(self.context.spec.resume_ids)
-            self.context.request.handed_over_tokens = max(0, tokens - resumed)
+        if not self.context:
+            return
+        own = max(0, tokens - len(self.context.spec.resume_ids))
+        self.context.request.handed_over_tokens = own
+        if self._settlement and not own:
+            self._settlement = self._settlement._replace(prompt_tokens=0, output_tokens=0, cached_tokens=0)
+
+    def hold_settlement(self, settlement: Settle, send: Callable[[Settle], None]) -> None:
+        """Hold the settlement of the request until `settle`: until then, another edge may charge the response."""
+        self._settlement, self._send = settlement, send
+        if self._is_settled:
+            self.settle()
+
+    def settle(self) -> None:
+        """Charge what this edge has generated and not handed over."""
+        self._is_settled = True
+        settlement, self._settlement = self._settlement, None
+        if settlement and self._send:
+            self._send(settlement)
 
     def publish(self) -> None:
         """Let readers know of the end."""

@@ -13,6 +13,7 @@ from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import (
     Aborted,
     DeadlineExceeded,
+    NotFound,
     Overloaded,
     PenstockError,
     QuotaExceeded,
@@ -74,7 +75,12 @@ class ResponseKeeper:
     @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
-        return {"responses_held": len(self._held), "responses_resumed": self.resumed, "responses_lost": self.lost}
+        return {
+            "responses_held": len(self._held),
+            "responses_resumed": self.resumed,
+            "responses_lost": self.lost,
+            "response_tasks": len(self._tasks),
+        }
 
     def held(self, key: ResponseKey) -> HeldResponse | None:
         """Return a response that this edge generates."""
@@ -97,29 +103,35 @@ class ResponseKeeper:
         """Begin a response, and return it once its request is queued and the store has it.
 
         `on_created` is called before anything can fail. Raises the errors of the request before it is queued, and those
-        of the store; then nothing is stored.
+        of the store; then nothing is stored, and nothing is charged.
         """
         spec = call.request.spec
         spec = spec if spec.seed is not None else replace(spec, seed=secrets.randbits(SEED_BITS))
         held = self._new_held(call.key, call.request, call.body, is_background=call.is_background)
         held.is_creating = True
         context = self._gateway.create(spec, call.credential, call.admission, held, traceparent=call.traceparent)
-        held.context = context
+        held.attach(context)
         on_created(context)
         try:
             _, held.epoch = await asyncio.gather(self._start(context), self._create(call, held, context))
             held.is_creating = False
             if held.epoch:
                 self._held[held.name] = held
+            else:
+                held.settle()
             if held.ending is not None:
                 self._on_ended(held)
             await held.output.wait(lambda: held.output.accepted is not None or held.ending is not None)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, PenstockError):  # else the caller has left
+                held.hand_over(tokens=0)
+            held.settle()
             self._gateway.cancel(context)
             if held.epoch:
                 self.run_beside(self._forget(held))
             raise
         if held.output.accepted is None:
+            held.settle()
             if held.epoch:
                 self.run_beside(self._forget(held))
             raise held.output.error or Aborted("the request was cancelled", reason="CANCELLED")
@@ -165,8 +177,9 @@ class ResponseKeeper:
         """End the run of a response that was deleted. It is charged."""
         if held := self.held(key):
             held.is_lost = True
+            held.settle()
             self.cancel(held)
-            self._drop(held)
+            self._drop(held, _deleted(key))
 
     def cancel_held(self, key: ResponseKey) -> None:
         if held := self.held(key):
@@ -198,37 +211,46 @@ class ResponseKeeper:
         """Give a response back whose continuation failed for a reason that may pass."""
         progress = self._vault.progress(held, release=True)
         held.is_lost = True
+        held.settle()
         self._drop(held)
         await asyncio.sleep(CLAIM_INTERVAL_S)
         await self._vault.extend([progress])
 
     async def _finish(self, held: HeldResponse) -> None:
-        """Store the end of a response, then let its readers know. They wait for a store that is away for a while."""
+        """Store the end of a response, settle it, then let its readers know.
+
+        They wait for a store that is away for a while. The settlement waits until the store says who charges it.
+        """
         publishing = asyncio.get_running_loop().call_later(MAX_END_DELAY_S, held.publish)
-        while not held.is_lost:
+        while True:
             try:
-                while held.unsaved_tokens > MAX_PART_TOKENS:
+                while held.unsaved_tokens > MAX_PART_TOKENS and not held.is_lost:
                     await self._extend([held])
                 await self._vault.finish(held)
                 break
             except PenstockError as error:
-                if error.reason in ("RESPONSE_LOST", "RESPONSE_UNKNOWN"):
-                    break  # another edge has it, or it is deleted
+                if error.reason == "RESPONSE_LOST":
+                    held.hand_over(tokens=0)
+                    break
+                if error.reason == "RESPONSE_UNKNOWN":  # it is deleted
+                    break
                 if held.output.status is None:
                     log.warning("response_not_finished", response_id=held.key.response_id, error=error.message)
                 await asyncio.sleep(FINISH_RETRY_S)
+        held.settle()
         publishing.cancel()
         self._held.pop(held.name, None)
         if held.output.status is None:
             held.publish()
 
-    def _drop(self, held: HeldResponse) -> None:
-        """End a response for its readers here that another edge has now."""
+    def _drop(self, held: HeldResponse, error: PenstockError | None = None) -> None:
+        """End a response for its readers here: with `error`, or because another edge has it now."""
         if self._held.get(held.name) is held:
             del self._held[held.name]
         if held.output.status is None:
             text = "another edge continues this response; retrieve it by its id"
-            held.output.finished, held.output.error = None, Aborted(text, reason="RESPONSE_LOST", retry_after=0.0)
+            moved = Aborted(text, reason="RESPONSE_LOST", retry_after=0.0)
+            held.output.finished, held.output.error = None, error or moved
             held.output.status = RESPONSE_STATUS_FAILED
             held.output.changed()
 
@@ -261,13 +283,21 @@ class ResponseKeeper:
         The other edge charges the whole answer. A deleted response is charged here.
         """
         self.lost += 1
-        try:
-            await self._vault.read(held.key, state_only=True)
-            held.hand_over(tokens=0)
-        except PenstockError as error:
-            log.info("response_gone", response_id=held.key.response_id, error=error.message)
         self.cancel(held)
+        while True:
+            try:
+                await self._vault.read(held.key, state_only=True)
+                held.hand_over(tokens=0)
+                break
+            except NotFound as error:
+                log.info("response_gone", response_id=held.key.response_id, error=error.message)
+                self._drop(held, error)
+                break
+            except PenstockError:
+                self._drop(held)
+                await asyncio.sleep(FINISH_RETRY_S)
         self._drop(held)
+        held.settle()
 
     async def release(self, *, only_background: bool = False) -> None:
         """Give responses to other edges, with their latest tokens. None is claimed after that."""
@@ -280,6 +310,7 @@ class ResponseKeeper:
         progress = [self._vault.progress(each, release=True) for each in held]
         for each in held:
             each.hand_over(len(each.output.log))
+            each.settle()
             self.cancel(each)
             self._drop(each)
         try:
@@ -290,6 +321,9 @@ class ResponseKeeper:
                     await asyncio.wait(self._tasks)
         except (PenstockError, TimeoutError) as error:
             log.warning("responses_not_released", count=len(held), error=str(error))
+        if not only_background:
+            for each in self._held.values():
+                each.settle()  # the process ends before the store has recorded their ends
 
     # Responses of other edges.
 
@@ -352,7 +386,7 @@ class ResponseKeeper:
         except PenstockError as error:
             held.send_failed(error)
             return held
-        held.context = context
+        held.attach(context)
         await self._start(context)
         return held
 
@@ -374,6 +408,10 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         await work
     except Exception as error:  # noqa: BLE001  # logged by `failure_from`
         failure_from(error)
+
+
+def _deleted(key: ResponseKey) -> NotFound:
+    return NotFound(f"response {key.response_id!r} does not exist: it was deleted", reason="RESPONSE_UNKNOWN")
 
 
 def _resumed_spec(spec: RequestSpec, record: ResumeRecord, output: ResponseOutput) -> RequestSpec:

@@ -59,11 +59,12 @@ class ResponseRetrieval:
             return _view_of(held)
         body = self._vault.open_request(stored)
         request = self._vault.parse(key, body)
-        output = self._followed.get(name) or ResponseOutput()
-        if name in self._followed:
-            return ResponseView(request, body.created_at, output)
+        has_ended = stored.status != RESPONSE_STATUS_IN_PROGRESS
+        if name in self._followed and not has_ended:  # else its readers here learn of the end later
+            return ResponseView(request, body.created_at, self._followed[name])
+        output = ResponseOutput()
         self._vault.add_tokens(output, stored)
-        if stored.status != RESPONSE_STATUS_IN_PROGRESS:
+        if has_ended:
             return ResponseView(request, body.created_at, output, self._vault.apply_end(output, stored))
         if follows:
             self._followed[name] = output
@@ -107,6 +108,8 @@ class ResponseRetrieval:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 while (await self._vault.read(key, state_only=True)).status == RESPONSE_STATUS_IN_PROGRESS:  # noqa: ASYNC110  # of another process
                     await asyncio.sleep(CANCEL_INTERVAL_S)
+                if held := self._keeper.held(key):  # the store's answer to its end is on the way
+                    await held.output.wait(lambda: held.output.status is not None)
 
     async def delete(self, key: ResponseKey) -> None:
         """Delete a response. One in progress is cancelled, and charged."""

@@ -23,6 +23,7 @@ LETTERS = 26
 EOS_ID = len(PIECES)
 VOCABULARY_SIZE = len(PIECES) + 1
 CONTEXT_LENGTH = 256  # tokens
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 _BYTES = {"Ġ": b" ", "Ã": b"\xc3", "©": b"\xa9"}
 
 
@@ -54,7 +55,7 @@ def model_card(version: int = 0) -> ModelCard:
         eos_ids=(EOS_ID,),
         bos_id=None,
         add_bos=False,
-        chat_template="",
+        chat_template=CHAT_TEMPLATE,
         tokenizer_json=json.dumps(_TOKENIZER | {"model": model}),
         weights_digest=f"{version:032x}",
     )

@@ -287,7 +287,7 @@ def _frames(message: Any) -> Any:
 def _frame_kind(frame: Any) -> str:
     try:
         return frame.WhichOneof("frame") or ""
-    except ValueError:
+    except (AttributeError, ValueError):
         return ""
 
 

@@ -16,7 +16,6 @@ from unittest.mock import patch
 import grpc
 import structlog
 from opentelemetry.metrics import NoOpMeter
-from opentelemetry.trace import NoOpTracer
 
 from penstock.chassis.ids import RandomSource
 from penstock.faults.grpc.fake_channel import FakeChannel
@@ -25,7 +24,7 @@ from penstock.faults.grpc.network import Network
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool, FakeEngineHost
 from penstock.faults.world.event_loop import ProcessLoop
-from penstock.faults.world.host_clock import EPOCH_UNIX_S
+from penstock.faults.world.http_door import http_opener
 from penstock.faults.world.replica_store import store_opener
 from penstock.faults.world.response_disk import ResponseDisk
 from penstock.faults.world.shared_database import SharedDatabase
@@ -41,13 +40,16 @@ MODULES_WITH_RANDOM = (
     "penstock.client.response",
     "penstock.client.client",
     "penstock.client.session",
+    "penstock.edge.stored.keeper",
     "penstock.worker.scheduler_session.client",
 )
 
 
 @contextmanager
-def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, seed: int) -> Iterator[None]:
-    """Run the processes of the block on this network, disk and engine pool, with all randomness from `seed`."""
+def patched_environment(
+    network: Network, disk: Disk, responses: ResponseDisk, engine_pool: EnginePool, seed: int
+) -> Iterator[None]:
+    """Run the processes of the block on this network, these disks and engines, with all randomness from `seed`."""
     world, rng = network.world, random.Random(f"{seed} processes")
     random_bytes = _for_this_thread(rng.randbytes, os.urandom)
 
@@ -64,7 +66,6 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
     open_store: Callable[..., Any] = disk.open_store
     if isinstance(disk, SharedDatabase):
         open_store = store_opener(disk, _running_process_loop)
-    responses = ResponseDisk(random.Random(f"{seed} responses"), lambda: EPOCH_UNIX_S + world.now, lambda: disk.is_full)
     changes: tuple[AbstractContextManager[Any], ...] = (
         patch.object(grpc.aio, "insecure_channel", open_channel),
         patch.object(grpc.aio, "server", open_server),
@@ -86,9 +87,8 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=world.monotonic_time),
         patch("penstock.auth.__main__.opened_store", open_store),
         patch("penstock.auth.__main__.opened_responses", responses.open_store),
+        patch("penstock.edge.__main__.serving_http", http_opener(open_server)),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
-        # The original tracer takes its ids from the shared `random` module.
-        patch("penstock.chassis.observability.telemetry.tracer", NoOpTracer),
         # The original meter keeps its callbacks, and with them whole worlds.
         patch("penstock.worker.telemetry.meter", lambda: NoOpMeter("faults")),
         patch("penstock.queue.telemetry.meter", lambda: NoOpMeter("faults")),

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
@@ -34,6 +35,12 @@ class ResponseDisk:
         del path, settings
         self.database = self.database or SqliteResponses(MEMORY, operations, self.clock)
         yield WorldResponseStore(self, self.database, asyncio.get_running_loop())
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement; none if no process has opened the store."""
+        if self.database is None:
+            return []
+        return self.database._connected().execute(statement).fetchall()  # noqa: SLF001  # of a check, outside of auth
 
 
 @dataclass(eq=False)

@@ -25,6 +25,8 @@ from penstock.worker.config import EngineKind, WorkerConfig
 API_KEY = "pk_dev_0123456789abcdefghijklmn"
 PEPPER = "p" * 32
 BASE_PORT = 7000
+HTTP_PORT_OFFSET = 50  # from the port of an edge
+RESPONSE_KEYS = "faults:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # of 32 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,16 @@ class MeshShape:
     block_size: int = 8  # tokens
     token_budget: int = 24  # tokens per step
     response_buffer_bytes: int = 65_536
+    has_responses: bool = False  # edges serve HTTP, and store responses
 
     def addresses(self, tier: str) -> tuple[str, ...]:
         count = {"edge": self.edges, "auth": self.auths, "queue": self.queues, "scheduler": self.schedulers}
         port = BASE_PORT + 100 * TIERS.index(tier)
         return tuple(f"127.0.0.1:{port + number}" for number in range(count.get(tier, self.workers)))
+
+    @property
+    def http_addresses(self) -> tuple[str, ...]:
+        return tuple(http_address(each) for each in self.addresses("edge"))
 
     def names(self, tier: str) -> list[str]:
         return [f"{tier}{number}" for number in range(len(self.addresses(tier)))]
@@ -53,6 +60,11 @@ class MeshShape:
     def random_clocks(self, rng: random.Random) -> dict[str, HostClock]:
         """Return a clock for the host of each process. Clients keep the time of the world."""
         return {name: HostClock.random(rng) for tier in TIERS for name in self.names(tier)}
+
+
+def http_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + HTTP_PORT_OFFSET}"
 
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker")
@@ -100,6 +112,8 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
             cancel_ack_timeout=5.0,
             drain_grace=3.0,
             response_buffer_bytes=shape.response_buffer_bytes,
+            http_listen=http_address(address) if shape.has_responses else "",
+            response_keys=RESPONSE_KEYS if shape.has_responses else "",
         )
     )
 

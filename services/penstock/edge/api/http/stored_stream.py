@@ -58,7 +58,7 @@ class StoredStreamWriter:
             output.listeners.remove(self._on_change)
         first = serializer.next_number
         rest = serializer.delta(Emit(output.rest, (), len(output.log), ())) if output.rest else b""
-        await exchange.end(self._unread(rest + end_of(serializer, output, output.status), first))
+        await exchange.end(self._unread(rest + end_of(serializer, output, output.status), first, keeps_last=True))
 
     def _next_frame(self, serializer: NumberedSerializer) -> bytes:
         first = serializer.next_number
@@ -66,13 +66,17 @@ class StoredStreamWriter:
         self._written += 1
         return self._unread(frame, first)
 
-    def _unread(self, frame: bytes, first_number: int) -> bytes:
-        """Return the events of a frame that the reader does not have."""
+    def _unread(self, frame: bytes, first_number: int, *, keeps_last: bool = False) -> bytes:
+        """Return the events of a frame that the reader does not have.
+
+        `keeps_last`: in any case the last event, the end of the response. A reader may have more tokens than were
+        stored when the response was cancelled, and must learn of the end.
+        """
         known = self._starting_after + 1 - first_number
         if known <= 0:
             return frame
         events = frame.split(EVENT_END)
-        return EVENT_END.join(events[known:])
+        return EVENT_END.join(events[min(known, len(events) - 2) if keeps_last else known :])
 
     async def _change(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
