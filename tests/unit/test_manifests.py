@@ -4,12 +4,22 @@ import json
 import os
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 
 from image_closure import dockerfile, installed_in
-from manifest_rules import container, environment, manifest_faults, ports
-from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, TIERS, config_classes, get_object, render_overlay
+from manifest_check.objects import TIERS
+from manifest_check.rules import manifest_faults
+from manifest_check.tiers import config_class
+from manifests import (
+    DEPLOY_FOLDER,
+    LOCAL_OVERLAY,
+    OVERLAYS,
+    container,
+    environment,
+    get_object,
+    ports,
+    render_overlay,
+)
 from paths import REPO
 from penstock.chassis.config import load
 from penstock.chassis.security.identity import parse_spiffe_id
@@ -19,9 +29,9 @@ from penstock.routing.secrets import secret_files
 from penstock.worker.config import WorkerConfig
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
-GPU_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "gpu"
-POSTGRES_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "postgres"
-SCHEMAS = "1.37"  # the newest that kubernetes-validate brings
+GPU_OVERLAY = OVERLAYS / "gpu"
+POSTGRES_OVERLAY = OVERLAYS / "postgres"
+EXAMPLE = REPO / "examples" / "kubernetes"
 
 
 @pytest.fixture
@@ -29,27 +39,13 @@ def rendered():
     return render_overlay(LOCAL_OVERLAY)
 
 
-def test_every_object_is_valid_by_the_schema_of_its_kind(rendered):
-    for each in rendered:
-        validate(each)
+@pytest.mark.parametrize("overlay", [*sorted(OVERLAYS.iterdir()), EXAMPLE], ids=lambda path: path.name)
+def test_an_overlay_is_valid_by_schema_and_has_no_fault(overlay):
+    assert manifest_faults(render_overlay(overlay)) == []
 
 
-def validate(each):
-    """Validate by the schema of its kind; those of cert-manager are its own."""
-    if not each["apiVersion"].startswith("cert-manager.io/"):
-        kubernetes_validate.validate(each, SCHEMAS, strict=True)
-
-
-def test_the_overlay_has_no_fault(rendered):
-    assert manifest_faults(rendered, config_classes()) == []
-
-
-def test_the_overlay_of_the_examples_is_valid_and_has_no_fault():
-    objects = render_overlay(REPO / "examples" / "kubernetes")
-    for each in objects:
-        validate(each)
-    assert manifest_faults(objects, config_classes()) == []
-    worker = get_object(objects, "Deployment", "worker")
+def test_the_overlay_of_the_examples_serves_a_model_of_its_own():
+    worker = get_object(render_overlay(EXAMPLE), "Deployment", "worker")
     assert worker["spec"]["replicas"] == 4
     assert environment(worker)["PENSTOCK_WORKER_MODEL"].startswith("/models/")
 
@@ -169,17 +165,8 @@ def test_a_gpu_worker_has_more_slots_and_memory_for_its_weights():
     assert container(base)["resources"]["limits"]["memory"] == "4Gi"
 
 
-def test_a_gpu_overlay_has_no_fault():
-    assert manifest_faults(render_overlay(GPU_OVERLAY), config_classes()) == []
-    for each in render_overlay(GPU_OVERLAY):
-        validate(each)
-
-
 def test_auth_on_postgres_has_replicas_that_roll_one_at_a_time_and_no_volume():
     objects = render_overlay(POSTGRES_OVERLAY)
-    assert manifest_faults(objects, config_classes()) == []
-    for each in objects:
-        validate(each)
     auth = get_object(objects, "Deployment", "auth")
     assert auth["spec"]["replicas"] == 3
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
@@ -235,7 +222,7 @@ def test_every_pod_mounts_the_certificate_that_is_issued_for_its_tier(rendered):
 def test_every_tier_reads_the_certificate_that_is_mounted(rendered, tier):
     pods = get_object(rendered, "Deployment", tier)
     (mount,) = [each["mountPath"] for each in container(pods)["volumeMounts"] if each["name"] == "tls"]
-    config = load(config_classes()[tier], tier, environment(pods))
+    config = load(config_class(tier), tier, environment(pods))
     files = (config.tls_certificate, config.tls_key, config.tls_ca)
     assert [str(each) for each in files] == [f"{mount}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")]
 
@@ -271,7 +258,6 @@ def test_a_second_edge_process_of_a_pod_shares_the_ports_of_the_api_and_no_other
     overlay = {"resources": [os.path.relpath(LOCAL_OVERLAY, tmp_path)], "components": components}
     (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
     edge = get_object(render_overlay(tmp_path), "Deployment", "edge")
-    validate(edge)
     by_name = {each["name"]: each for each in edge["spec"]["template"]["spec"]["containers"]}
     first, second = by_name.pop("edge"), by_name.pop("edge-2")
     assert not by_name
