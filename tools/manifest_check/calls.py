@@ -54,8 +54,8 @@ def _configured_addresses(manifests: Manifests) -> Iterator[tuple[str, str, str,
                     for port in found["ports"].split("/"):
                         yield workload.tier, f"{name}={found[0]}", found["host"], int(port)
     for file in manifests.of_kind("ConfigMap"):
-        if text := (file.get("data") or {}).get("bootstrap.json"):
-            yield from _bootstrap_addresses(json.loads(text))
+        if bootstrap := (file.get("data") or {}).get("bootstrap.json"):
+            yield from _bootstrap_addresses(json.loads(bootstrap))
 
 
 def _bootstrap_addresses(bootstrap: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int]]:
