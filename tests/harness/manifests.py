@@ -23,6 +23,12 @@ def get_object(objects, kind, name):
     return only
 
 
+def pods_of(objects, tier):
+    """The only workload of a tier, or of `envoy` or `operator`."""
+    (only,) = Manifests(objects).of_tier(tier)
+    return only.object
+
+
 def container(workload):
     """The container that runs the process of the tier."""
     (only,) = Workload(workload).processes

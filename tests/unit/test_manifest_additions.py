@@ -1,6 +1,7 @@
 """Valid additions to the overlay are accepted, and no valid object breaks the rules."""
 
 import copy
+import json
 import random
 
 import pytest
@@ -66,10 +67,9 @@ def add_model_image(objects):
 
 def add_second_pool(objects):
     """A second Deployment of workers, with another model."""
-    pool = copy.deepcopy(get_object(objects, "Deployment", "worker"))
+    text = json.dumps(get_object(objects, "Deployment", "worker"))
+    pool = json.loads(text.replace('instance": "default"', 'instance": "large"'))
     pool["metadata"]["name"] = "worker-large"
-    pool["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] = "large"
-    pool["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/instance"] = "large"
     set_variable("PENSTOCK_WORKER_SERVED_NAME", "large")(pool)
     objects.append(pool)
 

@@ -91,11 +91,11 @@ OMISSIONS = {
         "does not enforce the profile restricted",
     ),
     "a pepper in plain text": (
-        change("Deployment", "auth", set_variable("PENSTOCK_AUTH_PEPPER", "0123456789abcdef")),
+        change("StatefulSet", "auth", set_variable("PENSTOCK_AUTH_PEPPER", "0123456789abcdef")),
         "PENSTOCK_AUTH_PEPPER is a secret in plain text",
     ),
     "a ledger in memory": (
-        change("Deployment", "auth", set_variable("PENSTOCK_AUTH_STORE", ":memory:")),
+        change("StatefulSet", "auth", set_variable("PENSTOCK_AUTH_STORE", ":memory:")),
         "its store :memory: loses keys",
     ),
     "a worker that makes up its answers": (
@@ -135,7 +135,12 @@ OMISSIONS = {
         "Deployment edge is scaled by 2 objects",
     ),
     "a scaler of a single writer": (
-        add({**autoscalers()[1], "spec": {**autoscalers()[1]["spec"], "scaleTargetRef": {"name": "auth"}}}),
+        add(
+            {
+                **autoscalers()[1],
+                "spec": {**autoscalers()[1]["spec"], "scaleTargetRef": {"kind": "StatefulSet", "name": "auth"}},
+            }
+        ),
         "whose volume has one writer",
     ),
     "a scaler at no Service": (
