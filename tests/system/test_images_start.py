@@ -113,6 +113,12 @@ def test_the_ops_image_simulates(ops, folder):
     assert plot.stat().st_size
 
 
+def test_the_worker_image_can_download_a_model(folder):
+    """Its init container runs this import; see the component `model-download`."""
+    done = _python(launch("worker", folder), "-c", "from huggingface_hub import snapshot_download as download")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_command_names_the_package_that_the_ops_image_lacks(ops):
     (failure,) = failed_commands(ops, {}, ["simulate --calibrate"])
     assert "this command needs the Python package torch; install penstock[all]" in failure

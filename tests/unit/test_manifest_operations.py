@@ -102,6 +102,10 @@ OMISSIONS = {
         change(*WORKER, set_variable("PENSTOCK_WORKER_ENGINE", "sim")),
         "its engine is sim",
     ),
+    "a model on no volume": (
+        change(*WORKER, set_variable("PENSTOCK_WORKER_MODEL", "/models/small")),
+        "its model /models/small is on no volume",
+    ),
     "probes that the kubelet cannot reach": (
         remove("NetworkPolicy", "probes"),
         "no policy lets anyone outside of the namespace reach its port health",

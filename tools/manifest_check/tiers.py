@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 from manifest_check.objects import POD_IP, TIERS, Container, Manifests, Workload
 from penstock.chassis.config import ConfigError, ServiceConfig, load, variable_prefix
@@ -150,6 +151,8 @@ def _check_process(container: Container, workload: Workload, manifests: Manifest
     yield from _check_operators(config, variables)
     yield from _check_grace(workload, container, config.drain_grace)
     yield from _check_values(config, workload)
+    if tier == "worker":
+        yield from _check_model(str(getattr(config, "model", "")), container, workload, manifests)
 
 
 def _check_ports(container: Container, workload: Workload, config: ServiceConfig) -> Iterator[str]:
@@ -201,3 +204,13 @@ def _check_values(config: ServiceConfig, workload: Workload) -> Iterator[str]:
         yield "its store :memory: loses keys and the ledger with the process"
     if config.insecure:
         yield "serves plaintext to every process that reaches its port"
+
+
+def _check_model(model: str, container: Container, workload: Workload, manifests: Manifests) -> Iterator[str]:
+    """A model by path is on a mounted volume, and what an init container downloads is what the worker loads."""
+    if model.startswith("/") and not any(Path(model).is_relative_to(path) for path in container.mounts):
+        yield f"its model {model} is on no volume"
+    for each in workload.all_containers:
+        folder = manifests.environment(each).get("MODEL_FOLDER", model)
+        if folder != model:
+            yield f"{each.name} downloads {folder}, but the worker loads {model}"
