@@ -9,7 +9,7 @@ from manifest_changes import CONTAINER_PATH, POD_PATH, autoscalers, set_in
 from manifest_check import command
 from manifest_check.api_rules import quantity
 from manifest_check.rules import manifest_faults
-from manifests import LOCAL_OVERLAY, get_object, render_overlay
+from manifests import LOCAL_OVERLAY, OVERLAYS, get_object, render_overlay
 
 SCALER = ("HorizontalPodAutoscaler", "edge")
 SCALED = ("ScaledObject", "worker")
@@ -173,10 +173,12 @@ def test_the_command_names_each_fault_and_ends_with_1(tmp_path, capsys, monkeypa
     (tmp_path / "service.yaml").write_text(json.dumps(service))
     (tmp_path / "kustomization.yaml").write_text(json.dumps({"resources": ["service.yaml"]}))
     missing = tmp_path / "missing"
-    monkeypatch.setattr("sys.argv", ["check_manifests", str(tmp_path), str(missing), str(LOCAL_OVERLAY)])
+    overlays = [tmp_path, missing, LOCAL_OVERLAY, OVERLAYS / "postgres"]
+    monkeypatch.setattr("sys.argv", ["check_manifests", *map(str, overlays)])
     assert command.main() == 1
     printed = capsys.readouterr().out
     assert f"{tmp_path}: 1 objects, 2 faults" in printed
     assert "Service a: port 99999 is not a port" in printed
     assert f"{missing}: 0 objects, 1 faults" in printed
-    assert f"{LOCAL_OVERLAY}: {len(render_overlay(LOCAL_OVERLAY))} objects, 0 faults" in printed
+    assert f"{LOCAL_OVERLAY}: {len(render_overlay(LOCAL_OVERLAY))} objects, 0 faults\n/" in printed
+    assert printed.endswith("  needs the Secrets auth-postgres, which it does not make\n")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from manifest_check.objects import Object
+from manifest_check.objects import Manifests, Object
+from manifest_check.references import needed_secrets
 from manifest_check.rules import manifest_faults
 
 
@@ -38,5 +39,7 @@ def main() -> int:
             objects, faults = [], [str(error)]
         print(f"{overlay}: {len(objects)} objects, {len(faults)} faults")
         print("".join(f"  {text}\n" for text in faults), end="")
+        if objects and not faults and (secrets := needed_secrets(Manifests(objects))):
+            print(f"  needs the Secrets {', '.join(secrets)}, which it does not make")
         total += len(faults)
     return 1 if total else 0

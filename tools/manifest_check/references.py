@@ -91,6 +91,23 @@ def _named_objects(workload: Workload) -> Iterator[tuple[str, str]]:
         yield from (("ConfigMap", each["name"]) for each in sources if each and not each.get("optional"))
 
 
+def needed_secrets(manifests: Manifests) -> list[str]:
+    """Names of Secrets that pods cannot start without and that no object of the overlay makes."""
+    made = {each["metadata"].get("name") for each in manifests.of_kind("Secret")}
+    made |= {each["spec"]["secretName"] for each in manifests.of_kind("Certificate")}
+    return sorted({name for each in manifests.workloads for name in _secrets(each)} - made)
+
+
+def _secrets(workload: Workload) -> Iterator[str]:
+    sources = [each.get("secret") for each in workload.volumes.values()]
+    for container in workload.all_containers:
+        sources += [each.get("secretRef") for each in container.spec.get("envFrom") or []]
+        sources += [(each.get("valueFrom") or {}).get("secretKeyRef") for each in container.spec.get("env") or []]
+    for source in sources:
+        if source and not source.get("optional"):
+            yield source.get("secretName") or source["name"]
+
+
 # Objects that select pods
 
 
