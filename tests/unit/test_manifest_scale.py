@@ -2,6 +2,7 @@
 
 import pytest
 
+from manifest_check.api_rules import quantity
 from manifest_check.objects import TIERS, Manifests
 from manifests import LOCAL_OVERLAY, OVERLAYS, get_object, pods_of, render_overlay
 
@@ -17,7 +18,7 @@ def share(text, replicas, *, is_rounded_up):
 
 @pytest.fixture
 def rendered():
-    return render_overlay(LOCAL_OVERLAY)
+    return render_overlay(POSTGRES_OVERLAY)
 
 
 @pytest.mark.parametrize("tier", REPLICATED)
@@ -49,7 +50,8 @@ def test_a_drain_of_nodes_takes_a_share_of_a_tier_and_at_least_one(rendered, tie
     assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_auth_on_a_volume_is_stateful_so_that_two_pods_never_run_at_once(rendered):
+def test_auth_on_a_volume_is_stateful_so_that_two_pods_never_run_at_once():
+    rendered = render_overlay(LOCAL_OVERLAY)
     auth = pods_of(rendered, "auth")
     assert (auth["kind"], auth["spec"]["replicas"]) == ("StatefulSet", 1)
     assert Manifests(rendered).of_tier("auth")[0].is_written_by_one()
@@ -62,3 +64,19 @@ def test_auth_on_postgres_is_a_deployment_without_a_writer_of_its_own():
     assert (auth["kind"], auth["spec"]["replicas"]) == ("Deployment", 3)
     assert not Manifests(objects).of_tier("auth")[0].is_written_by_one()
     assert "serviceName" not in auth["spec"]
+
+
+def test_the_mesh_of_a_laptop_fits_on_it():
+    manifests = Manifests(render_overlay(LOCAL_OVERLAY))
+    requests = [each.resources("requests") for workload in manifests.workloads for each in workload.containers]
+    assert {workload.replicas for workload in manifests.workloads} == {1}
+    assert sum(quantity(each["cpu"]) for each in requests) <= 2
+    assert sum(quantity(each["memory"]) for each in requests) <= 4 * 2**30
+
+
+@pytest.mark.parametrize("overlay", sorted(set(OVERLAYS.iterdir()) - {LOCAL_OVERLAY}), ids=lambda path: path.name)
+def test_no_tier_but_auth_on_a_volume_has_a_single_pod(overlay):
+    workloads = Manifests(render_overlay(overlay)).workloads
+    single = {each.tier for each in workloads if each.replicas == 1}
+    assert single <= {"auth", "operator"}
+    assert ("auth" in single) == (overlay != POSTGRES_OVERLAY)

@@ -181,4 +181,4 @@ def test_the_command_names_each_fault_and_ends_with_1(tmp_path, capsys, monkeypa
     assert "Service a: port 99999 is not a port" in printed
     assert f"{missing}: 0 objects, 1 faults" in printed
     assert f"{LOCAL_OVERLAY}: {len(render_overlay(LOCAL_OVERLAY))} objects, 0 faults\n/" in printed
-    assert printed.endswith("  needs the Secrets auth-postgres, which it does not make\n")
+    assert printed.endswith("  needs the Secrets auth-postgres, door-tls, which it does not make\n")
