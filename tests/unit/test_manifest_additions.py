@@ -98,6 +98,14 @@ def add_sidecar(objects):
     get_object(objects, "Deployment", "queue")["spec"]["template"]["spec"]["containers"].append(sidecar)
 
 
+def add_service_account_token(objects):
+    """A token of the API server, for a process that calls it, with the authority that Kubernetes puts beside it."""
+    authority = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    sources = [{"serviceAccountToken": {"path": "token"}}, authority]
+    path = "/var/run/secrets/kubernetes.io/serviceaccount"
+    add_volume("account", {"projected": {"sources": sources}}, path)(get_object(objects, "Deployment", "scheduler"))
+
+
 def admit_prometheus(objects):
     """Scrapers of one namespace only, by a named port, and a load balancer by its addresses."""
     (rule,) = get_object(objects, "NetworkPolicy", "metrics")["spec"]["ingress"]
@@ -131,6 +139,7 @@ ADDITIONS = {
     "a second pool of workers": add_second_pool,
     "a StatefulSet": become_stateful,
     "a sidecar": add_sidecar,
+    "a token of the API server": add_service_account_token,
     "scrapers of one namespace": admit_prometheus,
     "selectors by expressions": select_by_expression,
     "autoscalers": lambda objects: objects.extend(autoscalers()),

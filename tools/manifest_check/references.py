@@ -9,6 +9,7 @@ from typing import Any
 from manifest_check.objects import COMPONENT, Manifests, Object, Workload, matches, title
 
 OPERATOR = "operator"  # a component that may have no workload: operators run such pods themselves
+_ROOT_CA = "kube-root-ca.crt"  # the ConfigMap that Kubernetes makes in each namespace
 _SLICE_LABEL = "kubernetes.io/service-name"
 _TRIGGERS = Path(__file__).with_name("crds") / "keda_triggers.txt"
 _CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "Namespace", "PersistentVolume", "PriorityClass"}
@@ -81,7 +82,8 @@ def _named_objects(workload: Workload) -> Iterator[tuple[str, str]]:
     """Kind and name of ConfigMaps and claims that pods need. Secrets are made by other tools, and not checked."""
     for volume in workload.volumes.values():
         for source in [volume, *((volume.get("projected") or {}).get("sources") or [])]:
-            if (file := source.get("configMap")) and not file.get("optional"):
+            file = source.get("configMap")
+            if file and not file.get("optional") and file["name"] != _ROOT_CA:
                 yield "ConfigMap", file["name"]
         if claim := volume.get("persistentVolumeClaim"):
             yield "PersistentVolumeClaim", claim["claimName"]
