@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from image_closure import dockerfile, installed_in
 from manifest_check.objects import TIERS, WORKLOAD_KINDS
 from manifest_check.rules import manifest_faults
 from manifest_check.tiers import config_class
@@ -116,53 +115,6 @@ def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
     assert ports(pods_of(rendered, "envoy"))["ready"] == ready
     hook = container(pods_of(rendered, "envoy"))["lifecycle"]["preStop"]["exec"]["command"]
     assert hook[2] == str(written["admin"]["address"]["socket_address"]["port_value"])
-
-
-def test_every_tier_has_an_image_that_runs_it_and_is_not_root(rendered):
-    commands = {each.name: each.command for each in dockerfile().images()}
-    for tier in TIERS:
-        assert container(pods_of(rendered, tier))["image"] == f"penstock-{tier}:dev"
-        assert commands[tier] == ("python", "-m", f"penstock.{tier}")
-    for name in commands:
-        users = [text for stage in dockerfile().lineage(name) for text in stage.texts("USER")]
-        assert users[-1] == "65532:65532"
-
-
-def test_only_a_worker_image_carries_torch():
-    locked = [each for each in dockerfile().images() if each.packages != "vllm-packages"]
-    assert [each.name for each in locked if "torch" in installed_in(each)] == ["worker", "worker-gpu"]
-
-
-def test_an_image_installs_the_locked_releases():
-    """The image for vLLM leaves out of the lock the two packages of which vLLM requires other releases."""
-    for image in dockerfile().images():
-        runs = [text for stage in dockerfile().lineage(image.packages) for text in stage.texts("RUN")]
-        constraints = {text.split()[3] for text in runs if text.startswith("pip install")}
-        expected = {"tools/requirements.lock"}
-        if image.name == "worker-vllm":
-            expected |= {"tools/vllm-constraints.txt"}
-            assert (
-                "RUN grep -vE '^(llguidance|numpy)==' tools/requirements.lock > tools/vllm-constraints.txt"[4:] in runs
-            )
-        assert constraints == expected
-
-
-@pytest.mark.parametrize("overlay", [LOCAL_OVERLAY, GPU_OVERLAY], ids=["local", "gpu"])
-def test_every_penstock_image_is_made_by_the_dockerfile(overlay):
-    named = {container(each)["image"] for each in render_overlay(overlay) if each["kind"] in WORKLOAD_KINDS}
-    ours = {each.removeprefix("penstock-").removesuffix(":dev") for each in named if each.startswith("penstock-")}
-    assert len(ours) == len(TIERS) + 1  # and ops
-    assert ours <= {each.name for each in dockerfile().images()}
-
-
-def test_every_image_is_used_by_an_overlay():
-    named = {
-        container(each)["image"]
-        for at in OVERLAYS.iterdir()
-        for each in render_overlay(at)
-        if each["kind"] in WORKLOAD_KINDS
-    }
-    assert {f"penstock-{each.name}:dev" for each in dockerfile().images()} <= named
 
 
 def test_auth_on_postgres_has_replicas_that_roll_one_at_a_time_and_no_volume():

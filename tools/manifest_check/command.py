@@ -24,7 +24,7 @@ def render(folder: Path) -> list[Object]:
     done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RenderError(done.stderr.strip())
-    return list(yaml.safe_load_all(done.stdout))
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
 def main() -> int:

@@ -18,6 +18,15 @@ POD_IP = "10.0.0.1"  # made up for values that are known only in a cluster
 _FIELDS = {"status.podIP": POD_IP, "status.podIPs": POD_IP}
 
 
+def without_nulls(value: Any) -> Any:
+    """Return a copy in which fields that are null are absent, as an API server reads them."""
+    if isinstance(value, list):
+        return [without_nulls(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: without_nulls(each) for key, each in value.items() if each is not None}
+
+
 def title(each: Object) -> str:
     return f"{each['kind']} {each['metadata'].get('name', '')}"
 

@@ -25,9 +25,9 @@ def schema_faults(each: Object) -> list[str]:
 
     kubernetes-validate reports the first violation of an object only.
     """
-    if missing := [name for name in ("apiVersion", "kind", "metadata") if name not in each]:
+    if missing := [name for name in ("apiVersion", "kind", "metadata") if not each.get(name)]:
         return [f"an object has no {' and no '.join(missing)}"]
-    violations = _violations(json.dumps(each)) or _missing(each)
+    violations = _violations(json.dumps(each)) or [*_missing(each), *_empty_entries(each)]
     return [f"{title(each)}: {text}" for text in violations]
 
 
@@ -36,6 +36,15 @@ def _missing(each: Object) -> list[str]:
     path = _POD_SPEC if each["kind"] in WORKLOAD_KINDS else () if each["kind"] in _WITHOUT_SPEC else ("spec",)
     paths = [("metadata", "name"), path]
     return [f"{'.'.join(path)} is missing" for path in paths if not _has(each, path)]
+
+
+def _empty_entries(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Entries of lists that are null, which the schemas of Kubernetes allow and an API server refuses."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        if each is None:
+            yield f"{'.'.join((*path, str(key)))} is empty"
+        yield from _empty_entries(each, (*path, str(key)))
 
 
 def _has(found: Any, path: tuple[str, ...]) -> bool:
