@@ -55,8 +55,9 @@ def variables_of(image, folder, environment=os.environ):
     list_file = folder / f"{image.name}.json"
     list_file.write_text(json.dumps({"files": files, "distributions": sorted({*names, "penstock"})}), encoding="utf-8")
     kept = {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}
+    path = os.pathsep.join(map(str, (IMPORT_FILTER, REPO / "services")))  # of this checkout, wherever it is installed
     state = str(folder / "state")  # not the state of a mesh that a person runs here
-    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": str(IMPORT_FILTER), "ONLY_INSTALLED": str(list_file)}
+    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": path, "ONLY_INSTALLED": str(list_file)}
 
 
 def launch(image, folder):
