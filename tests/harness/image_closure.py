@@ -7,15 +7,24 @@ import json
 import os
 import runpy
 import shlex
+import sys
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
 from image_check.dockerfile import Dockerfile
+from image_check.mesh import HEALTH_WATCH, SETTINGS, Launch, running_mesh
 from paths import REPO
 
 IMPORT_FILTER = REPO / "tests" / "harness" / "import_filter"
 MODULES = {".py", ".so"}
+
+# By name of the process: its tier, and its settings beyond those of every mesh.
+PROCESSES = {
+    **{tier: (tier, {}) for tier in SETTINGS},
+    "worker": ("worker", {"THREADS": "1"}),
+    "worker-sim": ("worker", {"THREADS": "1", "ENGINE": "sim"}),
+}
 
 closure = runpy.run_path(str(REPO / "tools" / "lock"))["closure"]
 
@@ -46,5 +55,21 @@ def variables_of(image, folder, environment=os.environ):
     list_file = folder / f"{image.name}.json"
     list_file.write_text(json.dumps({"files": files, "distributions": sorted({*names, "penstock"})}), encoding="utf-8")
     kept = {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}
+    path = os.pathsep.join(map(str, (IMPORT_FILTER, REPO / "services")))  # of this checkout, wherever it is installed
     state = str(folder / "state")  # not the state of a mesh that a person runs here
-    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": str(IMPORT_FILTER), "ONLY_INSTALLED": str(list_file)}
+    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": path, "ONLY_INSTALLED": str(list_file)}
+
+
+def launch(image, folder):
+    """The image's command, by this Python."""
+    (found,) = [each for each in dockerfile().images() if each.name == image]
+    program, *arguments = found.command
+    start = [sys.executable] if program == "python" else [sys.executable, "-m", "penstock.cli"]
+    return Launch([*start, *arguments], variables_of(found, folder), folder)
+
+
+def image_processes(folder, within_s):
+    """A mesh of the images of all tiers, as a context manager; each serves within `within_s` or has failed."""
+    processes = {name: (tier, launch(tier, folder), settings) for name, (tier, settings) in PROCESSES.items()}
+    watch = launch("auth", folder)._replace(command=[sys.executable, str(HEALTH_WATCH)])
+    return running_mesh(processes, watch, within_s)

@@ -4,15 +4,18 @@
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from image_check.mesh import HEALTH_WATCH, SETTINGS, Launch, running_mesh
+from image_check.mesh import HEALTH_WATCH, SETTINGS, running_mesh
 from image_check.ops import failed_commands
-from image_closure import dockerfile, variables_of
+from image_closure import PROCESSES, image_processes, launch
+from manifests import LOCAL_OVERLAY, environment, pods_of, render_overlay
+from paths import REPO
 
 TIMEOUT_S = 120.0  # bound of every wait
 SCENARIO_TOML = """
@@ -41,22 +44,6 @@ def print_help(command, *names):
 print_help(cli)
 """
 
-IMAGES = {each.name: each for each in dockerfile().images()}
-
-# By name of the process: its tier, and its settings beyond those of every mesh.
-PROCESSES = {
-    **{tier: (tier, {}) for tier in SETTINGS},
-    "worker": ("worker", {"THREADS": "1"}),
-    "worker-sim": ("worker", {"THREADS": "1", "ENGINE": "sim"}),
-}
-
-
-def launch(image, folder):
-    """The image's command, by this Python."""
-    program, *arguments = IMAGES[image].command
-    start = [sys.executable] if program == "python" else [sys.executable, "-m", "penstock.cli"]
-    return Launch([*start, *arguments], variables_of(IMAGES[image], folder), folder)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -65,11 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mesh(folder):
-    with running_mesh(
-        {name: (tier, launch(tier, folder), settings) for name, (tier, settings) in PROCESSES.items()},
-        launch("auth", folder)._replace(command=[sys.executable, str(HEALTH_WATCH)]),
-        TIMEOUT_S,
-    ) as mesh:
+    with image_processes(folder, TIMEOUT_S) as mesh:
         yield mesh
 
 
@@ -88,6 +71,37 @@ def test_the_commands_of_the_ops_image_work_on_the_mesh(mesh, ops):
     assert failed_commands(ops, mesh.addresses) == []
 
 
+def commands_of_the_operator_pod():
+    """Commands that docs/operations.md runs in the pod, with the names of addresses in the mesh of this test.
+
+    Without `dashboard`, which runs until it is stopped.
+    """
+    text = (REPO / "docs" / "operations.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\$ kubectl exec .*deployment/operator .*-- penstock ([^#\n]*)", text, re.MULTILINE)
+    return [re.sub(r"(\w+):7009", r"{\1_admin}", each.strip()) for each in found if not each.startswith("dashboard")]
+
+
+def test_the_ops_image_serves_operators_by_the_secret_of_the_manifests(ops, folder):
+    """Pods and the operator's pod take the token from the Secret; nothing else makes the pod an operator."""
+    rendered, processes = render_overlay(LOCAL_OVERLAY), {}
+    for tier in SETTINGS:
+        token = environment(pods_of(rendered, tier))["PENSTOCK_ADMIN_TOKEN"]
+        started = launch(tier, folder)
+        started = started._replace(variables={**started.variables, "PENSTOCK_ADMIN_TOKEN": token})
+        more = {"ENGINE": "sim"} if tier == "worker" else {}
+        processes[tier] = (tier, started, {"ADMIN_LISTEN": "127.0.0.1:0", **more})
+    token = environment(pods_of(rendered, "operator"))["PENSTOCK_ADMIN_TOKEN"]
+    with_token = ops._replace(variables={**ops.variables, "PENSTOCK_ADMIN_TOKEN": token})
+    commands = commands_of_the_operator_pod()
+    watch = launch("auth", folder)._replace(command=[sys.executable, str(HEALTH_WATCH)])
+    with running_mesh(processes, watch, TIMEOUT_S) as mesh:
+        assert not mesh.failures
+        assert {each.split()[0] for each in commands} == {"keys", "snapshot", "tenants", "top"}
+        assert failed_commands(with_token, mesh.addresses, commands) == []
+        (refused,) = failed_commands(ops, mesh.addresses, ["keys list --target {auth_admin}"])
+        assert "ADMIN_ONLY" in refused
+
+
 def test_the_ops_image_explains_every_command(ops):
     done = _python(ops, "-c", HELP_OF_EVERY_COMMAND)
     assert done.returncode == 0, done.stderr
@@ -100,6 +114,12 @@ def test_the_ops_image_simulates(ops, folder):
     plot = folder / "small.png"
     assert failed_commands(ops, {}, [f"simulate {scenario} --plot {plot}"]) == []
     assert plot.stat().st_size
+
+
+def test_the_worker_image_can_download_a_model(folder):
+    """Its init container runs this import; see the component `model-download`."""
+    done = _python(launch("worker", folder), "-c", "from huggingface_hub import snapshot_download as download")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_command_names_the_package_that_the_ops_image_lacks(ops):

@@ -1,12 +1,19 @@
-"""Each rule finds a mistake that the test makes in the rendered overlay."""
+"""Faults between objects that no other tool finds: each is planted in a valid overlay, and found."""
 
 import copy
 import json
 
 import pytest
 
-from manifest_rules import container, manifest_faults
-from manifests import LOCAL_OVERLAY, config_classes, get_object, render_overlay
+from manifest_changes import (
+    CONTAINER_PATH,
+    POD_PATH,
+    rename_variable,
+    set_in,
+    set_variable,
+)
+from manifest_check.rules import manifest_faults
+from manifests import LOCAL_OVERLAY, get_object, render_overlay
 from penstock.routing.bootstrap import bootstrap
 
 
@@ -15,47 +22,20 @@ def objects():
     return copy.deepcopy(render_overlay(LOCAL_OVERLAY))
 
 
-def set_variable(name, value):
-    def apply(deployment):
-        for each in container(deployment)["env"]:
-            if each["name"] == name:
-                each["value"] = value
-                return
-        raise AssertionError(f"no variable {name}")
-
-    return apply
-
-
-def rename_variable(name, new):
-    def apply(deployment):
-        [variable] = [each for each in container(deployment)["env"] if each["name"] == name]
-        variable["name"] = new
-
-    return apply
-
-
-def set_in(path, value):
-    def apply(thing):
-        *parents, last = path
-        for key in parents:
-            thing = thing[key]
-        thing[last] = value
-
-    return apply
-
-
-POD_PATH = ("spec", "template", "spec")
-CONTAINER_PATH = (*POD_PATH, "containers", 0)
-QUEUE_PODS = {"app.kubernetes.io/component": "queue"}
 NO_PODS = {"app.kubernetes.io/component": "absent"}
 
 MANIFEST_FAULTS = {
-    "a Service that selects no pod": ("Service", "queue", set_in(("spec", "selector"), NO_PODS), "selects []"),
+    "a Service that selects no pod": (
+        "Service",
+        "queue",
+        set_in(("spec", "selector"), NO_PODS),
+        "selects pods of 0 components",
+    ),
     "a Service that selects all pods": (
         "Service",
         "queue",
         set_in(("spec", "selector"), {"app.kubernetes.io/name": "penstock"}),
-        "not one Deployment",
+        "selects pods of 8 components",
     ),
     "a targetPort by a wrong name": (
         "Service",
@@ -77,19 +57,19 @@ MANIFEST_FAULTS = {
         "does not match its own pods",
     ),
     "a readiness probe on another port": (
-        "Deployment",
+        "StatefulSet",
         "auth",
         set_in((*CONTAINER_PATH, "readinessProbe", "grpc", "port"), 7003),
         "uses port 7003",
     ),
     "a probe of a port that needs a certificate": (
-        "Deployment",
+        "StatefulSet",
         "auth",
         set_in((*CONTAINER_PATH, "readinessProbe", "grpc", "port"), 7002),
         "its probes use",
     ),
     "an operators' port without a token": (
-        "Deployment",
+        "StatefulSet",
         "auth",
         rename_variable("PENSTOCK_ADMIN_TOKEN", "PENSTOCK_ZONE"),
         "would serve every caller",
@@ -101,7 +81,7 @@ MANIFEST_FAULTS = {
         "serves no operators",
     ),
     "a liveness probe that fails in a drain": (
-        "Deployment",
+        "StatefulSet",
         "auth",
         set_in((*CONTAINER_PATH, "livenessProbe", "grpc"), {"port": 7010}),
         "its probes use",
@@ -220,18 +200,18 @@ MANIFEST_FAULTS = {
         set_in((*POD_PATH, "serviceAccountName"), "edges"),
         "no ServiceAccount edges",
     ),
-    "two writers of one volume": ("Deployment", "auth", set_in(("spec", "replicas"), 2), "write to one volume"),
+    "two writers of one volume": ("StatefulSet", "auth", set_in(("spec", "replicas"), 2), "write to one volume"),
     "a claim that does not exist": (
-        "Deployment",
+        "StatefulSet",
         "auth",
         set_in((*POD_PATH, "volumes", 1, "persistentVolumeClaim", "claimName"), "store"),
         "no PersistentVolumeClaim store",
     ),
     "a volume that is not mounted": (
-        "Deployment",
+        "StatefulSet",
         "auth",
         set_in((*CONTAINER_PATH, "volumeMounts", 1, "name"), "stores"),
-        "differ",
+        "mounts volume stores at /tmp",
     ),
     "a roll that takes pods away first": (
         "Deployment",
@@ -240,12 +220,12 @@ MANIFEST_FAULTS = {
         "takes pods away",
     ),
     "an image by no tag": ("Deployment", "queue", set_in((*CONTAINER_PATH, "image"), "penstock-queue"), "not pinned"),
-    "another namespace": ("Service", "queue", set_in(("metadata", "namespace"), "default"), "not the one namespace"),
+    "another namespace": ("Service", "queue", set_in(("metadata", "namespace"), "default"), "not the one that is made"),
     "a budget for no pod": (
         "PodDisruptionBudget",
         "edge",
         set_in(("spec", "selector", "matchLabels"), NO_PODS),
-        "selects []",
+        "selects pods of 0 components",
     ),
     "a policy that cuts the request's path": (
         "NetworkPolicy",
@@ -253,13 +233,13 @@ MANIFEST_FAULTS = {
         set_in(
             ("spec", "ingress", 0, "from", 0, "podSelector", "matchLabels"), {"app.kubernetes.io/component": "queue"}
         ),
-        "edge may not call worker:7005",
+        "edge may not call worker:grpc",
     ),
     "a policy that opens a wrong port": (
         "NetworkPolicy",
         "queue",
         set_in(("spec", "ingress", 0, "ports", 0, "port"), 7004),
-        "edge may not call queue:7003",
+        "edge may not call queue:grpc",
     ),
 }
 
@@ -268,11 +248,11 @@ MANIFEST_FAULTS = {
 def test_a_manifest_fault_is_found(objects, mistake):
     kind, name, apply, expected = mistake
     apply(get_object(objects, kind, name))
-    found = manifest_faults(objects, config_classes())
+    found = manifest_faults(objects)
     assert any(expected in fault for fault in found), found
 
 
 def test_the_bootstrap_may_name_no_unknown_address(objects):
     file = get_object(objects, "ConfigMap", "envoy")
     file["data"]["bootstrap.json"] = json.dumps(bootstrap("router:7006", "127.0.0.1:9901"))
-    assert any("router:7006, which no Service has" in fault for fault in manifest_faults(objects, config_classes()))
+    assert any("router:7006, which no Service has" in fault for fault in manifest_faults(objects))

@@ -4,24 +4,33 @@ import json
 import os
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 
-from image_closure import dockerfile, installed_in
-from manifest_rules import container, environment, manifest_faults, ports
-from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, TIERS, config_classes, get_object, render_overlay
+from manifest_check.objects import TIERS, WORKLOAD_KINDS
+from manifest_check.rules import manifest_faults
+from manifest_check.tiers import config_class
+from manifests import (
+    DEPLOY_FOLDER,
+    LOCAL_OVERLAY,
+    OVERLAYS,
+    container,
+    environment,
+    get_object,
+    pods_of,
+    ports,
+    render_overlay,
+)
 from paths import REPO
 from penstock.chassis.config import load
 from penstock.chassis.security.identity import parse_spiffe_id
 from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edges.edge_spec import parse_specs
 from penstock.routing.secrets import secret_files
-from penstock.worker.config import WorkerConfig
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
-GPU_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "gpu"
-POSTGRES_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "postgres"
-SCHEMAS = "1.37"  # the newest that kubernetes-validate brings
+GPU_OVERLAY = OVERLAYS / "gpu"
+POSTGRES_OVERLAY = OVERLAYS / "postgres"
+EXAMPLE = REPO / "examples" / "kubernetes"
 
 
 @pytest.fixture
@@ -29,44 +38,31 @@ def rendered():
     return render_overlay(LOCAL_OVERLAY)
 
 
-def test_every_object_is_valid_by_the_schema_of_its_kind(rendered):
-    for each in rendered:
-        validate(each)
+@pytest.mark.parametrize("overlay", [*sorted(OVERLAYS.iterdir()), EXAMPLE], ids=lambda path: path.name)
+def test_an_overlay_is_valid_by_schema_and_has_no_fault(overlay):
+    assert manifest_faults(render_overlay(overlay)) == []
 
 
-def validate(each):
-    """Validate by the schema of its kind; those of cert-manager are its own."""
-    if not each["apiVersion"].startswith("cert-manager.io/"):
-        kubernetes_validate.validate(each, SCHEMAS, strict=True)
-
-
-def test_the_overlay_has_no_fault(rendered):
-    assert manifest_faults(rendered, config_classes()) == []
-
-
-def test_the_overlay_of_the_examples_is_valid_and_has_no_fault():
-    objects = render_overlay(REPO / "examples" / "kubernetes")
-    for each in objects:
-        validate(each)
-    assert manifest_faults(objects, config_classes()) == []
-    worker = get_object(objects, "Deployment", "worker")
+def test_the_overlay_of_the_examples_serves_a_model_of_its_own():
+    worker = pods_of(render_overlay(EXAMPLE), "worker")
     assert worker["spec"]["replicas"] == 4
     assert environment(worker)["PENSTOCK_WORKER_MODEL"].startswith("/models/")
 
 
 def test_every_tier_has_pods_a_service_and_an_account_of_its_own(rendered):
-    for kind in ("Deployment", "Service", "ServiceAccount"):
-        assert {each["metadata"]["name"] for each in rendered if each["kind"] == kind} == {*TIERS, "envoy"}
+    operator = {"operator"}  # serves nothing
+    for kinds, others in ((WORKLOAD_KINDS, operator), (("Service",), set()), (("ServiceAccount",), operator)):
+        assert {each["metadata"]["name"] for each in rendered if each["kind"] in kinds} == {*TIERS, "envoy", *others}
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_tier_listens_on_the_address_of_the_map(rendered, tier):
-    assert ports(get_object(rendered, "Deployment", tier))["grpc"] == PORTS[tier]
+    assert ports(pods_of(rendered, tier))["grpc"] == PORTS[tier]
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_tier_serves_operators_and_probes_on_ports_of_their_own(rendered, tier):
-    there = ports(get_object(rendered, "Deployment", tier))
+    there = ports(pods_of(rendered, tier))
     assert (there["admin"], there["health"]) == (7009, 7010)
 
 
@@ -84,34 +80,31 @@ def test_only_pods_of_operators_reach_the_operators_port(rendered):
 
 
 def test_the_front_has_one_port_for_all_protocols(rendered):
-    assert ports(get_object(rendered, "Deployment", "envoy"))["front"] == 8443
+    assert ports(pods_of(rendered, "envoy"))["front"] == 8443
     assert [port["port"] for port in get_object(rendered, "Service", "envoy")["spec"]["ports"]] == [443]
 
 
 def test_routing_finds_every_edge_on_both_its_ports(rendered):
-    (spec,) = parse_specs(environment(get_object(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_EDGES"])
-    edge = ports(get_object(rendered, "Deployment", "edge"))
+    (spec,) = parse_specs(environment(pods_of(rendered, "routing"))["PENSTOCK_ROUTING_EDGES"])
+    edge = ports(pods_of(rendered, "edge"))
     assert spec.is_dns_set
     assert (spec.template.grpc.port, spec.template.http.port) == (edge["grpc"], edge["http"])
 
 
 def test_routing_makes_the_proxies_listen_on_the_port_of_their_service(rendered):
-    listen = environment(get_object(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_ENVOY_LISTEN"]
-    assert listen == f"0.0.0.0:{ports(get_object(rendered, 'Deployment', 'envoy'))['front']}"
+    listen = environment(pods_of(rendered, "routing"))["PENSTOCK_ROUTING_ENVOY_LISTEN"]
+    assert listen == f"0.0.0.0:{ports(pods_of(rendered, 'envoy'))['front']}"
 
 
 def test_the_door_has_a_certificate_from_a_secret_and_the_proxies_ask_auth(rendered):
-    routing = get_object(rendered, "Deployment", "routing")
+    routing = pods_of(rendered, "routing")
     settings = environment(routing)
     (mount,) = (each for each in container(routing)["volumeMounts"] if each["name"] == "door")
     assert settings["PENSTOCK_ROUTING_DOOR_CERTIFICATE"] == f"{mount['mountPath']}/tls.crt"
     assert settings["PENSTOCK_ROUTING_DOOR_KEY"] == f"{mount['mountPath']}/tls.key"
     (volume,) = (each for each in routing["spec"]["template"]["spec"]["volumes"] if each["name"] == "door")
     assert volume["secret"]["secretName"] == "door-tls"
-    assert (
-        settings["PENSTOCK_ROUTING_AUTHS"]
-        == f"dns:///auth:{ports(get_object(rendered, 'Deployment', 'auth'))['checks']}"
-    )
+    assert settings["PENSTOCK_ROUTING_AUTHS"] == f"dns:///auth:{ports(pods_of(rendered, 'auth'))['checks']}"
 
 
 def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
@@ -119,70 +112,16 @@ def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
     written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902", **options)
     assert json.loads(get_object(rendered, "ConfigMap", "envoy")["data"]["bootstrap.json"]) == written
     ready = written["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"]
-    assert ports(get_object(rendered, "Deployment", "envoy"))["ready"] == ready
-    hook = container(get_object(rendered, "Deployment", "envoy"))["lifecycle"]["preStop"]["exec"]["command"]
+    assert ports(pods_of(rendered, "envoy"))["ready"] == ready
+    hook = container(pods_of(rendered, "envoy"))["lifecycle"]["preStop"]["exec"]["command"]
     assert hook[2] == str(written["admin"]["address"]["socket_address"]["port_value"])
-
-
-def test_every_tier_has_an_image_that_runs_it_and_is_not_root(rendered):
-    commands = {each.name: each.command for each in dockerfile().images()}
-    for tier in TIERS:
-        assert container(get_object(rendered, "Deployment", tier))["image"] == f"penstock-{tier}:dev"
-        assert commands[tier] == ("python", "-m", f"penstock.{tier}")
-    for name in commands:
-        users = [text for stage in dockerfile().lineage(name) for text in stage.texts("USER")]
-        assert users[-1] == "65532:65532"
-
-
-def test_only_a_worker_image_carries_torch():
-    carriers = [each.name for each in dockerfile().images() if "torch" in installed_in(each)]
-    assert carriers == ["worker", "worker-gpu"]
-
-
-@pytest.mark.parametrize("overlay", [LOCAL_OVERLAY, GPU_OVERLAY], ids=["local", "gpu"])
-def test_every_penstock_image_is_made_by_the_dockerfile(overlay):
-    named = {container(each)["image"] for each in render_overlay(overlay) if each["kind"] == "Deployment"}
-    ours = {each.removeprefix("penstock-").removesuffix(":dev") for each in named if each.startswith("penstock-")}
-    assert len(ours) == len(TIERS)
-    assert ours <= {each.name for each in dockerfile().images()}
-
-
-def test_every_image_except_that_for_operators_is_used_by_an_overlay():
-    named = {
-        container(each)["image"]
-        for at in (LOCAL_OVERLAY, GPU_OVERLAY)
-        for each in render_overlay(at)
-        if "spec" in each and each["kind"] == "Deployment"
-    }
-    assert {f"penstock-{each.name}:dev" for each in dockerfile().images()} - named == {"penstock-ops:dev"}
-
-
-def test_a_gpu_overlay_gives_each_worker_one():
-    worker = get_object(render_overlay(GPU_OVERLAY), "Deployment", "worker")
-    assert container(worker)["resources"]["limits"]["nvidia.com/gpu"] == 1
-
-
-def test_a_gpu_worker_has_more_slots_and_memory_for_its_weights():
-    worker, base = (get_object(render_overlay(at), "Deployment", "worker") for at in (GPU_OVERLAY, LOCAL_OVERLAY))
-    assert int(environment(worker)["PENSTOCK_WORKER_SLOTS"]) > WorkerConfig.__dataclass_fields__["slots"].default
-    assert container(worker)["resources"]["limits"]["memory"] == "32Gi"
-    assert container(base)["resources"]["limits"]["memory"] == "4Gi"
-
-
-def test_a_gpu_overlay_has_no_fault():
-    assert manifest_faults(render_overlay(GPU_OVERLAY), config_classes()) == []
-    for each in render_overlay(GPU_OVERLAY):
-        validate(each)
 
 
 def test_auth_on_postgres_has_replicas_that_roll_one_at_a_time_and_no_volume():
     objects = render_overlay(POSTGRES_OVERLAY)
-    assert manifest_faults(objects, config_classes()) == []
-    for each in objects:
-        validate(each)
-    auth = get_object(objects, "Deployment", "auth")
+    auth = pods_of(objects, "auth")
     assert auth["spec"]["replicas"] == 3
-    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "25%"}}
     assert auth["spec"]["strategy"] == rolling
     (store,) = [each for each in container(auth)["env"] if each["name"] == "PENSTOCK_AUTH_STORE"]
     assert store == {
@@ -191,38 +130,26 @@ def test_auth_on_postgres_has_replicas_that_roll_one_at_a_time_and_no_volume():
     }
     assert not [each for each in objects if each["kind"] == "PersistentVolumeClaim"]
     budget = get_object(objects, "PodDisruptionBudget", "auth")
-    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["maxUnavailable"] == "25%"
     assert budget["spec"]["selector"]["matchLabels"].items() <= auth["spec"]["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("overlay", [LOCAL_OVERLAY, POSTGRES_OVERLAY], ids=["local", "postgres"])
 def test_auth_has_time_to_read_its_store_before_it_is_restarted(overlay):
-    probe = container(get_object(render_overlay(overlay), "Deployment", "auth"))["startupProbe"]
+    probe = container(pods_of(render_overlay(overlay), "auth"))["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 120
-
-
-def test_a_gpu_worker_has_a_compiler_and_a_volume_for_what_it_compiles():
-    stage = dockerfile().stages["worker-gpu"]
-    (variables,) = [dict(pair.split("=") for pair in text.split()) for text in stage.texts("ENV")]
-    assert any("apt-get install" in text and variables["CC"] in text.split() for text in stage.texts("RUN"))
-    pods = get_object(render_overlay(GPU_OVERLAY), "Deployment", "worker")
-    mounts = {each["mountPath"]: each["name"] for each in container(pods)["volumeMounts"]}
-    volumes = {each["name"]: each for each in pods["spec"]["template"]["spec"]["volumes"]}
-    assert "emptyDir" in volumes[mounts[variables["TRITON_CACHE_DIR"]]]
 
 
 @pytest.mark.parametrize("tier", ["edge", "worker"])
 def test_edges_and_workers_get_their_zone_from_the_cluster(rendered, tier):
-    (zone,) = [
-        each for each in container(get_object(rendered, "Deployment", tier))["env"] if each["name"] == "PENSTOCK_ZONE"
-    ]
+    (zone,) = [each for each in container(pods_of(rendered, tier))["env"] if each["name"] == "PENSTOCK_ZONE"]
     assert zone["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"
 
 
 def test_every_pod_mounts_the_certificate_that_is_issued_for_its_tier(rendered):
     issued = {each["spec"]["secretName"]: each["spec"] for each in rendered if each["kind"] == "Certificate"}
     for tier in (*TIERS, "envoy"):
-        volumes = get_object(rendered, "Deployment", tier)["spec"]["template"]["spec"]["volumes"]
+        volumes = pods_of(rendered, tier)["spec"]["template"]["spec"]["volumes"]
         (secret,) = [each["secret"]["secretName"] for each in volumes if each["name"] == "tls"]
         (uri,) = issued[secret]["uris"]
         identity = parse_spiffe_id(uri)
@@ -233,20 +160,20 @@ def test_every_pod_mounts_the_certificate_that_is_issued_for_its_tier(rendered):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_every_tier_reads_the_certificate_that_is_mounted(rendered, tier):
-    pods = get_object(rendered, "Deployment", tier)
+    pods = pods_of(rendered, tier)
     (mount,) = [each["mountPath"] for each in container(pods)["volumeMounts"] if each["name"] == "tls"]
-    config = load(config_classes()[tier], tier, environment(pods))
+    config = load(config_class(tier), tier, environment(pods))
     files = (config.tls_certificate, config.tls_key, config.tls_ca)
     assert [str(each) for each in files] == [f"{mount}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")]
 
 
 def test_the_proxies_read_the_certificate_that_is_mounted(rendered):
-    pods = get_object(rendered, "Deployment", "envoy")
+    pods = pods_of(rendered, "envoy")
     mounts = {each["name"]: Path(each["mountPath"]) for each in container(pods)["volumeMounts"]}
     files = secret_files(*(mounts["tls"] / name for name in ("tls.crt", "tls.key", "ca.crt")))
     data = get_object(rendered, "ConfigMap", "envoy")["data"]
     assert {name: json.loads(data[name]) for name in files} == {name: json.loads(text) for name, text in files.items()}
-    secrets = environment(get_object(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_ENVOY_SECRETS"]
+    secrets = environment(pods_of(rendered, "routing"))["PENSTOCK_ROUTING_ENVOY_SECRETS"]
     assert secrets == str(mounts["config"])
 
 
@@ -256,7 +183,7 @@ def test_with_the_driver_each_pod_has_an_identity_of_its_own(tmp_path):
     (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
     objects = render_overlay(tmp_path)
     for tier in (*TIERS, "envoy"):
-        volumes = get_object(objects, "Deployment", tier)["spec"]["template"]["spec"]["volumes"]
+        volumes = pods_of(objects, tier)["spec"]["template"]["spec"]["volumes"]
         (volume,) = [each for each in volumes if each["name"] == "tls"]
         attributes = volume["csi"]["volumeAttributes"]
         uri, names = attributes["csi.cert-manager.io/uri-sans"], attributes["csi.cert-manager.io/dns-names"]
@@ -270,8 +197,7 @@ def test_a_second_edge_process_of_a_pod_shares_the_ports_of_the_api_and_no_other
     components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / "edge-processes", tmp_path)]
     overlay = {"resources": [os.path.relpath(LOCAL_OVERLAY, tmp_path)], "components": components}
     (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
-    edge = get_object(render_overlay(tmp_path), "Deployment", "edge")
-    validate(edge)
+    edge = pods_of(render_overlay(tmp_path), "edge")
     by_name = {each["name"]: each for each in edge["spec"]["template"]["spec"]["containers"]}
     first, second = by_name.pop("edge"), by_name.pop("edge-2")
     assert not by_name

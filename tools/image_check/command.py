@@ -2,7 +2,7 @@
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,17 +35,18 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, help="a new folder for the environments, kept (default: a temporary one)"
     )
+    parser.add_argument("--without", action="append", default=[], metavar="IMAGE", help="an image that is not checked")
     given = parser.parse_args()
     if given.folder:
         given.folder.mkdir(parents=True)
-        return _check(given.folder.resolve(), given.within)
+        return _check(given.folder.resolve(), given.within, given.without)
     with tempfile.TemporaryDirectory(prefix="penstock-images-") as folder:
-        return _check(Path(folder), given.within)
+        return _check(Path(folder), given.within, given.without)
 
 
-def _check(work: Path, within: float) -> int:
+def _check(work: Path, within: float, without: Sequence[str]) -> int:
     dockerfile = Dockerfile.read(REPO / "deploy" / "Dockerfile")
-    rows = _distinct(dockerfile.images())
+    rows = _distinct([each for each in dockerfile.images() if each.name not in without])
     _build(rows, Builder(dockerfile, REPO, work, _say))
     ready = {row.image.name: row for row in rows if row.packages}
     home = work / "home"

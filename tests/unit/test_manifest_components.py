@@ -1,0 +1,72 @@
+"""Components that no overlay or one overlay has, added to an overlay: valid, without a fault, and with their effect."""
+
+import json
+import os
+
+import pytest
+
+from manifest_check.objects import TIERS, Manifests
+from manifest_check.rules import manifest_faults
+from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, OVERLAYS, get_object, pods_of, render_overlay
+
+COMPONENTS = DEPLOY_FOLDER / "k8s" / "components"
+
+
+def with_components(folder, *names, overlay=LOCAL_OVERLAY):
+    """The objects of an overlay with further components."""
+    components = [os.path.relpath(COMPONENTS / name, folder) for name in names]
+    content = {"namespace": "penstock", "resources": [os.path.relpath(overlay, folder)], "components": components}
+    (folder / "kustomization.yaml").write_text(json.dumps(content))
+    return render_overlay(folder)
+
+
+@pytest.mark.parametrize("name", sorted(each.name for each in COMPONENTS.iterdir()))
+def test_every_component_is_in_an_overlay_or_in_a_test(name):
+    used = "".join(each.read_text() for each in OVERLAYS.rglob("kustomization.yaml"))
+    assert f"components/{name}\n" in used or name in ALONE
+
+
+ALONE = {"cert-manager-csi", "edge-processes", "gateway", "model-volume"}
+
+
+@pytest.mark.parametrize("name", sorted(ALONE))
+def test_a_component_alone_makes_no_fault(tmp_path, name):
+    assert manifest_faults(with_components(tmp_path, name)) == []
+
+
+def test_a_load_balancer_passes_connections_to_the_proxies():
+    service = get_object(render_overlay(OVERLAYS / "two-pools"), "Service", "envoy")["spec"]
+    assert (service["type"], service["externalTrafficPolicy"]) == ("LoadBalancer", "Local")
+
+
+def test_a_gateway_has_routes_for_both_protocols_with_names_of_their_own(tmp_path):
+    objects = with_components(tmp_path, "gateway")
+    http, grpc = (get_object(objects, kind, "front")["spec"] for kind in ("HTTPRoute", "GRPCRoute"))
+    assert not set(http["hostnames"]) & set(grpc["hostnames"])
+    assert http["rules"][0]["timeouts"] == {"request": "0s"}
+    assert grpc["rules"][0]["matches"] == [{"method": {"service": "penstock.v1.Inference"}}]
+    backend = get_object(objects, "BackendTLSPolicy", "front")["spec"]
+    assert backend["validation"]["hostname"] in http["hostnames"]
+
+
+def test_the_local_overlay_issues_the_certificate_of_the_door():
+    objects = render_overlay(LOCAL_OVERLAY)
+    door = get_object(objects, "Certificate", "door")["spec"]
+    (volume,) = [
+        each for each in pods_of(objects, "routing")["spec"]["template"]["spec"]["volumes"] if each["name"] == "door"
+    ]
+    assert volume["secret"]["secretName"] == door["secretName"]
+    assert "localhost" in door["dnsNames"]
+    assert "uris" not in door  # it is no identity of the mesh
+
+
+def test_tiers_take_the_place_of_workers_on_a_full_node():
+    manifests = Manifests(render_overlay(OVERLAYS / "two-pools"))
+    values = {each["metadata"]["name"]: each["value"] for each in manifests.of_kind("PriorityClass")}
+    priorities = {
+        each.name: values[each.pod["priorityClassName"]]
+        for each in manifests.workloads
+        if each.tier in {*TIERS, "envoy"}
+    }
+    workers = {priorities.pop(each.name) for each in manifests.of_tier("worker")}
+    assert max(workers) < min(priorities.values())
