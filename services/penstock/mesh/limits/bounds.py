@@ -9,6 +9,7 @@ from typing import Final
 TOKENS: Final = 1 << 24  # tokens of one sequence: prompt, output, context
 TOTAL_TOKENS: Final = 1 << 53  # tokens over tickets, leases or workers; a float holds every integer up to it
 COUNT: Final = (1 << 32) - 1  # tickets, leases, slots, workers over a whole model; all that the fields' type holds
+WORKERS: Final = 1_000_000.0  # of one model
 SLOTS: Final = 1 << 16  # sequences of one worker
 KV_BLOCKS: Final = 1 << 26  # of one worker
 BLOCK_SIZE: Final = 1 << 16  # tokens
