@@ -193,6 +193,9 @@ class Gateway:
         try:
             # First, so that a caller without a valid key causes no other work.
             context.request.identity = await self.authenticate(context.credential)
+            await self._runner.model_wait.wait(context)
+            if context.request.is_done:  # its client has cancelled, or its deadline has passed
+                return
             plan = await self._plan(context)
             self._runner.requests.add_bytes(context, plan.prompt_bytes)
             self._runner.admission.check_planned(context, plan)
