@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-MAX_UTILISATION = 0.9  # share of a worker's time
+MAX_UTILISATION = 0.75  # share of a worker's time, the same for which the mesh plans
 SMOOTHING_S = 60  # s around a time over which work is averaged: a queue evens out less than a minute
 
 

@@ -124,6 +124,7 @@ class SimEdge:
         if request.has_ended:
             return
         if not self._peers.is_served:
+            request.was_held = True
             self._held.append((request, self._events.now if held_at is None else held_at))
             self._peers.on_held_requests(len(self._held))
             return
