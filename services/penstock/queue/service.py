@@ -92,6 +92,7 @@ class QueueService(QueueServiceServicer):
             self._schedulers[scheduler] = peer
             try:
                 self._perform(self._book.on_scheduler_connected(scheduler, self._now()))
+                self._send_demand(scheduler)
                 async for frame in peer:
                     self._perform(self._on_scheduler_frame(scheduler, frame))
             finally:
@@ -113,13 +114,13 @@ class QueueService(QueueServiceServicer):
     async def report_demand(self) -> None:
         """Report the demand to all schedulers until cancelled."""
         while True:
-            self._send_demand()
+            self._send_demand(*self._schedulers)
             await asyncio.sleep(DEMAND_INTERVAL_S)
 
-    def _send_demand(self) -> None:
-        if demand := self._demand.report(self._now()):
-            for scheduler in self._schedulers.values():
-                scheduler.send(pb.DispatchResponse(demand=demand))
+    def _send_demand(self, *schedulers: str) -> None:
+        if schedulers and (demand := self._demand.report(self._now())):
+            for scheduler in schedulers:
+                self._schedulers[scheduler].send(pb.DispatchResponse(demand=demand))
 
     def drain(self) -> None:
         """Send `end` to all peers: edges enqueue waiting tickets elsewhere, and schedulers drop their credit."""
@@ -153,7 +154,7 @@ class QueueService(QueueServiceServicer):
                 return self._book.withdraw(edge, frame.withdraw.ticket_ids)
             case "held_requests":
                 if self._demand.on_held_requests(edge, frame.held_requests.models, self._now()):
-                    self._send_demand()
+                    self._send_demand(*self._schedulers)
         return []
 
     def _enqueue(self, edge: str, ticket: Ticket) -> list[out.Effect]:

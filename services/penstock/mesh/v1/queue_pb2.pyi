@@ -1209,9 +1209,9 @@ Global___DispatchResponse: _TypeAlias = DispatchResponse  # noqa: Y015
 @_typing.final
 class Demand(_message.Message):
     """Demand is the number of workers that the work of one shard needs: waiting and running tickets, held requests, and the
-    prompts that arrive. Sent once a second, and at once if a model needs workers that needed none. Not sent before edges
-    and schedulers have had the time to report to a shard that has just started. The workers of a model are the largest of
-    the three sums over all shards.
+    prompts that arrive. Sent after hello, once a second, and at once if a model needs workers that needed none. Not sent
+    before edges and schedulers have had the time to report to a shard that has just started. The workers of a model are
+    the largest of the three sums over all shards.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
