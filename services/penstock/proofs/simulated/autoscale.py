@@ -59,16 +59,16 @@ AZURE_LIKE = SampledDemand(
 )
 
 ROLLED_WORKERS, ROLL_UNAVAILABLE = 200, 20
-ROLL_BEGINS_AT_S, ROLL_DURATION_S = 60.0, 1_500.0
+ROLL_BEGINS_AT_S, ROLL_DURATION_S = 30.0, 1_100.0
 MAX_ROLL_S = 3_600.0
 MIN_ROLL_GOODPUT_PERCENT = 95.0
 ROLL_SLO = SloTargets(ttft=5.0, tbt=0.3)
 SLOW_STEPS = StepTimeModel(base_s=0.1, per_prefill_token_s=0.0005, per_decode_seq_s=0.001)
-ROLL_RATE = 18.0  # requests/s: about three quarters of the slots, so that a tenth of the workers is spare by load alone
+ROLL_RATE = 27.0  # requests/s: about three quarters of the slots, so that a tenth of the workers is spare by load alone
 ROLL_DEMAND = SampledDemand(
     Poisson(ROLL_RATE),
     LogNormal(mean=1_000.0, sigma=0.7, low=100, high=8_000),
-    LogNormal(mean=300.0, sigma=0.7, low=10, high=1_000),
+    LogNormal(mean=200.0, sigma=0.7, low=10, high=600),
 )
 
 
@@ -110,9 +110,11 @@ def prove(options: AutoscaleOptions, console: Console) -> ProofCard:
     """Raises ValueError if the trace cannot be read."""
     card, demand = ProofCard(proof="autoscale"), _demand(options.trace)
     with progress_reporter(console) as report_progress, process_pool(report_progress) as pool:
-        [rolled] = pool.map(simulate_roll, [roll_scenario()], "rolls")
-        runs = pool.map(simulate_hour, [hour_scenario(each, demand) for each in POOLS], "hours")
+        scenarios = [roll_scenario(), *(hour_scenario(each, demand) for each in POOLS)]
+        rolled, *runs = pool.map(simulate, scenarios, "simulations")
+    assert isinstance(rolled, RollRun), "the first scenario is the roll"
     for kind, run in zip(POOLS, runs, strict=True):
+        assert isinstance(run, HourRun), "the others are hours"
         card.lines += hour_lines(kind, run, clairvoyant_plan(_work(kind, demand), LOAD_TIME_S))
     card.lines += roll_lines(rolled)
     return card
@@ -126,6 +128,10 @@ def _demand(trace: Path | None) -> Demand:
             return read_azure(trace)
     except TraceError as error:
         raise ValueError(str(error)) from error
+
+
+def simulate(scenario: Scenario) -> "HourRun | RollRun":
+    return simulate_roll(scenario) if scenario.roll else simulate_hour(scenario)
 
 
 # From 0 to n to 0.
