@@ -15,6 +15,8 @@ from penstock.keda.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from penstock.scheduler.autoscaling.external_scaler import ExternalScaler
 from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
+from penstock.scheduler.autoscaling.pod_annotations import KubernetesApi, PodAnnotations
+from penstock.scheduler.autoscaling.pod_costs import leases_by_pod
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
@@ -34,6 +36,9 @@ async def run(config: SchedulerConfig) -> None:
     demand = FleetDemand()
     service = SchedulerService(dispatcher, config.queues, hello, demand, dialer=security.dialer)
     scaler = ExternalScaler(demand, now=time.monotonic)
+    annotations = []
+    if config.pod_deletion_costs:
+        annotations.append(PodAnnotations(KubernetesApi.of_pod(), lambda: leases_by_pod(dispatcher.fleet)))
     async with serving(
         config.listen,
         [(add_SchedulerServiceServicer_to_server, service), (add_ExternalScalerServicer_to_server, scaler)],
@@ -44,7 +49,7 @@ async def run(config: SchedulerConfig) -> None:
         security=security,
     ) as server:
         hello.address = server.address
-        async with background(service.run(), service.tick()):
+        async with background(service.run(), service.tick(), *(each.run() for each in annotations)):
             await stop_requested()
             scaler.drain()
             await service.drain()
