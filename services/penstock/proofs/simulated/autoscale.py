@@ -62,13 +62,14 @@ ROLLED_WORKERS, ROLL_UNAVAILABLE = 200, 20
 ROLL_BEGINS_AT_S, ROLL_DURATION_S = 30.0, 1_100.0
 MAX_ROLL_S = 3_600.0
 MIN_ROLL_GOODPUT_PERCENT = 95.0
-ROLL_SLO = SloTargets(ttft=5.0, tbt=0.3)
-SLOW_STEPS = StepTimeModel(base_s=0.1, per_prefill_token_s=0.0005, per_decode_seq_s=0.001)
-ROLL_RATE = 27.0  # requests/s: about three quarters of the slots, so that a tenth of the workers is spare by load alone
+ROLL_SLO = SloTargets(ttft=5.0, tbt=0.6)
+# Steps of a very large model, also because 200 workers with short ones take long to simulate.
+SLOW_STEPS = StepTimeModel(base_s=0.25, per_prefill_token_s=0.001, per_decode_seq_s=0.001)
+ROLL_RATE = 26.0  # requests/s: about three quarters of the slots, so that a tenth of the workers is spare by load alone
 ROLL_DEMAND = SampledDemand(
     Poisson(ROLL_RATE),
     LogNormal(mean=1_000.0, sigma=0.7, low=100, high=8_000),
-    LogNormal(mean=200.0, sigma=0.7, low=10, high=600),
+    LogNormal(mean=80.0, sigma=0.7, low=10, high=240),
 )
 
 

@@ -54,7 +54,7 @@ class FleetDemand:
         0 if every shard has reported and none has work for the model. Raises Unavailable / DEMAND_UNKNOWN.
         """
         needed = [each.needed_by_model.get(model, NOTHING_NEEDED) for each in self._fresh_reports(now)]
-        return max(sum(each) for each in zip(*needed, strict=True))
+        return max(sum(each[way] for each in needed) for way in range(len(NOTHING_NEEDED)))
 
     def _fresh_reports(self, now: float) -> list[ShardReport]:
         if not self._shards:

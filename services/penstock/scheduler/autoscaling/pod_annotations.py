@@ -39,8 +39,8 @@ class KubernetesApi:
         folder = Path(SERVICE_ACCOUNT_FOLDER)
         if not host or not (folder / "token").exists():
             raise ConfigError(
-                "PENSTOCK_SCHEDULER_POD_DELETION_COSTS needs a pod with the token of a service account, as the component "
-                "`pod-deletion-costs` has it"
+                "PENSTOCK_SCHEDULER_POD_DELETION_COSTS needs a pod with the token of a service account, as the "
+                "component `pod-deletion-costs` has it"
             )
         return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", folder)
 

@@ -42,7 +42,7 @@ class SimPods:
     drain_grace: float  # s; a run that is left after it is cut
     events: SimEventQueue
     mesh: WorkerOwner
-    on_ended: Callable[[], None] = lambda: None
+    on_ended: Callable[[], object] = lambda: None
     pods: list[SimPod] = field(default_factory=list)
     runs_cut: int = 0
 
