@@ -6,6 +6,7 @@ import pytest
 
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import KEY, TIMEOUT_S, FakeWorker, edge_mesh
+from penstock.client.request import embed_request
 from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.route_pb2 import Route, RouteDefinition, RouteHold, RouteTarget
 
@@ -134,3 +135,15 @@ async def test_only_declared_models_are_held(is_held):
         error = await rejected_call(mesh.generate(model="other"))
         assert error.reason == "MODEL_UNKNOWN"
         assert mesh.queue.held_requests.empty()
+
+
+async def test_a_call_for_embeddings_waits_for_the_first_worker():
+    async with edge_mesh(fakes=[FakeWorker("w1", model=MODEL, digest="d", embedding_size=4)]) as mesh:
+        await declare(mesh, held_route())
+        stop_workers(mesh)
+        await asyncio.sleep(0.05)
+        request = embed_request(["a", "b"], MODEL, None)
+        call = asyncio.ensure_future(mesh.inference.Embed(request, metadata=KEY))
+        await until(mesh, held=1)
+        start_workers(mesh)
+        assert len((await call).embeddings) == 2

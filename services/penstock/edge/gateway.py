@@ -275,8 +275,17 @@ class Gateway:
             token_ids=ids if include_token_ids else (),
         )
 
-    async def choose_model(self, name: str) -> LoadedModel:
-        """Return the version of a model for the next request. Raises as `ModelCatalog.choose`."""
+    async def choose_model(
+        self, name: str, *, route: str, credential: Credential, time_left: float | None
+    ) -> LoadedModel:
+        """Return the version of a model for the next requests of a call that names it by `route`.
+
+        Waits for a worker if the route holds requests. Raises as `ModelCatalog.choose` and `ModelWait.wait`.
+        """
+        if self._router.has(route):
+            tenant_id = (await self.authenticate(credential)).tenant_id
+            deadline = self._runner.now() + self._time_limit(time_left)
+            await self._runner.model_wait.wait_for_model(route, tenant_id, name, deadline)
         return await self._catalog.choose(name)
 
     def hold_bytes(self, size: int) -> AbstractContextManager[None]:

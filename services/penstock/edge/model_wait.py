@@ -7,7 +7,7 @@ import structlog
 
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.models.holds import ModelHolds
+from penstock.edge.models.holds import HoldLimits, ModelHolds
 from penstock.edge.models.router import ModelRouter
 
 log = structlog.get_logger()
@@ -54,25 +54,39 @@ class ModelWait:
 
         Raises Unavailable / NO_WORKER beyond the bounds of the route.
         """
-        if (missing := self._router.missing_model(context)) is None:
+        if (limits := self._router.missing_model(context)) is None:
             return
-        (model, limits), since = missing, self._now()
-        time_left = context.request.deadline - since
+        request, since = context.request, self._now()
+        await self._hold(
+            context.spec.model,
+            limits,
+            request.deadline,
+            lambda: not request.is_done and self._router.missing_model(context) is not None,
+        )
+        if not request.is_done:
+            request.on_held(since, self._now())
+            context.spec = self._router.spec_of(context)
+
+    async def wait_for_model(self, route: str, tenant_id: str, model: str, deadline: float) -> None:
+        """Wait for a worker of a model for a call that is no request yet. `deadline`: s. Raises as `wait`."""
+        if limits := self._router.hold_limits(route, tenant_id, model):
+            is_missing = lambda: self._router.hold_limits(route, tenant_id, model) is not None  # noqa: E731
+            await self._hold(model, limits, deadline, is_missing)
+
+    async def _hold(self, model: str, limits: HoldLimits, deadline: float, is_missing: Callable[[], bool]) -> None:
+        """Wait until `is_missing` returns false."""
+        since = self._now()
+        until = min(since + limits.seconds, deadline)
         try:
-            expected = self._holds.admit(model, limits, time_left, since)
+            expected = self._holds.admit(model, limits, deadline - since, since)
         finally:
             self._has_wanted.set()
-        log.info("request_held", ticket_id=context.ticket_id, model=model, expected_s=round(expected, 1))
-        until = since + min(limits.seconds, time_left)
+        log.info("request_held", model=model, expected_s=round(expected, 1))
         try:
-            while self._router.missing_model(context) and not context.request.is_done and self._now() < until:
+            while is_missing() and self._now() < until:
                 await self._catalog.wait_changed(min(LOOK_INTERVAL_S, until - self._now()))
-            if self._router.missing_model(context) and not context.request.is_done:
+            if is_missing():
                 raise self._holds.timed_out(model, self._now())
+            self._holds.on_served(model)
         finally:
             self._holds.release(model)
-        if context.request.is_done:
-            return
-        self._holds.on_served(model)
-        context.request.on_held(since, self._now())
-        context.spec = self._router.spec_of(context)

@@ -88,12 +88,15 @@ class ModelRouter:
         model = choose(route, context.request_id, self._catalog.is_available) if route else ""
         return model if model and self._catalog.is_available(model) else ""
 
-    def missing_model(self, context: RequestContext) -> tuple[str, HoldLimits] | None:
-        """Return the model for whose worker a request waits, and the limits of the wait. None if it need not wait."""
-        route = self._routes.find(context.route, context.request.identity.tenant_id) if context.route else None
-        if route is None or route.hold is None or self._catalog.is_available(context.spec.model):
-            return None
-        return None if self._next_model(context) else (context.spec.model, route.hold)
+    def hold_limits(self, route_name: str, tenant_id: str, model: str) -> HoldLimits | None:
+        """Return the limits within which a call of a route waits for a worker of `model`. None if it does not wait."""
+        route = self._routes.find(route_name, tenant_id) if route_name else None
+        return None if route is None or self._catalog.is_available(model) else route.hold
+
+    def missing_model(self, context: RequestContext) -> HoldLimits | None:
+        """Return the limits within which a request waits for a worker of its model. None if it does not wait."""
+        limits = self.hold_limits(context.route, context.request.identity.tenant_id, context.spec.model)
+        return None if limits is None or self._next_model(context) else limits
 
     def list(self, tenant_id: str) -> list[Model]:
         """Return the models and routes that a tenant can name, by name. A route hides the model of its name."""
