@@ -7,6 +7,7 @@ import pytest
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import KEY, TIMEOUT_S, FakeWorker, edge_mesh
 from penstock.client.request import embed_request
+from penstock.edge.gateway import EXPECTED_WAIT_HEADER
 from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.route_pb2 import Route, RouteDefinition, RouteHold, RouteTarget
 
@@ -56,6 +57,7 @@ async def test_a_request_waits_for_the_first_worker_and_is_reported_to_the_queue
         async with asyncio.timeout(TIMEOUT_S):
             assert await mesh.queue.held_requests.get() == {MODEL: 1}
         assert not mesh.queue.tickets
+        assert dict(await call.initial_metadata())[EXPECTED_WAIT_HEADER] == "1"
         start_workers(mesh)
         accepted, text, _, finished = await reading
         assert (accepted.model, text) == (MODEL, "ab")
@@ -63,6 +65,9 @@ async def test_a_request_waits_for_the_first_worker_and_is_reported_to_the_queue
         async with asyncio.timeout(TIMEOUT_S):
             while await mesh.queue.held_requests.get():
                 pass  # reports may repeat; the last one is empty
+        call = mesh.generate(model=MODEL, max_output_tokens=1)
+        await read_answer(call)
+        assert EXPECTED_WAIT_HEADER not in dict(await call.initial_metadata())
         figures = await wait_at_rest(mesh)
         assert (figures["held"], figures["held_total"], figures["hold_refused"]) == (0, 1, 0)
 

@@ -27,6 +27,7 @@ from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
+from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.edge.runner import RequestRunner
@@ -36,6 +37,7 @@ from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse,
 
 Parsed = TypeVar("Parsed")
 
+EXPECTED_WAIT_HEADER = "x-penstock-expected-wait"  # s until a worker serves the model
 BYTES_PER_PYTHON_ID = 36  # of a Python int in a tuple, as in `RequestSpec`
 
 
@@ -146,6 +148,14 @@ class Gateway:
         if not self._router.has(spec.model):
             return spec
         return replace(spec, model=self._router.model_of(estimate_from_spec(spec), self._caller(credential), session))
+
+    def hold_headers(self, route: str, admission: AdmissionResult, credential: Credential) -> Headers:
+        """Return the predicted wait of an admitted request that waits for a worker; empty if it does not."""
+        if not admission.model:  # not of a route
+            return ()
+        caller = self._caller(credential)
+        expected = self._runner.model_wait.expected_wait(route, caller.tenant_id if caller else "", admission.model)
+        return () if expected is None else ((EXPECTED_WAIT_HEADER, f"{expected:.0f}"),)
 
     def _caller(self, credential: Credential) -> Identity | None:
         """Return the identity of a caller that auth has admitted or identified recently, also while it is away."""

@@ -49,6 +49,11 @@ class ModelWait:
                 await asyncio.sleep(REPORT_INTERVAL_S)
             self._report({})
 
+    def expected_wait(self, route: str, tenant_id: str, model: str) -> float | None:
+        """Return the s for which a call of a route waits for a worker, as predicted. None if it does not wait."""
+        limits = self._router.hold_limits(route, tenant_id, model)
+        return self._holds.expected(model, limits, self._now()) if limits else None
+
     async def wait(self, context: RequestContext) -> None:
         """Wait for a worker if the route of the request holds requests and has none. Then its spec names the model.
 

@@ -65,6 +65,11 @@ class ModelHolds:
         self.held_total += 1
         return expected
 
+    def expected(self, model: str, limits: HoldLimits, now: float) -> float:
+        """Return the s until a worker is expected, for a request that would be held now."""
+        missing = self._missing.get(model)
+        return missing.expected(now) if missing else limits.load_time
+
     def timed_out(self, model: str, now: float) -> Unavailable:
         """Return the error of a held request that has waited for as long as it may."""
         return self._refusal(model, "the request has waited for as long as it may", self._missing[model].expected(now))
