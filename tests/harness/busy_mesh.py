@@ -4,7 +4,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from dispatch_mesh import book_of
+from dispatch_mesh import book_of, demand_of
 from operators import operators_at_socket
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.admin import AdminService
@@ -16,6 +16,7 @@ from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_
 from penstock.queue import snapshot as queue_snapshot
 from penstock.queue.service import QueueService
 from penstock.scheduler import snapshot as scheduler_snapshot
+from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
@@ -34,7 +35,8 @@ def ticket(ticket_id, **fields):
 @asynccontextmanager
 async def shard_at(name):
     book = book_of()
-    service = QueueService(book, Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="queue"), now=time.time)
+    hello = Hello(protocol=HIGHEST_VERSION, instance_id=name, tier="queue")
+    service = QueueService(book, demand_of(book), hello, now=time.time)
     admin = AdminService("queue", name, service.figures, lambda: queue_snapshot.tables(book))
     registration = add_QueueServiceServicer_to_server, service
     with operators_at_socket() as operators:
@@ -49,7 +51,8 @@ async def shard_at(name):
 @asynccontextmanager
 async def scheduler_of(*queues):
     dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
-    service = SchedulerService(dispatcher, queues, Hello(protocol=HIGHEST_VERSION, instance_id="s", tier="scheduler"))
+    hello = Hello(protocol=HIGHEST_VERSION, instance_id="s", tier="scheduler")
+    service = SchedulerService(dispatcher, queues, hello, FleetDemand())
     tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as in the composition root
     admin = AdminService("scheduler", "scheduler-1", service.figures, tables)
     registration = add_SchedulerServiceServicer_to_server, service

@@ -1,6 +1,7 @@
 """The `penstock` command as a process of its own."""
 
 import asyncio
+import json
 import os
 import sys
 
@@ -18,3 +19,11 @@ async def run_penstock(*arguments, **environment):
     async with asyncio.timeout(TIMEOUT_S):
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
+
+
+async def run_models(mesh, *arguments):
+    """Run `penstock models` as an operator of the mesh; returns what it printed."""
+    target = mesh.plan.processes_of("auth")[0].admin_address
+    code, out, err = await run_penstock("models", *arguments, "--target", target, "--json")
+    assert code == 0, err
+    return json.loads(out)

@@ -13,6 +13,7 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as queue_effects
 from penstock.queue import frames as queue_frames
 from penstock.queue.admission.admission import QueueLimits
+from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.policies.priority_classes import ClassFifo
 from penstock.queue.ticket import from_frame
@@ -66,6 +67,11 @@ def book_of(*, max_depth=1_000, max_tokens=1_000_000, model_timeout=MODEL_TIMEOU
         recent_leases=RecentLeases(10.0),
         new_policy=new_order,
     )
+
+
+def demand_of(book):
+    """The demand of a shard that has run for long."""
+    return ShardDemand(book.model_queues, book.accounting, complete_at=0.0)
 
 
 @dataclass

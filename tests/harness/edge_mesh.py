@@ -12,7 +12,7 @@ import grpc
 from operators import admin_socket
 from penstock.auth.responses.service import ResponseService
 from penstock.chassis.channels import channel
-from penstock.chassis.errors import PenstockError, Unauthenticated
+from penstock.chassis.errors import PenstockError, Unauthenticated, Unavailable
 from penstock.chassis.streams.link import accept_stream
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.edge.__main__ import edge
@@ -134,6 +134,7 @@ class FakeQueue(QueueServiceServicer):
         self.queued_windows = []  # rejection windows of each queued ticket
         self.holds_tickets = False  # tickets stay queued
         self.held_tickets = asyncio.Queue()
+        self.held_requests = asyncio.Queue()  # reports of requests that the edge holds, by model
         self.peers = set()
 
     async def Submit(self, request_iterator, context):
@@ -161,6 +162,8 @@ class FakeQueue(QueueServiceServicer):
             peer.send(self.catalog())
 
     def on_frame(self, peer, frame):
+        if frame.WhichOneof("frame") == "held_requests":
+            self.held_requests.put_nowait({each.model: each.requests for each in frame.held_requests.models})
         for ticket in frame.enqueue.tickets:
             self.tickets.append(ticket)
             if self.sheds:
@@ -175,6 +178,11 @@ class FakeQueue(QueueServiceServicer):
             self.withdrawals.append(frame.withdraw)
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
+
+    def reject(self, ticket, reason):
+        """Shed a ticket that is queued."""
+        for peer in self.peers:
+            peer.send(self.shed(ticket, Unavailable("shed by the test", reason=reason, retry_after=1.0)))
 
     def shed(self, ticket, error):
         return SubmitResponse(

@@ -7,6 +7,7 @@ from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.queue.admission.admission import QueueLimits
+from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService
 from penstock.queue.tickets.book import TicketBook
@@ -27,7 +28,8 @@ class Shard:
             recent_leases=RecentLeases(10.0),
         )
         hello = Hello(protocol=HIGHEST_VERSION, instance_id="queue-1", tier="queue")
-        self.service = QueueService(self.book, hello, scheduler_wait=scheduler_wait, now=lambda: self.time)
+        demand = ShardDemand(self.book.model_queues, self.book.accounting, complete_at=START_S)
+        self.service = QueueService(self.book, demand, hello, scheduler_wait=scheduler_wait, now=lambda: self.time)
         self.address, self.calls = "", None
 
 

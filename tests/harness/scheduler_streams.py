@@ -12,6 +12,7 @@ from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
+from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
@@ -128,7 +129,7 @@ async def scheduler_of(*shards, ttl=5.0, look_ahead=0):
     """A scheduler that listens and keeps a stream to each of `shards`."""
     dispatcher = Dispatcher(leases=LeaseBook(ttl=ttl, prefix="s"), look_ahead=look_ahead)
     hello = Hello(protocol=HIGHEST_VERSION, instance_id="scheduler-1", tier="scheduler")
-    service = SchedulerService(dispatcher, [shard.address for shard in shards], hello)
+    service = SchedulerService(dispatcher, [shard.address for shard in shards], hello, FleetDemand())
     registration = add_SchedulerServiceServicer_to_server, service
     async with (
         serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,

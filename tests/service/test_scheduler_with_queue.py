@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import pytest
 
-from dispatch_mesh import book_of
+from dispatch_mesh import book_of, demand_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
@@ -31,6 +31,7 @@ from penstock.mesh.v1.scheduler_pb2 import (
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue.service import QUEUED_DELAY_S, QueueService
+from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import REPORT_DELAY_S, SchedulerService
@@ -60,7 +61,7 @@ class Scheduler:
         self.clock = Clock()
         self.dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
         hello = Hello(protocol=HIGHEST_VERSION, instance_id="scheduler-1", tier="scheduler")
-        self.service = SchedulerService(self.dispatcher, queues, hello, now=self.clock)
+        self.service = SchedulerService(self.dispatcher, queues, hello, FleetDemand(), now=self.clock)
         self.address = ""
 
     async def until(self, **figures):
@@ -78,7 +79,8 @@ async def turns_until(is_so):
 @asynccontextmanager
 async def shard_at(listen="127.0.0.1:0"):
     hello = Hello(protocol=HIGHEST_VERSION, instance_id="queue-1", tier="queue")
-    service = QueueService(book_of(), hello, now=time.monotonic)
+    book = book_of()
+    service = QueueService(book, demand_of(book), hello, now=time.monotonic)
     registration = add_QueueServiceServicer_to_server, service
     async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
         yield server.address

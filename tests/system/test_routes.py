@@ -1,25 +1,16 @@
 """Routes of models in a mesh of real processes: the command line, the unmodified OpenAI client, changes under load."""
 
 import asyncio
-import json
 from collections import Counter
 from dataclasses import replace
 
 import openai
 
-from command import run_penstock
+from command import run_models
 from mesh import TIMEOUT_S, running_mesh, wait_at_rest
 
 SECOND = "second"
 CALLERS, CHANGES = 4, 12
-
-
-async def run_models(mesh, *arguments):
-    """Run `penstock models` as an operator of the mesh; returns what it printed."""
-    target = mesh.plan.processes_of("auth")[0].admin_address
-    code, out, err = await run_penstock("models", *arguments, "--target", target, "--json")
-    assert code == 0, err
-    return json.loads(out)
 
 
 def client(mesh):

@@ -5,14 +5,21 @@ from dataclasses import replace
 import pytest
 
 from penstock.auth.models.messages import definition_of, route_message
-from penstock.auth.models.routes import Affinity, Route, RouteDefinition, RouteList, RouteTarget
+from penstock.auth.models.routes import Affinity, Route, RouteDefinition, RouteHold, RouteList, RouteTarget
 from penstock.auth.store.routes import definition_text, route_of, route_row
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound
 from penstock.mesh.limits import bounds
 from penstock.v1.route_pb2 import Route as RouteMessage
 
 TO_A = RouteDefinition((RouteTarget("a", 1),))
-TO_B = RouteDefinition((RouteTarget("a", 95), RouteTarget("b", 5)), Affinity.CONVERSATION, ("c", "d"), "m", 0.25)
+TO_B = RouteDefinition(
+    (RouteTarget("a", 95), RouteTarget("b", 5)),
+    Affinity.CONVERSATION,
+    ("c", "d"),
+    "m",
+    0.25,
+    RouteHold(300, 1_000, 120),
+)
 
 
 def test_a_rollback_exchanges_a_definition_and_its_former_one():
@@ -99,6 +106,9 @@ def test_values_of_a_later_release_are_ignored_in_the_store():
             {"definition": replace(TO_A, targets=tuple(RouteTarget(f"m{each}", 1) for each in range(17)))},
             "route.definition.targets",
         ),
+        ({"definition": replace(TO_A, hold=RouteHold(0, 1, 1))}, "route.definition.hold.seconds"),
+        ({"definition": replace(TO_A, hold=RouteHold(1, 100_001, 1))}, "route.definition.hold.requests"),
+        ({"definition": replace(TO_A, hold=RouteHold(1, 1, 3_601))}, "route.definition.hold.load_seconds"),
         ({"definition": replace(TO_A, mirror="m")}, "route.definition.mirror_share"),
         ({"definition": replace(TO_A, mirror="m", mirror_share=1.1)}, "route.definition.mirror_share"),
         ({"definition": replace(TO_A, mirror_share=0.5)}, "route.definition.mirror_share"),

@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.__main__ import cli
-from penstock.cli.routes import RouteChange, targets_text
-from penstock.v1.route_pb2 import ROUTE_AFFINITY_KEY, Route, RouteDefinition, RouteTarget
+from penstock.cli.routes import DEFAULT_HOLD, RouteChange, targets_text
+from penstock.v1.route_pb2 import ROUTE_AFFINITY_KEY, Route, RouteDefinition, RouteHold, RouteTarget
 
 
 def definition(weights, **more):
@@ -46,6 +46,19 @@ def test_the_other_parts_can_be_removed():
     assert made.definition == definition([("old", 1)])
 
 
+def test_a_declared_model_holds_its_requests_with_the_default_bounds():
+    assert change(("chat", 1), hold=RouteHold()).applied_to(None).definition.hold == DEFAULT_HOLD
+
+
+def test_a_hold_keeps_the_parts_that_are_not_given_and_can_be_removed():
+    held = change(("chat", 1), hold=RouteHold(seconds=60)).applied_to(None)
+    kept = change(("other", 1)).applied_to(held)
+    assert kept.definition.hold.seconds == 60
+    changed = change(("other", 1), hold=RouteHold(load_seconds=30)).applied_to(kept)
+    assert (changed.definition.hold.seconds, changed.definition.hold.load_seconds) == (60, 30)
+    assert not change(("other", 1), keeps_hold=False).applied_to(changed).definition.HasField("hold")
+
+
 @pytest.mark.parametrize(
     ("weights", "text"),
     [([("a", 7)], "a"), ([("a", 95), ("b", 5)], "a 95.000%, b 5.000%"), ([], "")],
@@ -58,6 +71,8 @@ def test_targets_are_shown_with_their_shares(weights, text):
     ("arguments", "message"),
     [
         (["split", "chat", "a"], "must be MODEL=WEIGHT"),
+        (["declare", "chat", "--no-hold"], "--no-hold excludes"),
+        (["declare", "chat", "--hold", "0"], "1<=x<=3600"),
         (["split", "chat", "a=0"], "must be MODEL=WEIGHT"),
         (["split", "chat", "a=1000001"], "must be MODEL=WEIGHT"),
         (["split", "chat"], "Missing argument"),

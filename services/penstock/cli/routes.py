@@ -16,6 +16,7 @@ from penstock.v1.route_pb2 import (
     ROUTE_AFFINITY_UNSPECIFIED,
     Route,
     RouteDefinition,
+    RouteHold,
     RouteTarget,
 )
 
@@ -27,6 +28,7 @@ AFFINITIES = {
     "key": ROUTE_AFFINITY_KEY,
     "conversation": ROUTE_AFFINITY_CONVERSATION,
 }
+DEFAULT_HOLD = RouteHold(seconds=300, requests=1_000, load_seconds=120)
 AFFINITY_NAMES = {value: name for name, value in AFFINITIES.items()}
 
 
@@ -42,6 +44,8 @@ class RouteChange:
     affinity: str | None = None  # None: as before
     mirror: tuple[str, float] | None = None  # model and share; None: as before, or none
     keeps_mirror: bool = True
+    hold: RouteHold | None = None  # parts that are not 0 replace those of before
+    keeps_hold: bool = True
 
     def applied_to(self, stored: Route | None) -> Route:
         """Return the route with this change. It keeps the revision of `stored`, so that auth rejects a lost update."""
@@ -61,6 +65,12 @@ class RouteChange:
             definition.mirror, definition.mirror_share = self.mirror or ("", 0.0)
         if self.affinity is not None:
             definition.affinity = AFFINITIES[self.affinity]
+        if not self.keeps_hold:
+            definition.ClearField("hold")
+        if self.hold:
+            if not definition.HasField("hold"):
+                definition.hold.CopyFrom(DEFAULT_HOLD)
+            definition.hold.MergeFrom(self.hold)
         return route
 
 
@@ -119,16 +129,25 @@ def _show(target: AdminTarget, routes: list[Route]) -> None:
     if target.as_json:
         stdout_console.print_json(data=[MessageToDict(each) for each in routes])
         return
-    table = new_table("route", "tenant", "targets", "sticky", "fallbacks", "mirror", "before", numbers=("revision",))
+    table = new_table(
+        "route", "tenant", "targets", "sticky", "fallbacks", "mirror", "hold", "before", numbers=("revision",)
+    )
     for each in routes:
         definition = each.definition
         affinity = AFFINITY_NAMES.get(definition.affinity, "none")
         before = targets_text(each.former) if each.HasField("former") else "-"
         fallbacks = ", ".join(definition.fallbacks) or "-"
         mirror = f"{definition.mirror} {definition.mirror_share:.3%}" if definition.mirror else "-"
-        row = (each.name, each.tenant_id or "all", targets_text(definition), affinity, fallbacks, mirror, before)
+        targets = targets_text(definition)
+        row = (each.name, each.tenant_id or "all", targets, affinity, fallbacks, mirror, hold_text(definition), before)
         table.add_row(*row, str(each.revision))
     stdout_console.print(table)
+
+
+def hold_text(definition: RouteDefinition) -> str:
+    """Return how requests wait without a worker."""
+    hold = definition.hold
+    return f"{hold.requests} for {hold.seconds} s, load {hold.load_seconds} s" if definition.HasField("hold") else "-"
 
 
 def targets_text(definition: RouteDefinition) -> str:

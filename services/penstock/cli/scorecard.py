@@ -30,6 +30,7 @@ from penstock.proofs.live.retrieval import RetrievalOptions, retrieval
 from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
+from penstock.proofs.simulated.autoscale import AutoscaleOptions, autoscale
 from penstock.proofs.simulated.bursts import BurstsOptions, bursts
 from penstock.proofs.simulated.fairness import FairnessOptions, fairness
 from penstock.proofs.simulated.fleet import FleetOptions, fleet
@@ -100,6 +101,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "neighbour": (neighbour, NeighbourOptions),
     "order": (work_conservation, WorkConservationOptions),
     "prefixes": (prefixes, PrefixesOptions),
+    "autoscale": (autoscale, AutoscaleOptions),
 }
 
 

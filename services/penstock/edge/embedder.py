@@ -64,7 +64,7 @@ async def embed(
     Raises EmbeddingUnsupported, InvalidArgument if there are too many numbers, and the errors of `Gateway.generate`.
     """
     routed = gateway.routed(call.spec_of(call.inputs[0], call.model, ""), credential, session)
-    model = await gateway.choose_model(routed.model)
+    model = await gateway.choose_model(routed.model, route=call.model, credential=credential, time_left=time_left)
     size = _vector_size(call, model)
     held = sum(map(prompt_bytes, call.inputs)) + len(call.inputs) * size * encoding.bytes_per_number
     with gateway.hold_bytes(held):

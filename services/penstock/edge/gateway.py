@@ -27,6 +27,7 @@ from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
+from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.edge.runner import RequestRunner
@@ -36,6 +37,7 @@ from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse,
 
 Parsed = TypeVar("Parsed")
 
+EXPECTED_WAIT_HEADER = "x-penstock-expected-wait"  # s until a worker serves the model
 BYTES_PER_PYTHON_ID = 36  # of a Python int in a tuple, as in `RequestSpec`
 
 
@@ -147,6 +149,14 @@ class Gateway:
             return spec
         return replace(spec, model=self._router.model_of(estimate_from_spec(spec), self._caller(credential), session))
 
+    def hold_headers(self, route: str, admission: AdmissionResult, credential: Credential) -> Headers:
+        """Return the predicted wait of an admitted request that waits for a worker; empty if it does not."""
+        if not admission.model:  # not of a route
+            return ()
+        caller = self._caller(credential)
+        expected = self._runner.model_wait.expected_wait(route, caller.tenant_id if caller else "", admission.model)
+        return () if expected is None else ((EXPECTED_WAIT_HEADER, f"{expected:.0f}"),)
+
     def _caller(self, credential: Credential) -> Identity | None:
         """Return the identity of a caller that auth has admitted or identified recently, also while it is away."""
         return self._runner.auth.fallback.find_known(credential)
@@ -193,6 +203,9 @@ class Gateway:
         try:
             # First, so that a caller without a valid key causes no other work.
             context.request.identity = await self.authenticate(context.credential)
+            await self._runner.model_wait.wait(context)
+            if context.request.is_done:  # its client has cancelled, or its deadline has passed
+                return
             plan = await self._plan(context)
             self._runner.requests.add_bytes(context, plan.prompt_bytes)
             self._runner.admission.check_planned(context, plan)
@@ -272,8 +285,17 @@ class Gateway:
             token_ids=ids if include_token_ids else (),
         )
 
-    async def choose_model(self, name: str) -> LoadedModel:
-        """Return the version of a model for the next request. Raises as `ModelCatalog.choose`."""
+    async def choose_model(
+        self, name: str, *, route: str, credential: Credential, time_left: float | None
+    ) -> LoadedModel:
+        """Return the version of a model for the next requests of a call that names it by `route`.
+
+        Waits for a worker if the route holds requests. Raises as `ModelCatalog.choose` and `ModelWait.wait`.
+        """
+        if self._router.has(route):
+            tenant_id = (await self.authenticate(credential)).tenant_id
+            deadline = self._runner.now() + self._time_limit(time_left)
+            await self._runner.model_wait.wait_for_model(route, tenant_id, name, deadline)
         return await self._catalog.choose(name)
 
     def hold_bytes(self, size: int) -> AbstractContextManager[None]:

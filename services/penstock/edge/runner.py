@@ -32,6 +32,7 @@ from penstock.edge.lifecycle.effects import (
 )
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.model_wait import ModelWait
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.models.router import ModelRouter
@@ -89,6 +90,7 @@ class RequestRunner:
             dialer=dialer,
         )
         self.workers = WorkerClient(hello, self, idle_timeout=config.worker_idle_timeout, dialer=dialer)
+        self.model_wait = ModelWait(catalog, self.router, report=self.queue.report_held, now=self.now)
         self.cancels = 0
         self.cancels_acknowledged = 0
         self.has_connected = asyncio.Event()  # set once auth and a queue shard have both been connected
@@ -97,7 +99,7 @@ class RequestRunner:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
-            for upstream in (self.auth, self.queue, self.workers):
+            for upstream in (self.auth, self.queue, self.workers, self.model_wait):
                 self._group.create_task(upstream.run())
 
     def now(self) -> float:
@@ -236,6 +238,9 @@ class RequestRunner:
         former = context.request.plan
         context.spec = self.router.spec_of(context)
         try:
+            await self.model_wait.wait(context)
+            if context.request.is_done:
+                return
             plan = await self._planner.plan_again(context.spec, context.size_bytes, former)
             self.requests.add_bytes(context, max(0, plan.prompt_bytes - former.prompt_bytes))
         except Exception as error:  # noqa: BLE001  # logged by `failure_from`; one request must not end the edge
@@ -302,6 +307,7 @@ class RequestRunner:
             + sum(bool(context.request.reservation_id) for context in self.requests),
             **self.auth.figures,
             **self.router.figures,
+            **self.model_wait.figures,
             "identity_headers_accepted": self.auth.identity_headers.accepted,
             "identity_headers_rejected": self.auth.identity_headers.rejected,
             "queue_links_up": self.queue.links_up,

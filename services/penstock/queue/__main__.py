@@ -14,6 +14,7 @@ from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.queue import telemetry
 from penstock.queue.admission.admission import QueueLimits
+from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.config import QueueConfig
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService
@@ -41,7 +42,8 @@ async def run(config: QueueConfig) -> None:
         new_policy=config.policy,
     )
     telemetry.observe_depths(book.model_queues)
-    service = QueueService(book, hello, now=now, scheduler_wait=config.scheduler_wait)
+    demand = ShardDemand(book.model_queues, book.accounting, complete_at=now() + config.warm_up)
+    service = QueueService(book, demand, hello, now=now, scheduler_wait=config.scheduler_wait)
     async with serving(
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],
@@ -53,7 +55,9 @@ async def run(config: QueueConfig) -> None:
         security=open_security(config),
     ) as server:
         hello.address = server.address
-        async with background(service.tick(), _set_ready_once_scheduler_connected(service, server)):
+        async with background(
+            service.tick(), service.report_demand(), _set_ready_once_scheduler_connected(service, server)
+        ):
             await stop_requested()
             service.drain()
 

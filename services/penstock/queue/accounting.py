@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from penstock.chassis.garbage import untracked
 from penstock.queue.policies.cost import cost_of, running_cost
+from penstock.queue.policies.policy import NO_TICKETS, TicketTotals
 from penstock.queue.ticket import QueuedTicket
 
 MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their predicted charge
@@ -82,6 +83,7 @@ class ServiceAccounting:
     _running_by_worker: dict[str, dict[str, RunningTicket]] = field(default_factory=dict)  # by worker and ticket
     _ended: OrderedDict[str, RunningTicket] = field(default_factory=OrderedDict)
     _numbered: dict[str, dict[int, RunningTicket]] = field(default_factory=dict)  # by scheduler and its number
+    running_totals: dict[str, TicketTotals] = field(default_factory=dict)  # by model, of models with running tickets
     _now: float = 0.0  # s; time of the last tick
 
     def __len__(self) -> int:
@@ -202,6 +204,7 @@ class ServiceAccounting:
     def _add_running(self, run: RunningTicket) -> None:
         ticket_id = run.ticket.ticket_id
         self._running[ticket_id] = self._running_by_worker.setdefault(run.worker_id, {})[ticket_id] = run
+        self._adjust_totals(run.ticket, 1)
 
     def _remove_running(self, ticket_id: str) -> RunningTicket | None:
         run = self._running.pop(ticket_id, None)
@@ -210,4 +213,12 @@ class ServiceAccounting:
             del at_worker[ticket_id]
             if not at_worker:
                 del self._running_by_worker[run.worker_id]
+            self._adjust_totals(run.ticket, -1)
         return run
+
+    def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
+        former = self.running_totals.get(ticket.model, NO_TICKETS)
+        if tickets := former.tickets + sign:
+            self.running_totals[ticket.model] = TicketTotals(tickets, former.tokens + sign * ticket.tokens)
+        else:
+            del self.running_totals[ticket.model]

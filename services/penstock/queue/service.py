@@ -13,6 +13,7 @@ from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
 from penstock.queue import telemetry
+from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.frames import (
     credit_of,
     output_progress_of,
@@ -30,6 +31,7 @@ from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.v1.stream_pb2 import End, Hello
 
 QUEUED_DELAY_S = 0.02  # s; the lease of a ticket that need not wait follows within this time, in the same message
+DEMAND_INTERVAL_S = 1.0  # s
 MAX_BUFFERED_FRAMES = 65_536  # frames buffered for one peer; a peer that reads too slowly loses its stream
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
@@ -44,9 +46,16 @@ class QueueService(QueueServiceServicer):
     """
 
     def __init__(
-        self, book: TicketBook, hello: Hello, *, now: Callable[[], float], scheduler_wait: float = 0.0
+        self,
+        book: TicketBook,
+        demand: ShardDemand,
+        hello: Hello,
+        *,
+        now: Callable[[], float],
+        scheduler_wait: float = 0.0,
     ) -> None:
         self._book = book
+        self._demand = demand
         self._hello = hello
         self._scheduler_wait = scheduler_wait
         self._now = now
@@ -74,6 +83,7 @@ class QueueService(QueueServiceServicer):
                         self._perform(effects)
             finally:
                 del self._edges[edge]
+                self._demand.on_edge_disconnected(edge)
                 self._perform(self._book.on_edge_disconnected(edge))
 
     async def Dispatch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
@@ -82,6 +92,7 @@ class QueueService(QueueServiceServicer):
             self._schedulers[scheduler] = peer
             try:
                 self._perform(self._book.on_scheduler_connected(scheduler, self._now()))
+                self._send_demand(scheduler)
                 async for frame in peer:
                     self._perform(self._on_scheduler_frame(scheduler, frame))
             finally:
@@ -99,6 +110,17 @@ class QueueService(QueueServiceServicer):
         while True:
             self._perform(self._book.tick(self._now()))
             await self._timer.wait()
+
+    async def report_demand(self) -> None:
+        """Report the demand to all schedulers until cancelled."""
+        while True:
+            self._send_demand(*self._schedulers)
+            await asyncio.sleep(DEMAND_INTERVAL_S)
+
+    def _send_demand(self, *schedulers: str) -> None:
+        if schedulers and (demand := self._demand.report(self._now())):
+            for scheduler in schedulers:
+                self._schedulers[scheduler].send(pb.DispatchResponse(demand=demand))
 
     def drain(self) -> None:
         """Send `end` to all peers: edges enqueue waiting tickets elsewhere, and schedulers drop their credit."""
@@ -130,6 +152,9 @@ class QueueService(QueueServiceServicer):
                 return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket)]
             case "withdraw":
                 return self._book.withdraw(edge, frame.withdraw.ticket_ids)
+            case "held_requests":
+                if self._demand.on_held_requests(edge, frame.held_requests.models, self._now()):
+                    self._send_demand(*self._schedulers)
         return []
 
     def _enqueue(self, edge: str, ticket: Ticket) -> list[out.Effect]:

@@ -1,5 +1,6 @@
 """One scheduler: `python -m penstock.scheduler`."""
 
+import time
 from uuid import uuid4
 
 from penstock.chassis import lifecycle
@@ -10,7 +11,12 @@ from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
+from penstock.keda.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_server
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from penstock.scheduler.autoscaling.external_scaler import ExternalScaler
+from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
+from penstock.scheduler.autoscaling.pod_annotations import KubernetesApi, PodAnnotations
+from penstock.scheduler.autoscaling.pod_costs import leases_by_pod
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
@@ -27,10 +33,15 @@ async def run(config: SchedulerConfig) -> None:
     leases = LeaseBook(ttl=config.lease_ttl, prefix=prefix, clock=StallFreeClock(STALL_THRESHOLD_S))
     dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead, express_slot_share=config.express_slot_share)
     security = open_security(config)
-    service = SchedulerService(dispatcher, config.queues, hello, dialer=security.dialer)
+    demand = FleetDemand()
+    service = SchedulerService(dispatcher, config.queues, hello, demand, dialer=security.dialer)
+    scaler = ExternalScaler(demand, now=time.monotonic)
+    annotations = []
+    if config.pod_deletion_costs:
+        annotations.append(PodAnnotations(KubernetesApi.of_pod(), lambda: leases_by_pod(dispatcher.fleet)))
     async with serving(
         config.listen,
-        [(add_SchedulerServiceServicer_to_server, service)],
+        [(add_SchedulerServiceServicer_to_server, service), (add_ExternalScalerServicer_to_server, scaler)],
         admin=AdminService("scheduler", config.instance_id, service.figures, lambda: tables(dispatcher.fleet)),
         operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
@@ -38,8 +49,9 @@ async def run(config: SchedulerConfig) -> None:
         security=security,
     ) as server:
         hello.address = server.address
-        async with background(service.run(), service.tick()):
+        async with background(service.run(), service.tick(), *(each.run() for each in annotations)):
             await stop_requested()
+            scaler.drain()
             await service.drain()
 
 

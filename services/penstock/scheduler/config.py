@@ -22,6 +22,11 @@ class SchedulerConfig(ServiceConfig):
     express_slot_share: float = setting(
         1 / 16, "Most slots of a model, as a share, that are kept free for express tickets."
     )
+    pod_deletion_costs: bool = setting(
+        False,
+        "Write the leases of each worker to its pod as its deletion cost, so that Kubernetes stops the idlest ones "
+        "first. The instance id of a worker must be the name of its pod, or end with a dot and that name.",
+    )
     drain_grace: float = setting(
         5.0, "Longest drain after SIGTERM. Workers attach to other schedulers at once.", unit="s"
     )

@@ -19,6 +19,7 @@ from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from penstock.scheduler import effects as out
+from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.frames import to_queue, to_worker
 from penstock.scheduler.snapshot import figures
@@ -42,16 +43,19 @@ class SchedulerService(SchedulerServiceServicer):
         dispatcher: Dispatcher,
         queues: Sequence[str],
         hello: Hello,
+        demand: FleetDemand,
         *,
         now: Callable[[], float] = time.monotonic,
         dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._dialer = dialer
         self._dispatcher = dispatcher
+        self._demand = demand
         self._hello = hello
         self._now = now
         self._queues: dict[str, QueueLink] = {}  # connected shards by instance id
         self._queue_ids: dict[QueueLink, str] = {}
+        self._addresses: dict[QueueLink, str] = {}
         self._workers: dict[str, WorkerPeer] = {}
         self._stream_ids = count(1)
         self._is_slice_scheduled = False
@@ -155,25 +159,36 @@ class SchedulerService(SchedulerServiceServicer):
                 on_down=lambda _: self._on_queue_disconnected(link),
                 check_hello=self._dialer.hello_check("queue"),
             )
+            self._addresses[link] = address
+            self._demand.on_shard_added(address)
             try:
                 await link.run()
             finally:
                 self._on_queue_disconnected(link)
+                del self._addresses[link]
+                self._demand.on_shard_removed(address)
 
     def _on_queue_connected(self, link: QueueLink, queue: str) -> None:
         """Register a shard by its instance id, which is the same for every address of the shard."""
         if former := self._queues.get(queue):
             self._on_queue_disconnected(former)
+            if former is not link:
+                self._demand.on_shard_removed(self._addresses[former])
+        self._demand.on_shard_added(self._addresses[link])
         self._queues[queue], self._queue_ids[link] = link, queue
         self._perform(self._dispatcher.on_queue_connected(queue))
 
     def _on_queue_disconnected(self, link: QueueLink) -> None:
         if queue := self._queue_ids.pop(link, ""):
             del self._queues[queue]
+            self._demand.on_shard_lost(self._addresses[link])
             self._perform(self._dispatcher.on_queue_disconnected(queue))
 
     def _on_link_frame(self, link: QueueLink, frame: queue_pb2.DispatchResponse) -> None:
         if queue := self._queue_ids.get(link):  # a shard with a newer stream has no id on this one
+            if frame.WhichOneof("frame") == "demand":
+                self._demand.on_demand(self._addresses[link], frame.demand, self._now())
+                return
             self._perform(self._on_queue_frame(queue, frame))
 
     def _on_queue_frame(self, queue: str, frame: queue_pb2.DispatchResponse) -> list[out.Effect]:

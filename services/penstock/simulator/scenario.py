@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock.simulator.autoscaling.clairvoyant import PlannedWorker
+from penstock.simulator.autoscaling.keda import KedaSettings
 from penstock.simulator.traffic.demand import Demand
 from penstock.v1.inference_pb2 import Priority
 from penstock.worker.engine.batching.policy import ContinuousBatching
@@ -88,6 +90,27 @@ class WorkerLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscaleSettings:
+    """Workers that start and stop while the scenario runs, in place of a fixed number. They begin with none."""
+
+    load_time: float  # s from the start of a worker until it attaches
+    drain_grace: float = 300.0  # s; runs that are left after it are cut
+    keda: KedaSettings = field(default_factory=KedaSettings)
+    plan: Sequence[PlannedWorker] = ()  # the workers of a clairvoyant; empty: KEDA decides
+    silences: Sequence[tuple[float, float]] = ()  # s; begin and end of times in which no shard reports its demand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollSettings:
+    """The replacement of all workers while the scenario runs, without spare capacity."""
+
+    begins_at: float  # s
+    max_unavailable: int  # workers that drain or load at the same time
+    load_time: float  # s from the start of a worker until it attaches
+    drain_grace: float = 300.0  # s; runs that are left after it are cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SloTargets:
     """The SLO of every request."""
 
@@ -105,6 +128,8 @@ class Scenario:
     queues: QueueSettings = QueueSettings()
     schedulers: SchedulerSettings = SchedulerSettings()
     losses: Sequence[WorkerLoss] = ()
+    autoscale: AutoscaleSettings | None = None  # with it, the first of `workers` is the kind of each worker
+    roll: RollSettings | None = None  # of `worker_count` workers of the first kind
     targets: SloTargets = SloTargets()
     duration: float = 60.0  # s in which requests arrive
     warm_up: float = 0.0  # s at the start; requests of this time are served and not counted

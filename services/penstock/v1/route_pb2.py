@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/route.proto\x12\x0bpenstock.v1\",\n\x0bRouteTarget\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\"\xa3\x01\n\x0fRouteDefinition\x12)\n\x07targets\x18\x01 \x03(\x0b\x32\x18.penstock.v1.RouteTarget\x12,\n\x08\x61\x66\x66inity\x18\x02 \x01(\x0e\x32\x1a.penstock.v1.RouteAffinity\x12\x11\n\tfallbacks\x18\x03 \x03(\t\x12\x0e\n\x06mirror\x18\x04 \x01(\t\x12\x14\n\x0cmirror_share\x18\x05 \x01(\x01\"\x9a\x01\n\x05Route\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x30\n\ndefinition\x18\x03 \x01(\x0b\x32\x1c.penstock.v1.RouteDefinition\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12,\n\x06\x66ormer\x18\x05 \x01(\x0b\x32\x1c.penstock.v1.RouteDefinition*h\n\rRouteAffinity\x12\x1e\n\x1aROUTE_AFFINITY_UNSPECIFIED\x10\x00\x12\x16\n\x12ROUTE_AFFINITY_KEY\x10\x01\x12\x1f\n\x1bROUTE_AFFINITY_CONVERSATION\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/route.proto\x12\x0bpenstock.v1\",\n\x0bRouteTarget\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\"\xc9\x01\n\x0fRouteDefinition\x12)\n\x07targets\x18\x01 \x03(\x0b\x32\x18.penstock.v1.RouteTarget\x12,\n\x08\x61\x66\x66inity\x18\x02 \x01(\x0e\x32\x1a.penstock.v1.RouteAffinity\x12\x11\n\tfallbacks\x18\x03 \x03(\t\x12\x0e\n\x06mirror\x18\x04 \x01(\t\x12\x14\n\x0cmirror_share\x18\x05 \x01(\x01\x12$\n\x04hold\x18\x06 \x01(\x0b\x32\x16.penstock.v1.RouteHold\"D\n\tRouteHold\x12\x0f\n\x07seconds\x18\x01 \x01(\r\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x14\n\x0cload_seconds\x18\x03 \x01(\r\"\x9a\x01\n\x05Route\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x30\n\ndefinition\x18\x03 \x01(\x0b\x32\x1c.penstock.v1.RouteDefinition\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12,\n\x06\x66ormer\x18\x05 \x01(\x0b\x32\x1c.penstock.v1.RouteDefinition*h\n\rRouteAffinity\x12\x1e\n\x1aROUTE_AFFINITY_UNSPECIFIED\x10\x00\x12\x16\n\x12ROUTE_AFFINITY_KEY\x10\x01\x12\x1f\n\x1bROUTE_AFFINITY_CONVERSATION\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.route_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTEAFFINITY']._serialized_start=409
-  _globals['_ROUTEAFFINITY']._serialized_end=513
+  _globals['_ROUTEAFFINITY']._serialized_start=517
+  _globals['_ROUTEAFFINITY']._serialized_end=621
   _globals['_ROUTETARGET']._serialized_start=40
   _globals['_ROUTETARGET']._serialized_end=84
   _globals['_ROUTEDEFINITION']._serialized_start=87
-  _globals['_ROUTEDEFINITION']._serialized_end=250
-  _globals['_ROUTE']._serialized_start=253
-  _globals['_ROUTE']._serialized_end=407
+  _globals['_ROUTEDEFINITION']._serialized_end=288
+  _globals['_ROUTEHOLD']._serialized_start=290
+  _globals['_ROUTEHOLD']._serialized_end=358
+  _globals['_ROUTE']._serialized_start=361
+  _globals['_ROUTE']._serialized_end=515
 # @@protoc_insertion_point(module_scope)

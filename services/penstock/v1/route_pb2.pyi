@@ -80,6 +80,7 @@ class RouteDefinition(_message.Message):
     FALLBACKS_FIELD_NUMBER: _builtins.int
     MIRROR_FIELD_NUMBER: _builtins.int
     MIRROR_SHARE_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     affinity: Global___RouteAffinity.ValueType
     """Which requests stay on one target."""
     mirror: _builtins.str
@@ -94,6 +95,10 @@ class RouteDefinition(_message.Message):
     def fallbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that serve the requests while no target has a worker, in order; at most 8."""
 
+    @_builtins.property
+    def hold(self) -> Global___RouteHold:
+        """How requests wait while no target and no fallback has a worker. Unset: they fail at once with NO_WORKER."""
+
     def __init__(
         self,
         *,
@@ -102,14 +107,45 @@ class RouteDefinition(_message.Message):
         fallbacks: _abc.Iterable[_builtins.str] | None = ...,
         mirror: _builtins.str = ...,
         mirror_share: _builtins.float = ...,
+        hold: Global___RouteHold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["affinity", b"affinity", "fallbacks", b"fallbacks", "mirror", b"mirror", "mirror_share", b"mirror_share", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affinity", b"affinity", "fallbacks", b"fallbacks", "hold", b"hold", "mirror", b"mirror", "mirror_share", b"mirror_share", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouteDefinition: _TypeAlias = RouteDefinition  # noqa: Y015
+
+@_typing.final
+class RouteHold(_message.Message):
+    """RouteHold lets requests wait at their edge for a worker that has to be started first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    LOAD_SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.int
+    """Longest wait of a request, in s; 1 to 3,600."""
+    requests: _builtins.int
+    """Most requests that wait at one edge; 1 to 100,000."""
+    load_seconds: _builtins.int
+    """Time from the start of a worker until it serves, in s, from which waits are predicted; 1 to 3,600."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        load_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_seconds", b"load_seconds", "requests", b"requests", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteHold: _TypeAlias = RouteHold  # noqa: Y015
 
 @_typing.final
 class Route(_message.Message):

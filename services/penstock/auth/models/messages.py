@@ -3,7 +3,7 @@
 import re
 
 from penstock.auth.identity.tenant import TENANT_ID_FORMAT
-from penstock.auth.models.routes import Affinity, Route, RouteDefinition, RouteTarget
+from penstock.auth.models.routes import Affinity, Route, RouteDefinition, RouteHold, RouteTarget
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.limits import bounds
 from penstock.v1 import route_pb2 as pb
@@ -36,6 +36,8 @@ def definition_of(message: pb.Route) -> RouteDefinition:
         errors["route.definition.mirror_share"] = "must be above 0 and at most 1 with a mirror, else 0"
     if given.affinity not in _AFFINITIES:
         errors["route.definition.affinity"] = "must be an affinity of this release"
+    if given.HasField("hold"):
+        errors |= _hold_errors(given.hold)
     models: set[str] = set()
     named = [(f"targets[{place}].model", each.model) for place, each in enumerate(given.targets)]
     named += [(f"fallbacks[{place}]", each) for place, each in enumerate(given.fallbacks)]
@@ -58,7 +60,19 @@ def definition_of(message: pb.Route) -> RouteDefinition:
         fallbacks=tuple(given.fallbacks),
         mirror=given.mirror,
         mirror_share=given.mirror_share,
+        hold=RouteHold(given.hold.seconds, given.hold.requests, given.hold.load_seconds)
+        if given.HasField("hold")
+        else None,
     )
+
+
+def _hold_errors(hold: pb.RouteHold) -> dict[str, str]:
+    limits = {"seconds": bounds.HOLD_SECONDS, "requests": bounds.HELD_REQUESTS, "load_seconds": bounds.HOLD_SECONDS}
+    return {
+        f"route.definition.hold.{name}": f"must be 1 to {limit}"
+        for name, limit in limits.items()
+        if not 1 <= getattr(hold, name) <= limit
+    }
 
 
 def route_message(route: Route) -> pb.Route:
@@ -78,4 +92,5 @@ def _definition_message(definition: RouteDefinition) -> pb.RouteDefinition:
         fallbacks=definition.fallbacks,
         mirror=definition.mirror,
         mirror_share=definition.mirror_share,
+        hold=pb.RouteHold(**definition.hold._asdict()) if definition.hold else None,
     )

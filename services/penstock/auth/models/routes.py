@@ -22,6 +22,14 @@ class RouteTarget(NamedTuple):
     weight: int  # relative to the other targets of the route
 
 
+class RouteHold(NamedTuple):
+    """How requests wait at an edge while no target and no fallback has a worker."""
+
+    seconds: int  # longest wait
+    requests: int  # at one edge
+    load_seconds: int  # from the start of a worker until it serves
+
+
 @dataclass(frozen=True, slots=True)
 class RouteDefinition:
     """The models that serve the requests of a route."""
@@ -31,6 +39,7 @@ class RouteDefinition:
     fallbacks: tuple[str, ...] = ()  # models for the time in which no target has a worker, in order
     mirror: str = ""  # model that receives copies of requests; empty: none
     mirror_share: float = 0.0  # share of the requests that are copied
+    hold: RouteHold | None = None  # None: requests fail at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from penstock.auth.models.routes import Affinity, Route, RouteDefinition, RouteTarget
+from penstock.auth.models.routes import Affinity, Route, RouteDefinition, RouteHold, RouteTarget
 from penstock.auth.store.rows import Row
 
 ROUTE_COLUMNS = "name, tenant_id, revision, definition, former"
@@ -27,6 +27,7 @@ def definition_text(definition: RouteDefinition) -> str:
         "fallbacks": definition.fallbacks,
         "mirror": definition.mirror,
         "mirror_share": definition.mirror_share,
+        "hold": definition.hold and [*definition.hold],
     }
     return orjson.dumps({name: value for name, value in found.items() if value}).decode()
 
@@ -40,4 +41,5 @@ def definition_of(text: str) -> RouteDefinition:
         fallbacks=tuple(found.get("fallbacks", ())),
         mirror=found.get("mirror", ""),
         mirror_share=found.get("mirror_share", 0.0),
+        hold=RouteHold(*found["hold"]) if "hold" in found else None,
     )

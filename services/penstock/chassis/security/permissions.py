@@ -20,6 +20,8 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
     for service, callers in mesh.items():
         for rpc, tier in callers.items():
             yield f"penstock.mesh.v1.{service}/{rpc}", frozenset({tier})
+    for rpc in ("IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"):
+        yield f"externalscaler.ExternalScaler/{rpc}", frozenset({"keda"})
     for rpc in ("Generate", "Session", "CountTokens", "ListModels", "Embed"):
         yield f"penstock.v1.Inference/{rpc}", DOOR_TIERS
     for rpc in ("GetSnapshot", "WatchSnapshot", "Drain", "CreateKey", "ListKeys", "RevokeKey"):

@@ -45,6 +45,7 @@ PROOFS = (
     "neighbour",
     "order",
     "prefixes",
+    "autoscale",
 )
 
 
@@ -110,13 +111,19 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option("--requests", type=click.IntRange(32, 100_000), help="requests of soak, or of engine's mixed lengths")
 @click.option("--stress-requests", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
 @click.option("--seeds", type=click.IntRange(2, 10_000), help="seeds of each proof under virtual time")
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="autoscale's demand, in the format of Azure's trace",
+)
 @click.option("--plot", type=IMAGE_FILE, help="write the figure of engine or overload, .png or .svg")
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
     """Run proofs: kill, cancel, drain, freeze, partition, disk, database, quota, rollout, retrieval, soak, surge,
     clocks, hostile, overhead on real processes, engine on the real engine, and overload, fleet, recovery, bursts,
-    fairness, neighbour, order, prefixes under virtual time. Without a NAME: all of them.
+    fairness, neighbour, order, prefixes, autoscale under virtual time. Without a NAME: all of them.
 
     Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
     run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for

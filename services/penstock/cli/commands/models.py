@@ -1,12 +1,15 @@
-"""Commands for models: list, and the routes that point names at them."""
+"""Commands for models: list, the declaration of models without workers, and the routes that point names at them."""
 
 from asyncio import run as run_async
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.options import json_option, target_option
+
+if TYPE_CHECKING:
+    from penstock.v1.route_pb2 import RouteHold
 
 AFFINITIES = ("none", "key", "conversation")
 MAX_WEIGHT = 1_000_000
@@ -46,6 +49,23 @@ class MirrorShare(click.ParamType[tuple[str, float]]):
         return model, share
 
 
+MAX_HOLD_S = 3_600
+HOLD_PARAMETERS = ("declares", "hold", "hold_requests", "load_time", "no_hold")
+HOLD_OPTIONS = (
+    click.option(
+        "--hold", type=click.IntRange(1, MAX_HOLD_S), metavar="SECONDS", help="wait for a worker, at most this long"
+    ),
+    click.option("--hold-requests", type=click.IntRange(1, 100_000), help="requests that wait at one edge"),
+    click.option(
+        "--load-time",
+        type=click.IntRange(1, MAX_HOLD_S),
+        metavar="SECONDS",
+        help="from the start of a worker until it serves, to predict waits",
+    ),
+    click.option("--no-hold", is_flag=True, help="fail at once without a worker"),
+)
+
+
 def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the parts of a definition that it replaces; those that are not given stay."""
     for option in (
@@ -54,6 +74,7 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--mirror", type=MirrorShare(), help="model that receives a share of copies, such as MODEL=0.1"),
         click.option("--no-mirror", is_flag=True, help="copy no requests any more"),
         click.option("--sticky", "affinity", type=click.Choice(AFFINITIES), help="requests that stay on one target"),
+        *HOLD_OPTIONS,
         tenant_option,
         target_option,
         json_option,
@@ -64,7 +85,7 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def models() -> None:
-    """Models and their routes: list, route, split, promote, rollback, unroute."""
+    """Models and their routes: list, declare, route, split, promote, rollback, unroute."""
 
 
 @models.command("list")
@@ -84,6 +105,14 @@ def list_routes(target: str, as_json: bool) -> None:
 def route(name: str, model: str, **options: Any) -> None:
     """Serve all requests of NAME by one model."""
     _put(name, [(model, 1)], **options)
+
+
+@models.command("declare")
+@click.argument("name")
+@definition_options
+def declare(name: str, **options: Any) -> None:
+    """Let requests of the model NAME wait for its first worker, so that it can run without any meanwhile."""
+    _put(name, [(name, 1)], declares=True, **options)
 
 
 @models.command("split")
@@ -141,7 +170,27 @@ def _put(
         raise click.UsageError("--fallback and --no-fallback exclude each other")
     if no_mirror and options["mirror"]:
         raise click.UsageError("--mirror and --no-mirror exclude each other")
+    hold, keeps_hold = _hold_of(**{each: options.pop(each, False) for each in HOLD_PARAMETERS})
     change = routes.RouteChange(
-        name=name, weights=tuple(weights), keeps_fallbacks=not no_fallback, keeps_mirror=not no_mirror, **options
+        name=name,
+        weights=tuple(weights),
+        keeps_fallbacks=not no_fallback,
+        keeps_mirror=not no_mirror,
+        hold=hold,
+        keeps_hold=keeps_hold,
+        **options,
     )
     run_async(routes.put_route(admin.auth_target(target, as_json=as_json), change))
+
+
+def _hold_of(
+    *, declares: bool, hold: int | None, hold_requests: int | None, load_time: int | None, no_hold: bool
+) -> tuple["RouteHold | None", bool]:
+    """Return the given parts of a hold, and whether the other parts stay."""
+    from penstock.v1.route_pb2 import RouteHold
+
+    is_given = declares or bool(hold or hold_requests or load_time)
+    if no_hold and is_given:
+        raise click.UsageError("--no-hold excludes `declare` and the other options of holds")
+    parts = RouteHold(seconds=hold or 0, requests=hold_requests or 0, load_seconds=load_time or 0)
+    return parts if is_given else None, not no_hold

@@ -41,6 +41,12 @@ class ActiveRequest(RequestTransitions):
 
     # Before a run.
 
+    def on_held(self, since: float, now: float) -> None:
+        """The request has waited for a worker. It keeps the place of its arrival in the queue."""
+        if math.isnan(self.enqueued_at):
+            self.enqueued_at = since
+        self.timeline.add_stage("edge", "hold", now)
+
     def on_tokenized(self, plan: GenerationPlan, now: float, *, enqueues_early: bool = False) -> list[Effect]:
         """Reserve tokens. With `enqueues_early`, for a cached `identity`, the ticket waits beside the reservation.
 
@@ -53,7 +59,9 @@ class ActiveRequest(RequestTransitions):
         self._enter(RequestState.RESERVING, timeout_at=now + self._limits.upstream_timeout)
         if not enqueues_early:
             return [Reserve()]
-        self._early_ticket, self.enqueued_at = EarlyTicket(self.identity), now
+        self._early_ticket = EarlyTicket(self.identity)
+        if math.isnan(self.enqueued_at):
+            self.enqueued_at = now
         return [Enqueue(), Reserve()]  # in this order, as auth fallback decides within `Reserve`
 
     def on_auth_connected(self) -> list[Effect]:

@@ -83,6 +83,11 @@ class RequestRecord:
         return self._output
 
     @property
+    def has_output(self) -> bool:
+        """Whether the answer has begun, also in an earlier request that this one resumes."""
+        return self._output is not None and bool(self._output.token_ids)
+
+    @property
     def model(self) -> str:
         """Name of the model that answers. Empty until the prompt is tokenized."""
         return self._plan.model if self._plan else ""

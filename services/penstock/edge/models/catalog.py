@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 import grpc
@@ -95,6 +96,12 @@ class ModelCatalog:
         """Wait until at least one model is served and every served model is loaded."""
         while not self._is_ready:
             await self._changed.wait()
+
+    async def wait_changed(self, timeout_s: float) -> None:
+        """Wait until the served or the loaded models change, for at most `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
     async def find(self, name: str) -> LoadedModel:
         """Return the version of a model with the most capacity; an empty name means the only model.

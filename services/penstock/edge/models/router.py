@@ -8,6 +8,7 @@ from penstock.chassis.errors import Unavailable
 from penstock.chassis.ids import new_id
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.holds import HoldLimits
 from penstock.edge.models.routes import Route, RouteTable, choose, is_mirrored, target_messages
 from penstock.edge.request.estimate import RequestEstimate
 from penstock.edge.request.spec import RequestSpec
@@ -81,12 +82,21 @@ class ModelRouter:
 
     def _next_model(self, context: RequestContext) -> str:
         """Return the model to which a request moves because no worker serves its own; empty if it stays."""
-        request = context.request
-        if request.output.token_ids or self._catalog.is_available(context.spec.model):
+        if context.request.has_output or self._catalog.is_available(context.spec.model):
             return ""
-        route = self._routes.find(context.route, request.identity.tenant_id)
+        route = self._routes.find(context.route, context.request.identity.tenant_id)
         model = choose(route, context.request_id, self._catalog.is_available) if route else ""
         return model if model and self._catalog.is_available(model) else ""
+
+    def hold_limits(self, route_name: str, tenant_id: str, model: str) -> HoldLimits | None:
+        """Return the limits within which a call of a route waits for a worker of `model`. None if it does not wait."""
+        route = self._routes.find(route_name, tenant_id) if route_name else None
+        return None if route is None or self._catalog.is_available(model) else route.hold
+
+    def missing_model(self, context: RequestContext) -> HoldLimits | None:
+        """Return the limits within which a request waits for a worker of its model. None if it does not wait."""
+        limits = self.hold_limits(context.route, context.request.identity.tenant_id, context.spec.model)
+        return None if limits is None or self._next_model(context) else limits
 
     def list(self, tenant_id: str) -> list[Model]:
         """Return the models and routes that a tenant can name, by name. A route hides the model of its name."""
@@ -96,7 +106,7 @@ class ModelRouter:
             targets = [models[model] for model, _ in route.weights if model in models]
             served = targets or [models[model] for model in route.fallbacks if model in models]
             listed.pop(route.name, None)
-            if served:
+            if served or route.hold:
                 listed[route.name] = _route_message(route, served)
         return [listed[name] for name in sorted(listed)]
 
@@ -106,7 +116,7 @@ class ModelRouter:
     def _choose(self, route: Route, value: str) -> str:
         model = choose(route, value, self._catalog.is_available)
         is_fallback = model in route.fallbacks
-        if not is_fallback and not self._catalog.may_serve(model):
+        if not is_fallback and not route.hold and not self._catalog.may_serve(model):
             text = f"no worker serves a target of {route.name!r} at present; retry in a moment"
             raise Unavailable(text, reason="NO_WORKER", retry_after=1.0)
         self._routed["fallback" if is_fallback else "target"] += 1
@@ -124,10 +134,11 @@ def _affinity_value(
 
 
 def _route_message(route: Route, served: list[Model]) -> Model:
+    """Return the entry of a route. Without a worker, its sizes are not known and are 0."""
     return Model(
         name=route.name,
-        context_length=min(each.context_length for each in served),
-        vocabulary_size=min(each.vocabulary_size for each in served),
+        context_length=min((each.context_length for each in served), default=0),
+        vocabulary_size=min((each.vocabulary_size for each in served), default=0),
         workers_hint=sum(each.workers_hint for each in served),
         targets=target_messages(route.weights),
     )

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from penstock.edge.models.holds import HoldLimits
 from penstock.mesh.v1.admission_pb2 import Routes
 from penstock.v1.route_pb2 import Route as RouteMessage
-from penstock.v1.route_pb2 import RouteAffinity, RouteTarget
+from penstock.v1.route_pb2 import RouteAffinity, RouteHold, RouteTarget
 
 _HASHES = 2**64
 
@@ -24,6 +25,7 @@ class Route:
     former: tuple[str, ...]
     mirror: str = ""  # empty: no request is copied
     mirror_share: float = 0.0
+    hold: HoldLimits | None = None  # None: a request fails if no target and no fallback has a worker
 
     @property
     def models(self) -> Iterator[str]:
@@ -109,7 +111,12 @@ def route_of(message: RouteMessage) -> Route:
         former=(*(each.model for each in message.former.targets), *message.former.fallbacks),
         mirror=definition.mirror,
         mirror_share=definition.mirror_share,
+        hold=_hold_of(definition.hold) if definition.HasField("hold") else None,
     )
+
+
+def _hold_of(hold: RouteHold) -> HoldLimits:
+    return HoldLimits(float(hold.seconds), hold.requests, float(hold.load_seconds))
 
 
 def target_messages(weights: Iterable[tuple[str, int]]) -> list[RouteTarget]:

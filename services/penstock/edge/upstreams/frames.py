@@ -1,5 +1,7 @@
 """Frames to other tiers. Auth and queue receive sizes and rights; only workers receive token ids."""
 
+from collections.abc import Mapping
+
 from penstock.chassis.durations import nanos_left, nanos_since
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Settle as SettleEffect
@@ -7,7 +9,7 @@ from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.upstreams.hashing import answer_fingerprint, block_hashes, poison_fingerprint
 from penstock.mesh.forms import form_message
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
-from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
+from penstock.mesh.v1.queue_pb2 import Enqueue, HeldModel, HeldRequests, SubmitRequest, Withdraw
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.mesh.v1.worker_pb2 import Cancel, ExecuteRequest, Start
 
@@ -73,6 +75,11 @@ def settle(reservation_id: str, settlement: SettleEffect, partition: int) -> Adm
             worker=settlement.worker_id,
         )
     )
+
+
+def held_requests(requests_by_model: Mapping[str, int]) -> SubmitRequest:
+    models = [HeldModel(model=model, requests=requests) for model, requests in requests_by_model.items()]
+    return SubmitRequest(held_requests=HeldRequests(models=models))
 
 
 def enqueue(context: RequestContext, now: float) -> SubmitRequest:

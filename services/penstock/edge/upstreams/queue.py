@@ -1,6 +1,6 @@
 """Client of the queue: one stream to every shard."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.chassis.channels import PeerSet
 from penstock.chassis.errors import error_from_failure
@@ -72,6 +72,11 @@ class QueueClient:
                 return True
             candidates.discard(shard)
         return False
+
+    def report_held(self, requests_by_model: Mapping[str, int]) -> None:
+        """Send the requests that need workers to one shard. The next report goes to another one if it is lost."""
+        if shards := self._available_shards:
+            self._streams[min(shards)].send(frames.held_requests(requests_by_model))
 
     def withdraw(self, context: RequestContext) -> None:
         if context.shard:
@@ -159,7 +164,9 @@ class QueueClient:
             self._admission.on_queue_rejected(context, shed, error, self._runner.now())
             # A shard that has just started may not have received every model's catalog entry.
             request, now = context.request, self._runner.now()
-            is_replaced = error.reason in LACKS_MODEL and self._router.is_replaced(context)
+            is_replaced = error.reason in LACKS_MODEL and (
+                self._router.is_replaced(context) or self._router.missing_model(context) is not None
+            )
             is_shard_behind = error.reason == MODEL_UNKNOWN and self._catalog.contains(request.model_key)
             is_transient = error.reason == SUSPECT or (is_shard_behind and not is_replaced)
             effects = request.on_queue_rejected(error, now, is_transient=is_transient, is_replaced=is_replaced)

@@ -96,6 +96,12 @@ ADMISSION: Table = {
         "fallbacks": Many(bounds.ROUTE_FALLBACKS, MODEL_NAME),
         "mirror": MODEL_NAME,
         "mirror_share": SHARE,
+        "hold": Part(),
+    },
+    "penstock.v1.RouteHold": {
+        "seconds": Whole(bounds.HOLD_SECONDS),
+        "requests": Whole(bounds.HELD_REQUESTS),
+        "load_seconds": Whole(bounds.HOLD_SECONDS),
     },
     "penstock.v1.RouteTarget": {"model": MODEL_NAME, "weight": Whole(bounds.ROUTE_WEIGHT)},
     "penstock.mesh.v1.IdentityKeys": {

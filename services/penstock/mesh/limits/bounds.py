@@ -9,6 +9,7 @@ from typing import Final
 TOKENS: Final = 1 << 24  # tokens of one sequence: prompt, output, context
 TOTAL_TOKENS: Final = 1 << 53  # tokens over tickets, leases or workers; a float holds every integer up to it
 COUNT: Final = (1 << 32) - 1  # tickets, leases, slots, workers over a whole model; all that the fields' type holds
+WORKERS: Final = 1_000_000.0  # of one model
 SLOTS: Final = 1 << 16  # sequences of one worker
 KV_BLOCKS: Final = 1 << 26  # of one worker
 BLOCK_SIZE: Final = 1 << 16  # tokens
@@ -18,6 +19,8 @@ TOKEN_SECONDS: Final = 1e6  # s that one token adds to a step
 VIRTUAL_TOKENS: Final = 1e24
 WEIGHT: Final = 1e6  # share of a tenant within its class
 ROUTE_WEIGHT: Final = 1_000_000  # share of a target within its route
+HOLD_SECONDS: Final = 3_600  # s for which an edge holds a request, and in which a worker loads
+HELD_REQUESTS: Final = 100_000  # of one route at one edge
 SPAN_S: Final = 366 * 86_400  # s, of every duration
 REQUEST_NANOS: Final = 48 * 3600 * 10**9  # ns, time left and age of a request
 CLOCK_NANOS: Final = 1 << 62  # ns, reading of a clock

@@ -7,6 +7,7 @@ from penstock.mesh.limits.shared import (
     ID,
     KEY,
     MODEL_KEY,
+    MODEL_NAME,
     PER_TICKET,
     PRIORITY,
     RATE,
@@ -20,6 +21,7 @@ from penstock.mesh.limits.shared import (
     TOTAL_TOKENS,
     UINT32,
     VIRTUAL_TOKENS,
+    WORKERS,
 )
 
 TICKET_IDS = Many(bounds.NUMBERED, ID)
@@ -47,6 +49,15 @@ QUEUE: Table = {
     "penstock.mesh.v1.Catalog": {
         "entries": Many(bounds.MODELS, Part()),
         "poison_reports": Many(bounds.POISON_REPORTS, Part()),
+    },
+    "penstock.mesh.v1.HeldRequests": {"models": Many(bounds.MODELS, Part())},
+    "penstock.mesh.v1.HeldModel": {"model": MODEL_NAME, "requests": UINT32},
+    "penstock.mesh.v1.Demand": {"models": Many(bounds.MODELS, Part())},
+    "penstock.mesh.v1.ModelDemand": {
+        "model": MODEL_NAME,
+        "by_slots": WORKERS,
+        "by_tokens": WORKERS,
+        "by_prefill": WORKERS,
     },
     "penstock.mesh.v1.Credit": {
         "model": MODEL_KEY,

@@ -21,6 +21,7 @@ TOTAL_TOKENS = Whole(bounds.TOTAL_TOKENS)
 ATTEMPT = Whole(bounds.ATTEMPT)
 STEPS = Whole(bounds.STEPS)
 RATE = Real(bounds.RATE)
+WORKERS = Real(bounds.WORKERS)
 # The next ones may be slightly below 0, as sums from which the same terms were subtracted again, or by a fit.
 TOKEN_SECONDS = Real(bounds.TOKEN_SECONDS, -bounds.TOKEN_SECONDS)
 VIRTUAL_TOKENS = Real(bounds.VIRTUAL_TOKENS, -bounds.VIRTUAL_TOKENS)

@@ -34,6 +34,7 @@ class SubmitRequest(_message.Message):
     WITHDRAW_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    HELD_REQUESTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -56,6 +57,10 @@ class SubmitRequest(_message.Message):
         """The edge ends the session."""
 
     @_builtins.property
+    def held_requests(self) -> Global___HeldRequests:
+        """Requests that the edge holds for models without workers."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitRequest]:
         """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
@@ -67,13 +72,14 @@ class SubmitRequest(_message.Message):
         withdraw: Global___Withdraw | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        held_requests: Global___HeldRequests | None = ...,
         more: _abc.Iterable[Global___SubmitRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "held_requests", b"held_requests", "hello", b"hello", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "held_requests", b"held_requests", "hello", b"hello", "more", b"more", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end", "held_requests"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -126,6 +132,59 @@ class Withdraw(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Withdraw: _TypeAlias = Withdraw  # noqa: Y015
+
+@_typing.final
+class HeldRequests(_message.Message):
+    """HeldRequests are the requests that an edge holds until a worker of their model attaches, without which it has no
+    tokenizer for them. They need workers like waiting tickets. Sent to one shard at once and then once a second; the shard
+    forgets a frame 3 s after it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldModel]:
+        """Each model once."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___HeldModel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldRequests: _TypeAlias = HeldRequests  # noqa: Y015
+
+@_typing.final
+class HeldModel(_message.Message):
+    """HeldModel is a model that requests are held for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model."""
+    requests: _builtins.int
+    """Requests of this edge, at least 1."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldModel: _TypeAlias = HeldModel  # noqa: Y015
 
 @_typing.final
 class SubmitResponse(_message.Message):
@@ -1086,6 +1145,7 @@ class DispatchResponse(_message.Message):
     CREDIT_RETURNED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    DEMAND_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -1116,6 +1176,10 @@ class DispatchResponse(_message.Message):
         """The shard drains."""
 
     @_builtins.property
+    def demand(self) -> Global___Demand:
+        """Workers that the work of this shard needs."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___DispatchResponse]:
         """Frames that were ready at the same time, in order; `frame` is unset then. They have no `more` of their own."""
 
@@ -1129,17 +1193,80 @@ class DispatchResponse(_message.Message):
         credit_returned: Global___CreditReturned | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        demand: Global___Demand | None = ...,
         more: _abc.Iterable[Global___DispatchResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credit_returned", b"credit_returned", "end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "offer", b"offer", "offer_withdrawn", b"offer_withdrawn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit_returned", b"credit_returned", "demand", b"demand", "end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "offer", b"offer", "offer_withdrawn", b"offer_withdrawn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_returned", b"credit_returned", "end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "offer", b"offer", "offer_withdrawn", b"offer_withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_returned", b"credit_returned", "demand", b"demand", "end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "offer", b"offer", "offer_withdrawn", b"offer_withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "offer", "offer_withdrawn", "head", "credit_returned", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "offer", "offer_withdrawn", "head", "credit_returned", "heartbeat", "end", "demand"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
 Global___DispatchResponse: _TypeAlias = DispatchResponse  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    """Demand is the number of workers that the work of one shard needs: waiting and running tickets, held requests, and the
+    prompts that arrive. Sent after hello, once a second, and at once if a model needs workers that needed none. Not sent
+    before edges and schedulers have had the time to report to a shard that has just started. The workers of a model are
+    the largest of the three sums over all shards.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelDemand]:
+        """The models that need workers, each once. A model that is not listed needs none."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___ModelDemand] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class ModelDemand(_message.Message):
+    """ModelDemand is the number of workers that one shard needs of one model, over all its versions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    BY_SLOTS_FIELD_NUMBER: _builtins.int
+    BY_TOKENS_FIELD_NUMBER: _builtins.int
+    BY_PREFILL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model."""
+    by_slots: _builtins.float
+    """Workers whose slots the tickets fill."""
+    by_tokens: _builtins.float
+    """Workers whose KV cache the tickets fill."""
+    by_prefill: _builtins.float
+    """Workers whose time the prompts fill."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        by_slots: _builtins.float = ...,
+        by_tokens: _builtins.float = ...,
+        by_prefill: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_prefill", b"by_prefill", "by_slots", b"by_slots", "by_tokens", b"by_tokens", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelDemand: _TypeAlias = ModelDemand  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):

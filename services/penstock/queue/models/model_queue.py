@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from penstock.queue.autoscaling.demand import ModelDemand, ShardWork, TicketSize, WorkersNeeded
 from penstock.queue.effects import Effect, Head, Offer
 from penstock.queue.policies.policy import NO_TICKETS, ClassBacklog, QueuePosition, SchedulingPolicy, TicketTotals
 from penstock.queue.prediction.contention import Contention
@@ -25,6 +26,8 @@ class ModelQueue:
     throughput: Throughput = field(default_factory=Throughput)
     forecast: Forecast = field(default_factory=Forecast)
     _contention: dict[int, Contention] = field(default_factory=dict)  # by class
+    demand: ModelDemand = field(default_factory=ModelDemand)
+    _tickets: int = 0  # waiting
     _prompt_tokens: int = 0  # of the waiting tickets, as the next two
     _work: int = 0
     _tokens: int = 0
@@ -32,6 +35,7 @@ class ModelQueue:
     _is_head_dirty: bool = False  # send the head again, even if it is unchanged
 
     def adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
+        self._tickets += sign
         self._prompt_tokens += sign * ticket.prompt_tokens
         self._work += sign * ticket.work
         self._tokens += sign * ticket.tokens
@@ -40,6 +44,12 @@ class ModelQueue:
     def has_expedited_head(self) -> bool:
         head = self.policy.head()
         return head is not None and head[0].is_expedited
+
+    def workers_needed(self, running: TicketTotals, held: int, now: float) -> WorkersNeeded:
+        """Return the workers for the waiting and running tickets, and for `held` requests, which edges hold."""
+        work = ShardWork(*running, self._tickets, self._tokens, self._prompt_tokens, held)
+        ticket = TicketSize(self.forecast.prompt_sizes.mean_tokens, self.forecast.mean_output_tokens)
+        return self.demand.workers_needed(work, ticket, now)
 
     def record_contention(self, priority: int, now: float) -> None:
         contention = self._contention.get(priority)
@@ -274,9 +284,9 @@ class ModelQueues:
 
     def record_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> None:
         self._schedulers[scheduler].pool_stats[model] = stats
-        self[model].forecast.record_pool_stats(
-            scheduler, stats, self._schedulers.pool_stats(model, stats.received_at - MAX_POOL_STATS_AGE_S)
-        )
+        queue, recent = self[model], self._schedulers.pool_stats(model, stats.received_at - MAX_POOL_STATS_AGE_S)
+        queue.forecast.record_pool_stats(scheduler, stats, recent)
+        queue.demand.record_pool_stats(recent)
 
     def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         queue = self[ticket.model]

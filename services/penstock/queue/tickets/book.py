@@ -354,6 +354,8 @@ class TicketBook:
         self._transitions.add(ticket)
         self.schedulers.poison.probation.on_admitted(ticket)
         self.model_queues.adjust_totals(ticket, 1)
+        if not ticket.is_readmitted:
+            self.model_queues[ticket.model].demand.arrivals.record(ticket.prompt_tokens, ticket.enqueued)
         self._transitions.enlist(ticket, now)
         return [queued, *self._transitions.dispatch(ticket.model, now)]
 

@@ -37,6 +37,13 @@ class EdgePeers(Protocol):
 
     def worker(self, name: str) -> SimWorker: ...
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a worker is attached. Without one, requests are held."""
+
+    def on_held_requests(self, requests: int) -> None:
+        """The number of held requests has changed."""
+
 
 class StartedRun(NamedTuple):
     """A run that an edge has started."""
@@ -77,6 +84,7 @@ class SimEdge:
         self._rngs = {each.name: Random(f"{scenario.seed}/{each.name}/client") for each in scenario.tenants}
         self._waiting: dict[str, tuple[SimRequest, QueuedTicket]] = {}  # by ticket, until a lease
         self._started_runs: dict[int, StartedRun] = {}  # by run, until the run has ended
+        self._held: list[tuple[SimRequest, float]] = []  # requests that wait for the first worker, and since when
         self._last_run_id = 0
         self._rejections = 0
 
@@ -104,12 +112,25 @@ class SimEdge:
             self._events.schedule(now + client.deadline, self._abandon, request, "DEADLINE_PASSED", "DEADLINE_EXCEEDED")
         self._attempt(request)
 
-    def _attempt(self, request: SimRequest) -> None:
+    def on_model_served(self) -> None:
+        """A worker has attached: the held requests are enqueued, in their order."""
+        held, self._held = self._held, []
+        self._peers.on_held_requests(0)
+        for request, held_at in held:
+            self._attempt(request, held_at)
+
+    def _attempt(self, request: SimRequest, held_at: float | None = None) -> None:
+        """Enqueue a request, or hold it. A request that was held keeps the time of its arrival."""
         if request.has_ended:
+            return
+        if not self._peers.is_served:
+            request.was_held = True
+            self._held.append((request, self._events.now if held_at is None else held_at))
+            self._peers.on_held_requests(len(self._held))
             return
         now, client = self._events.now, request.tenant.client
         request.attempts += 1
-        request.submitted_at = now
+        request.submitted_at = now if held_at is None else held_at
         ticket = self._new_ticket(request)
         if self.admission_filter and (error := self.admission_filter.check(ticket, now)):
             self._on_rejected(request, error)

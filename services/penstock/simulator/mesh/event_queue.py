@@ -11,18 +11,18 @@ class SimEventQueue:
     def __init__(self) -> None:
         self.now = 0.0
         self.events_run = 0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._last_number = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def schedule(self, at: float, callback: Callable[..., None], *args: Any) -> None:
+    def schedule(self, at: float, callback: Callable[..., object], *args: Any) -> None:
         assert at >= self.now, "an event cannot be scheduled in the past"
         self._last_number += 1
         heappush(self._heap, (at, self._last_number, callback, args))
 
-    def schedule_after(self, delay: float, callback: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def schedule_after(self, delay: float, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         self._last_number += 1
         heappush(self._heap, (self.now + delay, self._last_number, callback, args))
 

@@ -14,12 +14,16 @@ from penstock.queue.frames import head_message
 from penstock.queue.schedulers import Credit
 from penstock.queue.ticket import QueuedTicket, to_frame
 from penstock.scheduler import effects as scheduler_out
+from penstock.simulator.autoscaling.keda import KedaController
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.base import StepObserver
 from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
+from penstock.simulator.mesh.autoscaler import SimAutoscaler
 from penstock.simulator.mesh.edge import SimEdge
 from penstock.simulator.mesh.engine import SimRun
 from penstock.simulator.mesh.event_queue import SimEventQueue
+from penstock.simulator.mesh.pods import SimPods
+from penstock.simulator.mesh.roll import SimRoll
 from penstock.simulator.mesh.scheduler import SimScheduler
 from penstock.simulator.mesh.shard import SimShard
 from penstock.simulator.mesh.worker import MODEL, SimWorker
@@ -64,7 +68,17 @@ class SimMesh:
         self._shard_by_tenant: dict[str, SimShard] = {}
         self._worker_kinds = [kind for kind in scenario.workers for _ in range(kind.count)]
         self._workers: dict[str, SimWorker] = {}
+        self._attached: set[str] = set()  # workers of the autoscaler that take leases
         self._scheduler_of: dict[str, SimScheduler] = {}
+        self.autoscaler: SimAutoscaler | None = None
+        self.roll: SimRoll | None = None
+        if scale := scenario.autoscale:
+            pods = SimPods(scale.load_time, scale.drain_grace, events, self)
+            shards = list(self.shards.values())
+            self.autoscaler = SimAutoscaler(scale, events, pods, shards, KedaController(scale.keda))
+        elif roll := scenario.roll:
+            pods = SimPods(roll.load_time, roll.drain_grace, events, self)
+            self.roll = SimRoll(roll, events, pods, scenario.worker_count)
         self._connect()
 
     def _connect(self) -> None:
@@ -72,8 +86,11 @@ class SimMesh:
             for shard in self.shards.values():
                 shard.on_scheduler_connected(scheduler.name)
                 scheduler.on_queue_connected(shard.name)
-        for number, kind in enumerate(self._worker_kinds):
-            self._attach_worker(number, kind, life=1)
+        if pods := self.autoscaler or self.roll:
+            pods.begin()
+        else:
+            for number, kind in enumerate(self._worker_kinds):
+                self._attach_worker(number, kind, life=1)
         for loss in self._scenario.losses:
             self._events.schedule(loss.lost_at, self._lose_worker, loss)
 
@@ -82,7 +99,27 @@ class SimMesh:
     def worker(self, name: str) -> SimWorker:
         return self._workers[name]
 
-    def _attach_worker(self, number: int, kind: WorkerKind, life: int) -> None:
+    @property
+    def is_served(self) -> bool:
+        """Whether a worker is attached, so that edges have a tokenizer. A mesh of a fixed size always has one."""
+        return self.autoscaler is None or bool(self._attached)
+
+    def on_held_requests(self, requests: int) -> None:
+        if self.autoscaler:
+            self.autoscaler.on_held_requests(requests)
+
+    def attach_worker(self) -> SimWorker:
+        worker = self._attach_worker(len(self.worker_lives), self._scenario.workers[0], life=1)
+        self._attached.add(worker.name)
+        self._send(self.edge.on_model_served)
+        return worker
+
+    def detach_worker(self, worker: SimWorker) -> None:
+        """Detach a worker that drains: it takes no new leases, and its runs continue."""
+        self._attached.discard(worker.name)
+        self._send(self._scheduler_of[worker.name].on_worker_lost, worker.name)
+
+    def _attach_worker(self, number: int, kind: WorkerKind, life: int) -> SimWorker:
         name = f"worker-{number}" if life == 1 else f"worker-{number}-life-{life}"
         worker = SimWorker(name, kind, self._scenario.engine_kind, self._events, self)
         self.worker_lives.append(worker)
@@ -90,6 +127,7 @@ class SimMesh:
         schedulers = list(self.schedulers.values())
         self._scheduler_of[name] = schedulers[number % len(schedulers)]
         self._send(self._scheduler_of[name].on_worker_attached, name, worker.profile, kind.zone)
+        return worker
 
     def _lose_worker(self, loss: WorkerLoss) -> None:
         lives = [each for each in self.worker_lives if each.name.split("-")[1] == str(loss.worker)]

@@ -28,6 +28,7 @@ class SimRequest:
     predicted_wait: float | None = None  # s, as the queue predicted for the current attempt
     predicted_ttft: float | None = None  # s, as the queue predicted for the current attempt
     submitted_at: float = 0.0  # s; start of the current attempt
+    was_held: bool = False  # it arrived while the model had no worker
     engine_tokens: int = 0  # positions that engines computed for it, over all attempts
     cached_tokens: int = 0  # positions that engines found in their caches, over all attempts
 

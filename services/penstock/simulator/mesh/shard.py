@@ -7,6 +7,7 @@ from penstock.mesh.v1.queue_pb2 import PlacedPrompts, PoolStats, ServiceReport, 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.admission.admission import QueueLimits
+from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.frames import (
     output_progress_of,
     pool_stats_of,
@@ -64,6 +65,7 @@ class SimShard:
             self.book = TicketBook(
                 limits=limits, availability=availability, recent_leases=recent_leases, new_policy=lambda: policy
             )
+        self.demand = ShardDemand(self.book.model_queues, self.book.accounting, complete_at=0.0)
         self._perform(self.book.on_edge_connected(EDGE_ID))
         events.schedule(TICK_S, self._tick)
 

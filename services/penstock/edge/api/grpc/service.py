@@ -43,7 +43,7 @@ class InferenceService(InferenceServicer):
                 time_left=context.time_remaining(),
                 session=lambda: session_of(context.invocation_metadata() or ()),
             )
-            spec = spec_of(request)
+            spec, headers = spec_of(request), self._gateway.hold_headers(request.model, admission, credential)
             generate: Callable[..., AbstractAsyncContextManager[ResponseStream | ChoiceStream]] = (
                 self._gateway.generate if spec.n == 1 else partial(generate_choices, self._gateway)
             )
@@ -53,7 +53,7 @@ class InferenceService(InferenceServicer):
                 admission,
                 traceparent=traceparent,
                 # Sent before any wait, because a proxy may count cancels before a response as an attack.
-                on_admitted=partial(context.send_initial_metadata, ()),
+                on_admitted=partial(context.send_initial_metadata, headers),
             )
             async with generating as events:
                 try:

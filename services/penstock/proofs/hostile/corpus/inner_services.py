@@ -33,6 +33,9 @@ OPERATOR_METHODS = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": LIST_SERVICES,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": LIST_SERVICES,
 }
+SCALER_METHODS = tuple(
+    f"/externalscaler.ExternalScaler/{name}" for name in ("IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics")
+)
 FORGERIES: dict[str, Headers] = {
     "as a stranger": (),
     "with a wrong token": [("authorization", "Bearer 0000")],
@@ -51,7 +54,7 @@ def inner_service_cases(target: HostileTarget) -> Iterator[HostileCase]:
         for method, message in OPERATOR_METHODS.items():
             yield _case("operators' services", "as a stranger", port, method, message)
     for port in [*doors, *target.ports_of(*PROXY_DOORS, PortKind.CHECKS)]:
-        for methods in INNER_METHODS.values():
+        for methods in (*INNER_METHODS.values(), SCALER_METHODS):
             for method in methods:
                 yield _case("services between tiers", "at a door", port, method, HELLO)
     for port in target.ports_of(*PROXY_DOORS):
