@@ -2,9 +2,8 @@
 
 import kubernetes_validate
 import pytest
-from manifest_rules import environment, ports
 
-from manifests import DEPLOY_FOLDER, get_object, render_overlay
+from manifests import DEPLOY_FOLDER, environment, get_object, ports, render_overlay
 from penstock.chassis.security.identity import parse_spiffe_id
 from penstock.chassis.security.permissions import is_allowed
 from penstock.keda.externalscaler_pb2 import DESCRIPTOR
