@@ -1,17 +1,16 @@
 """The overlay with autoscalers: each of them scales a Deployment that exists, and leaves its number to it alone."""
 
-import kubernetes_validate
 import pytest
 
-from manifests import DEPLOY_FOLDER, environment, get_object, ports, render_overlay
+from manifest_check.rules import manifest_faults
+from manifests import OVERLAYS, environment, get_object, ports, render_overlay
 from penstock.chassis.security.identity import parse_spiffe_id
 from penstock.chassis.security.permissions import is_allowed
 from penstock.keda.externalscaler_pb2 import DESCRIPTOR
 from penstock.scheduler.autoscaling.external_scaler import MODEL_KEY
 from penstock.simulator.autoscaling.keda import KedaSettings
 
-OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "autoscaled"
-SCHEMAS = "1.37"
+OVERLAY = OVERLAYS / "autoscaled"
 SCALER_KINDS = ("ScaledObject", "HorizontalPodAutoscaler")
 
 
@@ -29,10 +28,8 @@ def scaled_object(objects, name):
     return found["spec"]
 
 
-def test_objects_of_kubernetes_are_valid_by_the_schema_of_their_kind(rendered):
-    for each in rendered:
-        if not each["apiVersion"].startswith(("cert-manager.io/", "keda.sh/")):
-            kubernetes_validate.validate(each, SCHEMAS, strict=True)
+def test_the_overlay_has_no_fault(rendered):
+    assert manifest_faults(rendered) == []
 
 
 def test_each_scaled_deployment_exists_has_one_autoscaler_and_no_number_of_its_own(rendered):
