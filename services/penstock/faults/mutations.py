@@ -56,7 +56,7 @@ AUTH_FAILPOINTS = (
 )
 OTHER_TENANTS = ("acme", "globex")  # of other partitions than the default tenant
 TOKEN_LIMITS = (80, 200)  # range of tokens per minute or month; above each request
-RESPONSES_SHARE = 0.2  # share of worlds in which clients store responses
+RESPONSES_SHARE = 0.1  # share of worlds in which clients store responses
 CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a world with a slow reader
 
 
