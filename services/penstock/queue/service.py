@@ -1,18 +1,19 @@
 """QueueService: turns frames into calls of the ticket book, and its effects into frames. It contains no policy."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from penstock.chassis.observability.metrics import Observation
 from penstock.chassis.pacing import TickTimer
 from penstock.chassis.streams.link import Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
-from penstock.queue import telemetry
+from penstock.queue import metrics, telemetry
 from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.frames import (
     credit_of,
@@ -144,6 +145,9 @@ class QueueService(QueueServiceServicer):
             **{f"shed_{reason.lower()}": tickets for reason, tickets in book.counters.shed.items()},
         }
 
+    def observations(self) -> Iterator[Observation]:
+        return metrics.observations(self._book, len(self._edges), len(self._schedulers))
+
     # Frames.
 
     def _on_edge_frame(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
@@ -206,6 +210,8 @@ class QueueService(QueueServiceServicer):
             match effect:
                 case out.TicketRemoved():
                     telemetry.record_removed(effect, self._now())
+                    if not effect.reason:
+                        metrics.record_leased(effect.ticket)
                 case out.CatalogUpdate():
                     self._send_catalog(effect)
                 case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn():
@@ -237,7 +243,7 @@ class QueueService(QueueServiceServicer):
 
     def _send_to_edge(self, effect: out.ToEdge) -> None:
         if isinstance(effect, out.Shed):
-            telemetry.record_shed(effect.error.reason)
+            metrics.record_shed(effect, self._book.model_queues)
         if peer := self._edges.get(effect.edge):
             peer.send(to_edge(effect), max_delay_s=QUEUED_DELAY_S if isinstance(effect, out.Queued) else 0.0)
 
