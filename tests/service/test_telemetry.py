@@ -256,6 +256,35 @@ def test_every_line_on_stderr_is_json_with_tier_instance_and_bound_context():
     assert len(lines) == 4
 
 
+def test_lines_on_a_terminal_are_text():
+    script = """
+        import logging
+        import structlog
+        from penstock.chassis.observability.telemetry import configure
+        telemetry = configure("demo", "demo-1")
+        structlog.get_logger().info("lease_expired", held_s=1.5, name="half of a pair: \\ud83d")
+        logging.getLogger("grpc").warning("from a %s", "library")
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            structlog.get_logger().exception("crashed")
+        telemetry.shutdown()
+    """
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "wb") as terminal:
+        environ = os.environ | {"NO_COLOR": "1"}
+        subprocess.run([sys.executable, "-c", dedent(script)], env=environ, stderr=terminal, timeout=60, check=True)
+    with os.fdopen(ours, "rb") as read_end:
+        text = read_end.read1(65_536).decode()
+    lines = text.splitlines()
+    assert "lease_expired" in lines[0]
+    assert "held_s=1.5" in lines[0]
+    assert "tier=demo" in lines[0]
+    assert "from a library" in lines[1]
+    assert "ZeroDivisionError: division by zero" in lines[-1]
+    assert not any(line.startswith("{") or "\x1b" in line for line in lines)
+
+
 def test_a_line_with_invalid_text_of_a_client_is_written():
     ended = run_python("""
         import math

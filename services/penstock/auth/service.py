@@ -164,6 +164,7 @@ class AdmissionService(AdmissionServiceServicer):
             case Giving(partitions):
                 metrics.record_partition_change("given", len(partitions))
                 self._authorizer.give(partitions, now)
+                log.info("partitions_given", partitions=len(partitions))
             case Lost(partitions):
                 metrics.record_partition_change("lost", len(partitions))
                 self._authorizer.give(partitions, now)
@@ -239,7 +240,7 @@ class AdmissionService(AdmissionServiceServicer):
     def _count_rejection(self, edge_id: str, frame: Reserve, error: PenstockError) -> None:
         if isinstance(error, GrantInvalid):
             self._invalid_grants += 1
-            names = {"edge": edge_id, "key_id": frame.fallback_admission.key_id, "request_id": frame.request_id}
+            names = {"edge": edge_id, "key_id": frame.fallback_admission.key_id, "ticket_id": frame.request_id}
             log.warning("grant_invalid", **names, because=error.message)
 
     def _on_reservation_persisted(
@@ -306,7 +307,7 @@ class AdmissionService(AdmissionServiceServicer):
         metrics.record_refused(names.get("tenant", ""), error)
         span.end(tenant_id=names.get("tenant", ""), key_id=names.get("key_id", ""), reason=error.reason)
         log.debug(
-            "reservation_rejected", request_id=request_id, **names, reason=error.reason, retry_after=error.retry_after
+            "reservation_rejected", ticket_id=request_id, **names, reason=error.reason, retry_after=error.retry_after
         )
         peer.send(frames.rejected(request_id, error, caller))
 
@@ -355,7 +356,7 @@ def _names(reservation: Reservation) -> dict[str, str]:
     request = reservation.request
     return {
         "reservation_id": reservation.reservation_id,
-        "request_id": request.request_id,
+        "ticket_id": request.request_id,
         "tenant": request.tenant_id,
         "key_id": request.key_id,
     }

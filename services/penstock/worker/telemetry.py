@@ -34,6 +34,7 @@ class RunTelemetry:
             "run_ended",
             trace_id=run.traceparent[TRACE_ID],
             ticket_id=run.ticket_id,
+            request_id=run.request_id,
             lease_id=run.lease_id,
             outcome=reason,
             prompt_tokens=len(run.spec.token_ids),
