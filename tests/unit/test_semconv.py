@@ -4,10 +4,14 @@ import ast
 import importlib
 import re
 import runpy
+import subprocess
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paths import REPO
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.series import Kind, Series
+from prometheus import needs_prometheus
 
 PACKAGE = REPO / "services" / "penstock"
 ALL_SERIES = [
@@ -62,6 +66,22 @@ def test_a_series_is_listed_and_recorded_by_its_tier():
         tier = PACKAGE if path.parent.name == "observability" else path.parent
         used = {word for other in tier.rglob("*.py") if other != path for word in words_in(other)}
         assert names <= used
+
+
+@needs_prometheus
+def test_the_names_of_series_keep_the_rules_of_prometheus():
+    registry = CollectorRegistry()
+    for each in ALL_SERIES:
+        names = (each.family, each.meaning, each.prometheus_labels)
+        if each.kind is Kind.HISTOGRAM:
+            instrument = Histogram(*names, buckets=each.buckets, registry=registry)
+        else:
+            instrument = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}[each.kind](*names, registry=registry)
+        if each.labels:
+            instrument.labels(*each.labels)
+    text = generate_latest(registry)
+    checked = subprocess.run(["promtool", "check", "metrics"], check=False, input=text, capture_output=True)
+    assert (checked.returncode, checked.stderr.decode()) == (0, "")
 
 
 def test_a_histogram_has_increasing_bounds_in_its_unit_and_no_other_series_has_any():

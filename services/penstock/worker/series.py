@@ -63,7 +63,7 @@ WAITING = gauge("penstock.worker.waiting", "{sequence}", "Sequences in the engin
 SLOTS = gauge("penstock.worker.slots", "{sequence}", "Most sequences in the batch; 0 without an engine.", MODEL)
 KV_USED = gauge("penstock.kv.blocks_used", "{block}", "KV blocks in use, without those that are only cached.", MODEL)
 KV_CACHED = gauge("penstock.kv.blocks_cached", "{block}", "Free KV blocks whose content is in the prefix cache.", MODEL)
-KV_TOTAL = gauge("penstock.kv.blocks_total", "{block}", "KV blocks of the pool; 0 without an engine.", MODEL)
+KV_TOTAL = gauge("penstock.kv.blocks", "{block}", "KV blocks of the pool; 0 without an engine.", MODEL)
 PREFILL_BACKLOG = gauge(
     "penstock.worker.prefill_backlog", "{token}", "Prompt tokens in the engine that are not computed.", MODEL
 )

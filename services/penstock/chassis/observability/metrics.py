@@ -7,6 +7,7 @@ that `observing` registers. Both `/metrics` and the OTLP exporter collect from `
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.chassis.observability.series import Kind, Series
+from penstock.chassis.observability.series import LOOP_DELAY, Kind, Series
 from penstock.chassis.observability.trace_context import SPAN_ID, TRACE_ID, is_sampled
 
 REGISTRY = CollectorRegistry()
@@ -94,6 +95,7 @@ class _ObservingCollector(Collector):
         self._observe = observe
         self._loop = loop
         self._last: Sequence[Observation] = ()
+        self._asked_at = 0.0  # s of the performance counter
 
     def describe(self) -> Iterable[Metric]:
         return ()  # observing at registration would be too early
@@ -114,14 +116,16 @@ class _ObservingCollector(Collector):
             self._read(None)
             return self._last
         has_read = threading.Event()
+        self._asked_at = time.perf_counter()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._read, has_read)
             has_read.wait(STALL_TIMEOUT_S)
         return self._last
 
     def _read(self, has_read: threading.Event | None) -> None:
+        delay_s = time.perf_counter() - self._asked_at if has_read else 0.0
         try:
-            self._last = list(self._observe())
+            self._last = [*self._observe(), Observation(LOOP_DELAY, delay_s)]
         finally:
             if has_read:
                 has_read.set()

@@ -95,5 +95,9 @@ DRAINING = gauge("penstock.process.draining", "{flag}", "1 from a stop request u
 CERTIFICATE_EXPIRY = gauge(
     "penstock.certificate.expiry", "s", "Unix time at which a certificate of the process ends.", "certificate"
 )
+LOOP_DELAY = gauge(
+    "penstock.process.loop_delay", "s", "Time until the event loop, busy with other events, took up this collection."
+)
+
 # Series of every tier.
-SERIES = (RPC_DURATION, CALLS_ACTIVE, STREAMS_OPEN, FRAMES_REFUSED, DRAINING, CERTIFICATE_EXPIRY)
+SERIES = (RPC_DURATION, CALLS_ACTIVE, STREAMS_OPEN, FRAMES_REFUSED, DRAINING, CERTIFICATE_EXPIRY, LOOP_DELAY)
