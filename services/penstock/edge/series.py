@@ -6,8 +6,9 @@ from penstock.chassis.observability.series import CLASS, MODEL, REASON, TENANT, 
 REQUESTS = counter(
     "penstock.edge.requests",
     "{request}",
-    "Requests that ended, each once: answers, and those refused once the request was read. Outcome is stop, length, "
-    "cancelled, shed or failed; reason is that of the error. Each choice of an answer is a request.",
+    "Requests that ended, each once: answers, and requests refused for load or for want of a worker. Outcome is stop, "
+    "length, cancelled, shed or failed; reason is that of the error. Each choice of an answer is a request. Malformed "
+    "calls and those of unknown callers are in the durations of calls.",
     MODEL,
     CLASS,
     TENANT,
