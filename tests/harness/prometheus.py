@@ -7,11 +7,14 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+
+from penstock.chassis.observability.deferred import DEFERRAL_S
 
 PROGRAM = shutil.which("prometheus")
 SCRAPE_INTERVAL_S = 1
@@ -45,11 +48,14 @@ class Prometheus:
         answer = await self.http.get("/api/v1/query_exemplars", params={"query": expression, **range_})
         return [each for series in answer.raise_for_status().json()["data"] for each in series["exemplars"]]
 
+    async def targets(self) -> list[dict[str, Any]]:
+        answer = await self.http.get("/api/v1/targets")
+        found: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["activeTargets"]
+        return found
+
     async def scrape_errors(self) -> dict[str, str]:
         """Return the last error of each target by job; empty if it was scraped."""
-        answer = await self.http.get("/api/v1/targets")
-        active = answer.raise_for_status().json()["data"]["activeTargets"]
-        return {each["labels"]["job"]: each["lastError"] for each in active}
+        return {each["labels"]["job"]: each["lastError"] for each in await self.targets()}
 
     async def wait_targets(self, jobs: Iterable[str]) -> None:
         """Wait for the first scrape of each job, which Prometheus begins some seconds after its start."""
@@ -58,9 +64,17 @@ class Prometheus:
                 await asyncio.sleep(0.2)
 
     async def scraped(self) -> float:
-        """Wait until each target was scraped again, and return the time."""
-        await asyncio.sleep(2 * SCRAPE_INTERVAL_S + 0.2)
+        """Wait until each target was scraped after the deferred calls of now, and return the time."""
+        due = time.time() + 2 * DEFERRAL_S
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while await self._oldest_scrape() <= due:  # noqa: ASYNC110  # of another process
+                await asyncio.sleep(0.2)
+        await asyncio.sleep(SCRAPE_INTERVAL_S)  # for the scrapes that have begun to end
         return time.time()
+
+    async def _oldest_scrape(self) -> float:
+        """Return the Unix time of the last scrape of the target that was scraped first."""
+        return min(datetime.fromisoformat(each["lastScrape"]).timestamp() for each in await self.targets())
 
 
 @asynccontextmanager
