@@ -8,6 +8,7 @@ bootstrap() {
   local stamp=".venv/.penstock-$1" python want
   if [ "$1" = testing ]; then
     find_compiler
+    install_prometheus
     install_node_example
   fi
   want="$(cat tools/requirements.lock pyproject.toml | cksum) $PWD"
@@ -50,6 +51,15 @@ find_compiler() {
     log "needs a C++ compiler: sudo apt-get install g++"
     return 1
   fi
+}
+
+# A test scrapes a mesh with a real Prometheus. It skips if the program is missing.
+install_prometheus() {
+  if command -v prometheus >/dev/null || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then return; fi
+  log "installing prometheus, which a test needs"
+  apt-get -qq update || true
+  DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends install prometheus >/dev/null ||
+    log "prometheus could not be installed; its test is skipped"
 }
 
 # A test runs examples/node. It skips if npm is missing or the packages cannot be installed.

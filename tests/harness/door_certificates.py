@@ -12,6 +12,9 @@ from cryptography.x509.oid import NameOID
 PEM = serialization.Encoding.PEM
 
 
+DAY = timedelta(days=1)
+
+
 class CertificateAuthority:
     def __init__(self):
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -19,12 +22,16 @@ class CertificateAuthority:
         authority = _builder(self._name, self._name, self._key).add_extension(x509.BasicConstraints(True, 0), True)
         self.pem = authority.sign(self._key, hashes.SHA256()).public_bytes(PEM)
 
-    def issue(self):
+    def issue(self, ends_in=DAY):
         """Return a certificate for this host and its key, in PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "door")])
-        leaf = _builder(name, self._name, key).add_extension(names, critical=False).sign(self._key, hashes.SHA256())
+        leaf = (
+            _builder(name, self._name, key, ends_in)
+            .add_extension(names, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
         private = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         return leaf.public_bytes(PEM), private
 
@@ -35,7 +42,7 @@ class CertificateAuthority:
         return context
 
 
-def _builder(subject, issuer, key):
+def _builder(subject, issuer, key, ends_in=DAY):
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -43,8 +50,8 @@ def _builder(subject, issuer, key):
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(now - 2 * DAY)
+        .not_valid_after(now + ends_in)
     )
 
 

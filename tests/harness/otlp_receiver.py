@@ -1,7 +1,7 @@
 """A real OTLP/gRPC receiver that tests read spans and metrics back from, as an exporter's own report proves nothing."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -90,11 +90,14 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
         )
         return self.spans(trace_id=trace_id)
 
-    def wait_for_metric(self, name: str) -> Any:
-        """The newest state of a metric, as its protobuf message."""
+    def wait_for_metric(self, name: str, until: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The newest state of a metric, as its protobuf message, once it meets `until`."""
         run_deferred_calls()
         with self._arrived:
-            assert self._arrived.wait_for(lambda: name in self._metrics, timeout=TIMEOUT_S), f"no metric {name} arrived"
+            has_arrived = self._arrived.wait_for(
+                lambda: name in self._metrics and until(self._metrics[name]), timeout=TIMEOUT_S
+            )
+            assert has_arrived, f"no such metric {name} arrived; there is {self._metrics.get(name)}"
             return self._metrics[name]
 
     def wait_for_export(self) -> None:

@@ -54,7 +54,7 @@ async def test_an_unsettled_reservation_expires(monkeypatch):
             found.clock.now += 10.0
             await wait_for_figure(found, "reservations", 0)
         assert [each["event"] for each in logs] == ["reservation_expired"]
-        assert (logs[0]["request_id"], logs[0]["tenant"], logs[0]["key_id"]) == ("request-1", "default", "dev")
+        assert (logs[0]["ticket_id"], logs[0]["tenant"], logs[0]["key_id"]) == ("request-1", "default", "dev")
 
 
 async def test_reservations_keys_and_use_survive_a_restart(stored):

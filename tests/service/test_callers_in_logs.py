@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from auth_server import auth_process, edge, rejection_of, tenant_with_key
 from edge_calls import read_answer, rejected_call, wait_at_rest
-from edge_mesh import CONTEXT, edge_mesh
+from edge_mesh import CONTEXT, KEY, edge_mesh
 from edge_sessions import session
 from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.errors import Overloaded, QuotaExceeded
@@ -108,3 +108,14 @@ async def test_auth_names_a_rejected_caller_that_presented_a_valid_secret():
     assert lines_of(logs, "reservation_rejected") == names
     assert [(each.tenant_id, each.key_id) for each in answers] == names
     assert credential.bearer not in str(logs)
+
+
+@pytest.mark.parametrize(("given", "logged"), [("envoy-1", "envoy-1"), ("not valid!", None)])
+async def test_the_id_that_a_proxy_gave_a_call_is_in_the_line_of_the_request_and_at_its_worker(given, logged):
+    async with edge_mesh() as mesh:
+        with capture_logs() as logs:
+            await read_answer(mesh.generate(max_output_tokens=1, metadata=(*KEY, ("x-request-id", given))))
+            await wait_at_rest(mesh)
+        (line,) = [each for each in logs if each["event"] == "ticket_done"]
+        (start,) = mesh.workers[0].starts
+    assert line["request_id"] == start.request_id == (logged or line["ticket_id"])

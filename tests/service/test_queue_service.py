@@ -12,9 +12,10 @@ from otlp_receiver import attributes_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
 from penstock.chassis.observability import semconv
+from penstock.chassis.observability.metrics import REGISTRY
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
-from penstock.queue.telemetry import observe_depths
+from penstock.queue.series import DEPTH, SHED, WAIT
 from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE
 from penstock.queue.tickets.transitions import MAX_REMOVED_PER_SLICE
 from queue_shards import shard_of
@@ -68,9 +69,9 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
         await scheduler.receive("offer")
         scheduler.place("a", "lease 1")
         await edge.receive("leased")
-    wait = receiver.wait_for_metric(semconv.PENSTOCK_QUEUE_WAIT).histogram
-    assert {tuple(point.explicit_bounds) for point in wait.data_points} == {semconv.QUEUE_WAIT_BUCKETS}
-    words = [attributes_of(point.attributes)["penstock.priority"] for point in wait.data_points]
+    wait = receiver.wait_for_metric(WAIT.name).histogram
+    assert {tuple(point.explicit_bounds) for point in wait.data_points} == {WAIT.buckets}
+    words = [attributes_of(point.attributes)["class"] for point in wait.data_points]
     assert "standard" in words
     assert set(words) <= {"interactive", "standard", "batch"}
 
@@ -260,18 +261,27 @@ async def test_a_wait_span_ends_with_its_request(receiver, time_left, ends):
         assert span.end_unix_nano - span.start_unix_nano == pytest.approx(ends * 1e9, abs=1_000)
 
 
-async def test_depths_are_exported_by_class(receiver):
+async def test_depths_are_observed_by_model_class_and_tenant():
     async with shard_with_both() as (shard, _, edge):
-        observe_depths(shard.book.model_queues)
         edge.enqueue(ticket("a"), ticket("b"))
         await edge.receive("queued")
-        for _ in range(20):
-            metric = await asyncio.to_thread(receiver.wait_for_metric, semconv.PENSTOCK_QUEUE_DEPTH)
-            points = metric.gauge.data_points
-            if [point.as_int for point in points] == [2]:
-                break
-            await asyncio.to_thread(receiver.wait_for_export)
-        assert [point.as_int for point in points] == [2]
-        assert {each.key: each.value.string_value for each in points[0].attributes} == {
-            semconv.PENSTOCK_PRIORITY: "standard"
-        }
+        depths = {each.labels: each.value for each in shard.service.observations() if each.series is DEPTH}
+    model = ticket("a").model.partition("@")[0]
+    assert depths.pop((model, "standard", ticket("a").tenant_id)) == 2
+    assert set(depths.values()) == {0}, "classes without tickets are 0, not absent"
+
+
+async def test_rejections_are_counted_by_model_class_tenant_and_reason():
+    def counted(model):
+        labels = {"model": model, "class": "standard", "tenant": "of rejections", "reason": shed.failure.reason}
+        return REGISTRY.get_sample_value(SHED.prometheus_name, labels)
+
+    async with shard_with_both(max_depth=1) as (_, _, edge):
+        rejected = [ticket(each, tenant_id="of rejections") for each in "abc"]
+        edge.enqueue(*rejected)
+        shed = [await edge.receive("shed") for _ in range(2)][-1]
+        assert counted(rejected[0].model.partition("@")[0]) == 2
+        edge.enqueue(ticket("d", tenant_id="of rejections", model="made up"))
+        shed = await edge.receive("shed")
+        assert counted("") == 1
+        assert counted("made up") is None

@@ -1,16 +1,27 @@
 """Spans and metrics as received by a collector, and logs as written to stderr."""
 
+import asyncio
+import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
 from textwrap import dedent
 
 import pytest
 
-from penstock.chassis.observability import semconv
+from otlp_receiver import attributes_of
+from penstock.chassis.observability import semconv, series
+from penstock.chassis.observability.metrics import (
+    REGISTRY,
+    Observation,
+    counter,
+    exemplar_in,
+    histogram,
+    observing,
+)
 from penstock.chassis.observability.spans import SERVER, SpanEvent, is_recorded, open_span, record_span
-from penstock.chassis.observability.telemetry import meter
 from penstock.chassis.observability.trace_context import trace_id_of, traceparent_or_empty
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -97,9 +108,48 @@ def test_the_trace_id_of_a_traceparent():
 
 
 def test_a_counter_made_before_telemetry_is_configured_counts(receiver):
-    meter().create_counter("penstock.test.count").add(2, {"kind": "a"})
+    counter(series.counter("penstock.test.count", "{event}", "Events of a test.", "kind")).labels("a").inc(2)
     metric = receiver.wait_for_metric("penstock.test.count")
     assert [point.as_int for point in metric.sum.data_points] == [2]
+    assert metric.sum.is_monotonic
+    assert (metric.unit, metric.description) == ("{event}", "Events of a test.")
+    assert [attributes_of(point.attributes) for point in metric.sum.data_points] == [{"kind": "a"}]
+
+
+def test_a_histogram_is_exported_with_its_bounds_and_with_exemplars_of_sampled_traces(receiver):
+    waits = histogram(series.histogram("penstock.test.wait", "Waits of a test.", buckets=(1.0, 2.0)))
+    waits.observe(0.5, exemplar_in(TRACEPARENT))
+    waits.observe(1.5, exemplar_in(TRACEPARENT[:-2] + "00"))
+    waits.observe(9.0)
+    [point] = receiver.wait_for_metric("penstock.test.wait").histogram.data_points
+    assert (list(point.explicit_bounds), list(point.bucket_counts)) == ([1.0, 2.0], [1, 1, 1])
+    assert (point.count, point.sum) == (3, 11.0)
+    assert [each.trace_id.hex() for each in point.exemplars] == [TRACE_ID]
+    assert not point.HasField("min")
+
+
+async def test_values_are_read_by_the_loop_and_a_stalled_loop_delays_no_collection():
+    value = series.gauge("penstock.test.value", "{thing}", "A value of a test.")
+    threads, values = [], itertools.count(1)
+
+    def observe():
+        threads.append(threading.current_thread())
+        return [Observation(value, next(values))]
+
+    def collected():
+        return REGISTRY.get_sample_value("penstock_test_value")
+
+    with observing(observe):
+        first = collected()  # on the loop itself
+        second = await asyncio.to_thread(collected)
+        assert 1 <= first < second
+        seen = []
+        stalled = threading.Thread(target=lambda: seen.append(collected()))
+        stalled.start()
+        stalled.join()  # the loop does not run meanwhile
+        assert seen == [next(values) - 1], "the last value"
+    assert set(threads) == {threading.main_thread()}
+    assert collected() is None
 
 
 def test_without_an_endpoint_spans_have_ids_and_are_not_exported():
@@ -149,20 +199,25 @@ def test_metrics_are_served_for_scraping():
         import json, sys, urllib.request
         import io
         sys.stderr = io.TextIOWrapper(io.BytesIO())
-        from penstock.chassis.observability.telemetry import configure, meter
+        from penstock.chassis.observability.metrics import exemplar_in, histogram
+        from penstock.chassis.observability.telemetry import configure
+        from penstock.queue.series import WAIT
         telemetry = configure("demo", "demo-1", metrics_listen="127.0.0.1:0")
         address = json.loads(sys.stderr.buffer.getvalue().splitlines()[0])["address"]
-        depth = meter().create_up_down_counter("penstock.queue.depth")
-        depth.add(3, {"priority": "batch"})
-        with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        histogram(WAIT).labels("tiny", "batch").observe(0.3, exemplar_in(traceparent))
+        accept = {"accept": "application/openmetrics-text;version=1.0.0"}
+        with urllib.request.urlopen(urllib.request.Request(f"http://{address}/metrics", headers=accept)) as answer:
             print(answer.read().decode())
         telemetry.shutdown()
     """)
-    samples = [line for line in ended.stdout.splitlines() if line.startswith("penstock_queue_depth{")]
-    assert len(samples) == 1
-    assert 'priority="batch"' in samples[0]
-    assert samples[0].endswith(" 3.0")
+    lines = ended.stdout.splitlines()
+    [bucket] = [line for line in lines if line.startswith("penstock_queue_wait_seconds_bucket") and "#" in line]
+    sample, exemplar = bucket.split(" # ")
+    assert sample == 'penstock_queue_wait_seconds_bucket{class="batch",le="0.33",model="tiny"} 1.0'
+    assert f'trace_id="{TRACE_ID}"' in exemplar
     assert 'service_instance_id="demo-1"' in ended.stdout
+    assert not [line for line in lines if "_created" in line]
 
 
 def test_every_line_on_stderr_is_json_with_tier_instance_and_bound_context():
@@ -199,6 +254,35 @@ def test_every_line_on_stderr_is_json_with_tier_instance_and_bound_context():
     assert "odd" in lines[2]["event"]
     assert "ZeroDivisionError" in lines[3]["exception"]
     assert len(lines) == 4
+
+
+def test_lines_on_a_terminal_are_text():
+    script = """
+        import logging
+        import structlog
+        from penstock.chassis.observability.telemetry import configure
+        telemetry = configure("demo", "demo-1")
+        structlog.get_logger().info("lease_expired", held_s=1.5, name="half of a pair: \\ud83d")
+        logging.getLogger("grpc").warning("from a %s", "library")
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            structlog.get_logger().exception("crashed")
+        telemetry.shutdown()
+    """
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "wb") as terminal:
+        environ = os.environ | {"NO_COLOR": "1"}
+        subprocess.run([sys.executable, "-c", dedent(script)], env=environ, stderr=terminal, timeout=60, check=True)
+    with os.fdopen(ours, "rb") as read_end:
+        text = read_end.read1(65_536).decode()
+    lines = text.splitlines()
+    assert "lease_expired" in lines[0]
+    assert "held_s=1.5" in lines[0]
+    assert "tier=demo" in lines[0]
+    assert "from a library" in lines[1]
+    assert "ZeroDivisionError: division by zero" in lines[-1]
+    assert not any(line.startswith("{") or "\x1b" in line for line in lines)
 
 
 def test_a_line_with_invalid_text_of_a_client_is_written():

@@ -1,8 +1,10 @@
 """The certificate of the door: a pair that is not valid never replaces a valid one."""
 
+import time
+
 import pytest
 
-from door_certificates import CertificateAuthority, CertificateFolder
+from door_certificates import DAY, CertificateAuthority, CertificateFolder
 from penstock.routing.door_certificate import CertificateInvalid, CertificatePair, DoorCertificate, read_pair
 
 
@@ -60,3 +62,13 @@ def test_without_a_valid_pair_there_is_no_start(folder, authority):
     folder.write(authority.issue()[0], authority.issue()[1])
     with pytest.raises(CertificateInvalid, match="KEY_VALUES_MISMATCH"):
         read_pair(folder.certificate, folder.key)
+
+
+async def test_the_end_of_a_pair_is_known_to_metrics(folder, authority):
+    door = await load(folder)
+    assert door.pair.expires_at == pytest.approx(time.time() + DAY.total_seconds(), abs=60)
+
+
+async def test_a_pair_that_is_not_valid_now_has_the_end_0(folder, authority):
+    folder.write(*authority.issue(ends_in=-DAY))
+    assert (await load(folder)).pair.expires_at == 0.0

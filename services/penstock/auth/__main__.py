@@ -9,6 +9,7 @@ from penstock.auth.config import AuthConfig
 from penstock.auth.ext_authz.authorization import Authorization
 from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.metrics import observations
 from penstock.auth.models.routes import RouteList
 from penstock.auth.responses.service import ResponseService
 from penstock.auth.service import AdmissionService
@@ -64,12 +65,16 @@ async def run_auth(config: AuthConfig) -> None:
         security = open_security(config)
         usage_reader = UsageReader(config.store_location)
         stack.callback(usage_reader.close)
+
+        def figures() -> dict[str, float]:
+            return {**service.figures, **kept.figures, **authorization.figures, **(tokens.figures if tokens else {})}
+
         admin = AuthAdmin(
             config.instance_id,
             authorizer,
             store,
             clock,
-            lambda: {**service.figures, **kept.figures, **authorization.figures, **(tokens.figures if tokens else {})},
+            figures,
             usage_reader=usage_reader,
             key_retention=config.ledger_retention,
             routes=routes,
@@ -84,6 +89,7 @@ async def run_auth(config: AuthConfig) -> None:
                     (add_ResponseStoreServiceServicer_to_server, kept),
                 ],
                 admin=admin,
+                observe=lambda: observations(figures(), authorizer.reservations, clock()),
                 operators=OperatorListeners.of(config),
                 drain_grace=config.drain_grace,
                 advertise=config.advertise,

@@ -1,6 +1,7 @@
 """AdmissionService: turns frames of edges into calls of the authorizer. A promise to an edge is persisted first."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -9,7 +10,7 @@ from uuid import uuid4
 
 import structlog
 
-from penstock.auth import frames
+from penstock.auth import frames, metrics
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.edge_streams import EdgePeer, EdgeStreams
@@ -33,7 +34,7 @@ from penstock.auth.store.store import (
     StoreEvent,
     Taken,
 )
-from penstock.auth.telemetry import ReserveSpan, record_budget_warning, record_shadow_refusals
+from penstock.auth.telemetry import ReserveSpan
 from penstock.chassis.durations import nanos_left
 from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.chassis.streams.link import accept_stream
@@ -129,6 +130,7 @@ class AdmissionService(AdmissionServiceServicer):
             await asyncio.sleep(delay_to_tick(SWEEP_INTERVAL_S))
             now = self._clock()
             for charge in self._authorizer.reservations.expire(now):
+                metrics.record_expired(1)
                 log.warning("reservation_expired", **_names(charge.reservation))
                 self._persist(charge)
             for edge_id in self._edge_sessions.pop_expired(now):
@@ -154,13 +156,17 @@ class AdmissionService(AdmissionServiceServicer):
         now = self._clock()
         match event:
             case Taken(epochs, state):
+                metrics.record_partition_change("taken", len(epochs))
                 self._authorizer.take(epochs, state, now)
                 self._replace_routes(state.routes)
                 for reservation in state.reservations:
                     self._edge_sessions.expect(reservation.request.edge_id, now)
             case Giving(partitions):
+                metrics.record_partition_change("given", len(partitions))
                 self._authorizer.give(partitions, now)
+                log.info("partitions_given", partitions=len(partitions))
             case Lost(partitions):
+                metrics.record_partition_change("lost", len(partitions))
                 self._authorizer.give(partitions, now)
                 log.warning("partitions_lost", partitions=len(partitions))
             case CatalogChanged(tenants, keys, prices, routes):
@@ -196,7 +202,7 @@ class AdmissionService(AdmissionServiceServicer):
             peer.send(frames.identified(frame.request_id, identity))
 
     def _reserve(self, peer: EdgePeer, edge_id: str, frame: Reserve) -> None:
-        span, now = ReserveSpan.start(frame), self._clock()
+        span, now, began = ReserveSpan.start(frame), self._clock(), time.perf_counter()
         try:
             identity, reservation, is_new = self._authorizer.reserve(frame, edge_id, _reservation_id(now), now)
         except NotOwner as error:
@@ -212,7 +218,7 @@ class AdmissionService(AdmissionServiceServicer):
             return
         quota = self._authorizer.reservations.quota_of(reservation)
         if is_new and (shadow_refusals := reservation.metering.shadow_refusals):
-            record_shadow_refusals(shadow_refusals)
+            metrics.record_shadow_refusals(shadow_refusals)
         answer = partial(
             self._on_reservation_persisted,
             peer,
@@ -221,6 +227,7 @@ class AdmissionService(AdmissionServiceServicer):
             reservation=reservation,
             is_new=is_new,
             span=span,
+            began=began,
         )
         grant_use = self._authorizer.grant_uses.find(reservation.reservation_id)
         reserved = Reserved(reservation, quota.balance, grant_use, quota.uses_of(reservation))
@@ -233,7 +240,7 @@ class AdmissionService(AdmissionServiceServicer):
     def _count_rejection(self, edge_id: str, frame: Reserve, error: PenstockError) -> None:
         if isinstance(error, GrantInvalid):
             self._invalid_grants += 1
-            names = {"edge": edge_id, "key_id": frame.fallback_admission.key_id, "request_id": frame.request_id}
+            names = {"edge": edge_id, "key_id": frame.fallback_admission.key_id, "ticket_id": frame.request_id}
             log.warning("grant_invalid", **names, because=error.message)
 
     def _on_reservation_persisted(
@@ -246,6 +253,7 @@ class AdmissionService(AdmissionServiceServicer):
         reservation: Reservation,
         is_new: bool,
         span: ReserveSpan,
+        began: float,  # s of the performance counter
     ) -> None:
         if isinstance(error, PartitionsLost) or not self._authorizer.served.has_tenant(identity.tenant_id):
             span.end(reason=NotOwner.default_reason)  # if it is written, the owner finds it
@@ -265,6 +273,8 @@ class AdmissionService(AdmissionServiceServicer):
         if is_new and frame.HasField("fallback_admission"):
             log.info("deferred_reservation_recorded", **_names(reservation), edge=reservation.request.edge_id)
         span.end(tenant_id=identity.tenant_id, key_id=identity.key_id)
+        if is_new:
+            metrics.record_admitted(identity.tenant_id, time.perf_counter() - began)
         now = self._clock()
         edges, request = len(self._edge_sessions), reservation.request
         granted = self._authorizer.fallback_grant(identity.tenant_id, edges, now, request)
@@ -284,7 +294,6 @@ class AdmissionService(AdmissionServiceServicer):
         if reservation.holds and (warning := quota.budget_warning(reservation, now)):
             answer.budget_warning = warning
             self._budget_warnings += 1
-            record_budget_warning()
 
     def _reject(
         self,
@@ -295,9 +304,10 @@ class AdmissionService(AdmissionServiceServicer):
         caller: Key | Identity | None,
     ) -> None:
         names = {"tenant": caller.tenant_id, "key_id": caller.key_id} if caller else {}
+        metrics.record_refused(names.get("tenant", ""), error)
         span.end(tenant_id=names.get("tenant", ""), key_id=names.get("key_id", ""), reason=error.reason)
         log.debug(
-            "reservation_rejected", request_id=request_id, **names, reason=error.reason, retry_after=error.retry_after
+            "reservation_rejected", ticket_id=request_id, **names, reason=error.reason, retry_after=error.retry_after
         )
         peer.send(frames.rejected(request_id, error, caller))
 
@@ -325,6 +335,7 @@ class AdmissionService(AdmissionServiceServicer):
 
     def _expire_edge(self, edge_id: str, now: float) -> None:
         charges = self._authorizer.reservations.expire_edge(edge_id, now)
+        metrics.record_expired(len(charges))
         log.warning("edge_lost", edge=edge_id, reservations=len(charges))
         for charge in charges:
             self._persist(charge)
@@ -345,7 +356,7 @@ def _names(reservation: Reservation) -> dict[str, str]:
     request = reservation.request
     return {
         "reservation_id": reservation.reservation_id,
-        "request_id": request.request_id,
+        "ticket_id": request.request_id,
         "tenant": request.tenant_id,
         "key_id": request.key_id,
     }

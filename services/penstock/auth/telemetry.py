@@ -1,65 +1,13 @@
-"""The `auth.reserve` span, from the arrival of a reservation request until it is persisted or rejected; and metrics."""
+"""The `auth.reserve` span, from the arrival of a reservation request until it is persisted or rejected."""
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.spans import is_recorded, record_span
-from penstock.chassis.observability.telemetry import meter
 from penstock.mesh.v1.admission_pb2 import Reserve
-
-_disk_used = meter().create_gauge(
-    semconv.PENSTOCK_AUTH_DISK_USED, unit="1", description="Used share of the volume that holds the store."
-)
-
-
-_shadow_refusals = meter().create_counter(
-    semconv.PENSTOCK_AUTH_SHADOW_REFUSALS,
-    unit="{limit}",
-    description="Limits in shadow mode that admitted requests have exceeded, by limit.",
-)
-_budget_warnings = meter().create_counter(
-    semconv.PENSTOCK_AUTH_BUDGET_WARNINGS,
-    unit="{request}",
-    description="Requests admitted beyond the soft share of a budget.",
-)
-_stored_responses = meter().create_gauge(
-    semconv.PENSTOCK_AUTH_STORED_RESPONSES, unit="{response}", description="Stored responses of all tenants."
-)
-_stored_response_bytes = meter().create_gauge(
-    semconv.PENSTOCK_AUTH_STORED_RESPONSE_BYTES, unit="By", description="Bytes of the stored responses of all tenants."
-)
-_response_call_failures = meter().create_counter(
-    semconv.PENSTOCK_AUTH_RESPONSE_CALL_FAILURES,
-    unit="{call}",
-    description="Calls on stored responses that failed because the store was unavailable.",
-)
-
-
-def record_shadow_refusals(limits: Iterable[str]) -> None:
-    """Count limits that are named by subject and name; only the names become attributes."""
-    for each in limits:
-        _shadow_refusals.add(1, {semconv.PENSTOCK_LIMIT: each.rpartition(" ")[2]})
-
-
-def record_budget_warning() -> None:
-    _budget_warnings.add(1)
-
-
-def record_disk_used(share: float) -> None:
-    _disk_used.set(share)
-
-
-def record_responses(count: int, size: int) -> None:
-    _stored_responses.set(count)
-    _stored_response_bytes.set(size)
-
-
-def record_response_call_failures(count: int) -> None:
-    _response_call_failures.add(count)
 
 
 @dataclass(frozen=True, slots=True)

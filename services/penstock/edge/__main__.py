@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
@@ -21,6 +22,7 @@ from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
+from penstock.edge.observations import observations
 from penstock.edge.runner import RequestRunner
 from penstock.edge.stored.service import StoredResponses
 from penstock.edge.text.executor import TokenizerPools
@@ -78,6 +80,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                         lambda: {**runner.figures(), **gateway.figures, **doors.figures, **stored.figures},
                         runner.tables,
                     ),
+                    observe=partial(observations, runner, doors),
                     operators=OperatorListeners.of(config),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,

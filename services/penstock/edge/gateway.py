@@ -20,6 +20,7 @@ from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.output import GenerationPlan
+from penstock.edge.lifecycle.request_metrics import record_refused
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.mirror import RequestMirror
@@ -133,14 +134,18 @@ class Gateway:
         would reject the request, and Unavailable / NO_WORKER for a route without a worker.
         """
         model = ""
-        if self._router.has(estimate.model):
-            model = self._router.model_of(estimate, self._caller(credential), session)
-            estimate = estimate._replace(model=model)
-        time_limit = self._time_limit(estimate.timeout_s, time_left)
-        now = self._runner.now()
-        admission = self._runner.admission.admit(
-            estimate, credential, traceparent, arrived_at=now, time_limit=time_limit, caller_classes=caller_classes
-        )
+        try:
+            if self._router.has(estimate.model):
+                model = self._router.model_of(estimate, self._caller(credential), session)
+                estimate = estimate._replace(model=model)
+            time_limit = self._time_limit(estimate.timeout_s, time_left)
+            now = self._runner.now()
+            admission = self._runner.admission.admit(
+                estimate, credential, traceparent, arrived_at=now, time_limit=time_limit, caller_classes=caller_classes
+            )
+        except PenstockError as error:
+            self._record_refused(estimate.model, credential, error)
+            raise
         return admission._replace(model=model) if model else admission
 
     def routed(self, spec: RequestSpec, credential: Credential, session: Callable[[], str] = str) -> RequestSpec:
@@ -156,6 +161,11 @@ class Gateway:
         caller = self._caller(credential)
         expected = self._runner.model_wait.expected_wait(route, caller.tenant_id if caller else "", admission.model)
         return () if expected is None else ((EXPECTED_WAIT_HEADER, f"{expected:.0f}"),)
+
+    def _record_refused(self, model_name: str, credential: Credential, error: PenstockError) -> None:
+        """Count a request that ends before it is active. Names that callers made up are no labels."""
+        caller, model = self._caller(credential) or Identity(), self._catalog.get_cached(model_name)
+        record_refused(model.name if model else "", caller.priority, caller.tenant_id, error.reason)
 
     def _caller(self, credential: Credential) -> Identity | None:
         """Return the identity of a caller that auth has admitted or identified recently, also while it is away."""
@@ -176,7 +186,11 @@ class Gateway:
         `traceparent` is valid or empty; `session_link` as in `RequestTelemetry`.
         """
         size = _size_bytes(spec)
-        self._runner.requests.check_room(size)
+        try:
+            self._runner.requests.check_room(size)
+        except PenstockError as error:
+            self._record_refused(admission.model or spec.model, credential, error)
+            raise
         now = admission.arrived_at
         ticket_id = new_id()
         request_id = spec.request_id or ticket_id

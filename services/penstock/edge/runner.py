@@ -289,6 +289,11 @@ class RequestRunner:
         if not self.requests:
             self._is_empty.set()
 
+    @property
+    def reservations_open(self) -> int:
+        """Reservations of active requests, and those whose settlement auth has not confirmed."""
+        return self.auth.unsettled + sum(bool(context.request.reservation_id) for context in self.requests)
+
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Tables of the admin snapshot."""
         return {"sheds": self.admission.sheds}
@@ -303,8 +308,7 @@ class RequestRunner:
             "held_bytes": self._memory.held_bytes,
             "unread_bytes": self._memory.unread_bytes + sum(_unpacked_bytes(context) for context in self.requests),
             "slow_readers_ended": self._memory.ended_readers,
-            "reservations_open": self.auth.unsettled
-            + sum(bool(context.request.reservation_id) for context in self.requests),
+            "reservations_open": self.reservations_open,
             **self.auth.figures,
             **self.router.figures,
             **self.model_wait.figures,

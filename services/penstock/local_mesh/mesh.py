@@ -209,6 +209,7 @@ def _process_state(child: ChildProcess) -> ProcessState:
         pid=child.process.pid,
         address=spec.address,
         http=spec.http,
+        metrics=spec.metrics,
         is_mutual=spec.is_mutual,
         admin=spec.admin_target,
     )

@@ -12,6 +12,7 @@ from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REPLICA_PORT_STEP = 10  # between the ports of two replicas
+METRICS_PORT_OFFSET = 200  # from the gRPC port of a tier to that of its /metrics
 CERTIFICATES_FOLDER = "certs"
 OPERATOR = "operator"  # name of the certificate of the commands that manage a mesh
 TRUST_DOMAIN = "penstock.local"
@@ -61,6 +62,7 @@ class ProcessSpec:
     http: str = ""  # host:port of its HTTP server; empty: none
     admin: str = ""  # host:port of Envoy's admin interface; empty: not an Envoy
     admin_target: str = ""  # unix:path of its Admin service; empty: on `address`, as in a previous release
+    metrics: str = ""  # host:port of its /metrics; empty: none
     health: str = ""  # address of its probes' listener, in plaintext; empty: health on `address`
     proxy_doors: tuple[str, ...] = ()  # host:port for proxies: gRPC and HTTP
     is_mutual: bool = False  # whether `address` requires a certificate
@@ -248,8 +250,9 @@ class _Planner:
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
         place = self.edge_place(replica) if tier == "edge" else replica
         listen, name = self.address(port, place), self.name(tier, replica)
-        admin = f"unix:{admin_socket(self.sockets, name)}"
-        own = {"LISTEN": listen, "ADMIN_LISTEN": admin, "OTLP_ENDPOINT": self.options.otlp, **settings}
+        admin, metrics = f"unix:{admin_socket(self.sockets, name)}", self.address(port + METRICS_PORT_OFFSET, replica)
+        own = {"LISTEN": listen, "ADMIN_LISTEN": admin, "METRICS_LISTEN": metrics}
+        own |= {"OTLP_ENDPOINT": self.options.otlp, **settings}
         environment = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in own.items() if value}
         for setting in self.options.settings:
             variable, _, value = setting.partition("=")
@@ -262,6 +265,7 @@ class _Planner:
             environment={**self.tls_settings(name), **environment},
             address=listen,
             http=http,
+            metrics=environment.get(f"PENSTOCK_{tier.upper()}_METRICS_LISTEN", ""),
             proxy_doors=self.proxy_doors(replica) if tier == "edge" else (),
             is_mutual=not self.options.insecure and tier != "edge",  # an edge's own address is for clients
             admin_target=environment.get(f"PENSTOCK_{tier.upper()}_ADMIN_LISTEN", ""),

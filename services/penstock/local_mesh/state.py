@@ -19,6 +19,7 @@ class ProcessState:
     pid: int
     address: str
     http: str
+    metrics: str = ""  # host:port of its /metrics; empty: none, as in a previous release
     admin: str = ""  # address of its Admin service; empty: `address`, as in a previous release
     is_mutual: bool = False  # whether `address` requires a certificate, such as that of the mesh's operator
 

@@ -12,7 +12,6 @@ from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.link import MAX_RECONNECT_S
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.queue import telemetry
 from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.config import QueueConfig
@@ -41,13 +40,13 @@ async def run(config: QueueConfig) -> None:
         ttft_targets=config.ttft_targets,
         new_policy=config.policy,
     )
-    telemetry.observe_depths(book.model_queues)
     demand = ShardDemand(book.model_queues, book.accounting, complete_at=now() + config.warm_up)
     service = QueueService(book, demand, hello, now=now, scheduler_wait=config.scheduler_wait)
     async with serving(
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],
         admin=AdminService("queue", config.instance_id, service.figures, lambda: tables(book)),
+        observe=service.observations,
         operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
         advertise=config.advertise,

@@ -40,6 +40,7 @@ class Shed:
     edge: str
     ticket_id: str
     error: PenstockError
+    ticket: QueuedTicket | None = field(default=None, compare=False)  # not on the wire; None: the shard has none
 
 
 @dataclass(slots=True)

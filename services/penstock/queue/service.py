@@ -1,18 +1,20 @@
 """QueueService: turns frames into calls of the ticket book, and its effects into frames. It contains no policy."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from penstock.chassis.observability.metrics import Observation
 from penstock.chassis.pacing import TickTimer
 from penstock.chassis.streams.link import Peer, accept_stream
+from penstock.mesh.model_key import model_key
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
-from penstock.queue import telemetry
+from penstock.queue import events, metrics, telemetry
 from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.frames import (
     credit_of,
@@ -24,6 +26,7 @@ from penstock.queue.frames import (
     to_scheduler,
     worker_steps_of,
 )
+from penstock.queue.shed_summary import ShedSummary
 from penstock.queue.snapshot import prediction_figures
 from penstock.queue.ticket import from_frame
 from penstock.queue.tickets.book import TicketBook
@@ -65,6 +68,8 @@ class QueueService(QueueServiceServicer):
         self._stream_ids = count(1)
         self._is_head_update_scheduled = False
         self._timer = TickTimer()
+        self._shed_summary = ShedSummary()
+        self._served: frozenset[str] = frozenset()  # models that edges were last told of
 
     # Streams.
 
@@ -76,6 +81,7 @@ class QueueService(QueueServiceServicer):
         ) as peer:
             edge = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._edges[edge] = peer
+            events.log_connected(peer, len(self._edges))
             try:
                 self._perform(self._book.on_edge_connected(edge))
                 async for frame in peer:
@@ -83,6 +89,7 @@ class QueueService(QueueServiceServicer):
                         self._perform(effects)
             finally:
                 del self._edges[edge]
+                events.log_disconnected(peer, len(self._edges))
                 self._demand.on_edge_disconnected(edge)
                 self._perform(self._book.on_edge_disconnected(edge))
 
@@ -90,6 +97,7 @@ class QueueService(QueueServiceServicer):
         async with accept_stream(context, pb.DispatchResponse, self._hello, tiers=("scheduler",)) as peer:
             scheduler = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._schedulers[scheduler] = peer
+            events.log_connected(peer, len(self._schedulers))
             try:
                 self._perform(self._book.on_scheduler_connected(scheduler, self._now()))
                 self._send_demand(scheduler)
@@ -97,6 +105,8 @@ class QueueService(QueueServiceServicer):
                     self._perform(self._on_scheduler_frame(scheduler, frame))
             finally:
                 del self._schedulers[scheduler]
+                offered = len(self._book.schedulers[scheduler].offered)
+                events.log_disconnected(peer, len(self._schedulers), offered=offered)
                 self._perform(self._book.on_scheduler_disconnected(scheduler, self._now()))
 
     async def wait_for_scheduler(self, timeout_s: float) -> None:
@@ -108,7 +118,10 @@ class QueueService(QueueServiceServicer):
     async def tick(self) -> None:
         """Advance the time of the book until cancelled."""
         while True:
-            self._perform(self._book.tick(self._now()))
+            now = self._now()
+            self._perform(self._book.tick(now))
+            if summary := self._shed_summary.pop_due(now):
+                events.log_sheds(summary)
             await self._timer.wait()
 
     async def report_demand(self) -> None:
@@ -124,6 +137,7 @@ class QueueService(QueueServiceServicer):
 
     def drain(self) -> None:
         """Send `end` to all peers: edges enqueue waiting tickets elsewhere, and schedulers drop their credit."""
+        events.log_handing_over(self._book)
         for edge in self._edges.values():
             edge.send(pb.SubmitResponse(end=End(reason="drained")))
         for scheduler in self._schedulers.values():
@@ -143,6 +157,9 @@ class QueueService(QueueServiceServicer):
             **prediction_figures(book.model_queues),
             **{f"shed_{reason.lower()}": tickets for reason, tickets in book.counters.shed.items()},
         }
+
+    def observations(self) -> Iterator[Observation]:
+        return metrics.observations(self._book, len(self._edges), len(self._schedulers))
 
     # Frames.
 
@@ -206,6 +223,8 @@ class QueueService(QueueServiceServicer):
             match effect:
                 case out.TicketRemoved():
                     telemetry.record_removed(effect, self._now())
+                    if not effect.reason:
+                        metrics.record_leased(effect.ticket)
                 case out.CatalogUpdate():
                     self._send_catalog(effect)
                 case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn():
@@ -231,13 +250,18 @@ class QueueService(QueueServiceServicer):
 
     def _send_catalog(self, update: out.CatalogUpdate) -> None:
         frame = to_edge(update)
+        served = frozenset(model_key(each.model, each.card_digest) for each in update.entries)
+        if served != self._served:
+            events.log_models(self._served, served, self._book.model_queues.waiting.tickets)
+            self._served = served
         for edge, peer in self._edges.items():
             if update.edge in ("", edge):
                 peer.send(frame)
 
     def _send_to_edge(self, effect: out.ToEdge) -> None:
         if isinstance(effect, out.Shed):
-            telemetry.record_shed(effect.error.reason)
+            metrics.record_shed(effect, self._book.model_queues)
+            self._shed_summary.record(effect)
         if peer := self._edges.get(effect.edge):
             peer.send(to_edge(effect), max_delay_s=QUEUED_DELAY_S if isinstance(effect, out.Queued) else 0.0)
 

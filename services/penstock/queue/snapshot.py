@@ -5,21 +5,16 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import Any
 
+from penstock.mesh.class_names import class_name
 from penstock.mesh.model_key import model_digest, model_name
 from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.policies.policy import NO_TICKETS
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.counters import ShardCounters
-from penstock.v1.inference_pb2 import Priority
 
 WAIT_QUANTILES = (0.5, 0.95)
 LATENESS_QUANTILES = (0.05, 0.5, 0.95)
 MAX_TENANT_ROWS = 50  # rows; the tenants with the most waiting tickets
-
-
-def class_name(priority: int) -> str:
-    name = Priority.Name(priority)  # type: ignore[arg-type]  # the int is a value of this enum
-    return name.removeprefix("PRIORITY_").lower()
 
 
 def tables(book: TicketBook) -> dict[str, Any]:

@@ -45,6 +45,7 @@ async def run_routing(config: RoutingConfig) -> None:
             config.listen,
             [(add_discovery_to_server, AggregatedDiscovery(reconciler.cache))],
             admin=AdminService("routing", config.instance_id, reconciler.figures),
+            observe=reconciler.observations,
             operators=OperatorListeners.of(config),
             drain_grace=config.drain_grace,
             advertise=config.advertise,

@@ -2,10 +2,12 @@
 
 import asyncio
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
+
+from penstock.chassis.security.certificates import handshake
 
 log = structlog.get_logger()
 
@@ -20,6 +22,7 @@ class CertificatePair:
 
     chain: bytes
     key: bytes = field(repr=False)
+    expires_at: float = field(default=0.0, compare=False)  # Unix time; 0 if the certificate is not valid now
 
 
 def read_pair(chain_path: Path, key_path: Path) -> CertificatePair:
@@ -32,7 +35,24 @@ def read_pair(chain_path: Path, key_path: Path) -> CertificatePair:
         raise CertificateInvalid(f"{chain_path} and {key_path} are no certificate with its key: {error}") from error
     if pair != CertificatePair(chain_path.read_bytes(), key_path.read_bytes()):
         raise CertificateInvalid(f"{chain_path} or {key_path} changed while it was read")
-    return pair
+    return replace(pair, expires_at=_expiry_of(chain_path, key_path))
+
+
+def _expiry_of(chain_path: Path, key_path: Path) -> float:
+    """Return the Unix time at which the certificate ends; 0 if it is not valid now.
+
+    The standard library decodes a certificate only once a handshake has verified it, so that it is verified by itself.
+    """
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(chain_path, key_path, password=b"")
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(chain_path)
+    try:
+        client_end, _ = handshake(server, client)
+    except ssl.SSLError:
+        return 0.0
+    return float(ssl.cert_time_to_seconds(str((client_end.getpeercert() or {})["notAfter"])))
 
 
 @dataclass(slots=True)

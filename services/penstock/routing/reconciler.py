@@ -1,11 +1,15 @@
 """The reconciler: publishes a new snapshot if the edges or the certificate of the door changed."""
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
 
+from penstock.chassis.observability.metrics import Observation
+from penstock.chassis.observability.series import CERTIFICATE_EXPIRY
+from penstock.routing import series
 from penstock.routing.door_certificate import CertificatePair, DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Edge, InvalidEdge
@@ -25,6 +29,7 @@ class Reconciler:
     edges: frozenset[Edge]
     door: DoorCertificate | None = None  # None: the door is plaintext
     certificate: CertificatePair | None = None  # of the current snapshot
+    discovery_failures: int = 0
 
     @classmethod
     async def start(
@@ -60,8 +65,21 @@ class Reconciler:
         try:
             return frozenset(await self.discovery.poll())
         except (InvalidEdge, OSError) as error:
+            self.discovery_failures += 1
             log.error("edges_invalid", error=str(error), kept=len(self.edges))  # noqa: TRY400  # a typo needs no traceback
             return self.edges
+
+    def observations(self) -> Iterator[Observation]:
+        """Yield the values of the metrics of this process."""
+        yield Observation(series.PROXIES, len(self.cache.watchers))
+        yield Observation(series.SNAPSHOTS, self.cache.published)
+        yield Observation(series.DISCOVERY_FAILURES, self.discovery_failures)
+        states = ((each.locality, "draining" if each.is_draining else "serving") for each in self.edges)
+        places = Counter((where.region, where.zone, state) for where, state in states)
+        for labels, count in places.items():
+            yield Observation(series.EDGES, count, labels)
+        if self.certificate:
+            yield Observation(CERTIFICATE_EXPIRY, self.certificate.expires_at, ("door",))
 
     def figures(self) -> dict[str, float]:
         return {

@@ -11,8 +11,9 @@ import grpc
 import structlog
 from envoy_data_plane.envoy.service.discovery import v3 as discovery
 
-from penstock.chassis.observability.telemetry import meter
+from penstock.chassis.observability.metrics import counter
 from penstock.routing.resources.types import ResourceType
+from penstock.routing.series import XDS_REQUESTS, XDS_RESPONSES
 from penstock.routing.snapshot_cache import SnapshotCache
 from penstock.routing.xds.delta import DeltaRequest, DeltaSubscription
 from penstock.routing.xds.frames import delta_request, delta_response, sotw_request, sotw_response
@@ -28,14 +29,13 @@ XdsRequestT = TypeVar("XdsRequestT", bound=XdsRequest)
 
 log = structlog.get_logger()
 
+_requests = counter(XDS_REQUESTS)
+_responses = counter(XDS_RESPONSES)
+
 
 class AggregatedDiscovery:
     def __init__(self, cache: SnapshotCache) -> None:
         self._cache = cache
-        self._requests = meter().create_counter(
-            "penstock.xds.requests", unit="{frame}", description="By type and kind."
-        )
-        self._responses = meter().create_counter("penstock.xds.responses", unit="{frame}", description="By type.")
 
     async def StreamAggregatedResources(
         self,
@@ -70,7 +70,7 @@ class AggregatedDiscovery:
                 while not (reader.done() or self._cache.is_closed):
                     for response in stream.due(self._cache.snapshot):
                         await context.write(encode(response))
-                        self._responses.add(1, {"type": response.type.name})
+                        _responses.labels(response.type.name).inc()
                     await changed.wait()
                     changed.clear()
                 reader.cancel()
@@ -95,7 +95,7 @@ class AggregatedDiscovery:
             changed.set()
 
     def _record(self, node: str, resource_type: ResourceType, kind: RequestKind, message: Request) -> None:
-        self._requests.add(1, {"type": resource_type.name, "kind": kind.name})
+        _requests.labels(resource_type.name, kind.name).inc()
         if kind is RequestKind.NACK:
             error = message.error_detail.message if message.error_detail else ""
             log.error("xds_nack", node=node, type=resource_type.name, nonce=message.response_nonce, error=error)

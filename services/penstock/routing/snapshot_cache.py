@@ -15,12 +15,14 @@ class SnapshotCache:
     snapshot: Snapshot
     is_closed: bool = False  # the process drains, and all streams end
     watchers: set[asyncio.Event] = field(default_factory=set)
+    published: int = 1  # snapshots, with the first
 
     def publish(self, snapshot: Snapshot) -> bool:
         """Replace the snapshot and notify the watchers. Return False if it equals the one in force."""
         if not snapshot.differs_from(self.snapshot):
             return False
         self.snapshot = snapshot
+        self.published += 1
         self._notify()
         return True
 

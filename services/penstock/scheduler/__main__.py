@@ -43,6 +43,7 @@ async def run(config: SchedulerConfig) -> None:
         config.listen,
         [(add_SchedulerServiceServicer_to_server, service), (add_ExternalScalerServicer_to_server, scaler)],
         admin=AdminService("scheduler", config.instance_id, service.figures, lambda: tables(dispatcher.fleet)),
+        observe=service.observations,
         operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
         advertise=config.advertise,

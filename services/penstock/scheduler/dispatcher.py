@@ -45,6 +45,7 @@ class Dispatcher:
     poison: PoisonReports = field(default_factory=PoisonReports)
     is_draining: bool = False
     decline_count: int = 0
+    expired_lease_count: int = 0
     credit_books: CreditBooks = field(init=False)
     _ticked_at: float = -math.inf  # s
     # Whether shards need reports and credit soon: a ticket waits, a model has little free capacity, a lease was not
@@ -203,7 +204,9 @@ class Dispatcher:
         """Do the first part of `tick`, so that a service can run the parts in turns of their own."""
         self._ticked_at = now
         self.fleet.tick(now)
-        effects = [*self._revoke(self.leases.expired(now)), *self.credit_books.tick()]
+        expired = self.leases.expired(now)
+        self.expired_lease_count += len(expired)
+        effects = [*self._revoke(expired), *self.credit_books.tick()]
         if self.poison.expire(now) or self._is_catalog_due:
             effects.append(self._catalog_update())
         stats = self.pool_stats.updates(self.queues, self.fleet.pools, self.leases.leases, now)

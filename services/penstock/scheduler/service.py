@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,6 +11,7 @@ from penstock.chassis.channels import PeerSet
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.observability import semconv
+from penstock.chassis.observability.metrics import Observation
 from penstock.chassis.observability.spans import is_recorded, record_span
 from penstock.chassis.pacing import TickTimer
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
@@ -19,6 +20,7 @@ from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from penstock.scheduler import effects as out
+from penstock.scheduler import events, metrics
 from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.frames import to_queue, to_worker
@@ -88,6 +90,7 @@ class SchedulerService(SchedulerServiceServicer):
 
     async def drain(self) -> None:
         """Grant no more credit, and send `end` to all peers: workers attach elsewhere with their running leases."""
+        events.log_draining(self._dispatcher)
         self._dispatcher.drain()
         for worker in self._workers.values():
             worker.send(scheduler_pb2.AttachResponse(end=End(reason="drained")))
@@ -98,6 +101,9 @@ class SchedulerService(SchedulerServiceServicer):
 
     def figures(self) -> dict[str, float]:
         return figures(self._dispatcher)
+
+    def observations(self) -> Iterator[Observation]:
+        return metrics.observations(self._dispatcher)
 
     # Workers.
 
@@ -112,7 +118,13 @@ class SchedulerService(SchedulerServiceServicer):
                     self._perform(self._on_worker_frame(key, peer.hello, frame))
             finally:
                 del self._workers[key]
-                self._perform(self._dispatcher.on_worker_lost(key))
+                self._on_worker_left(key, peer)
+
+    def _on_worker_left(self, key: str, peer: WorkerPeer) -> None:
+        worker = self._dispatcher.fleet.get(key)  # None if it never attached, or has attached anew
+        self._perform(self._dispatcher.on_worker_lost(key))
+        if worker:
+            events.log_worker_left(worker, self._dispatcher, peer)
 
     def _on_worker_frame(self, key: str, hello: Hello, frame: scheduler_pb2.AttachRequest) -> list[out.Effect]:
         kind, is_known = frame.WhichOneof("frame"), key in self._dispatcher.fleet
@@ -121,13 +133,16 @@ class SchedulerService(SchedulerServiceServicer):
         if kind == "profile" and not is_known:
             reports = frame.profile.poison_reports
             if frame.profile == scheduler_pb2.Profile(poison_reports=reports):
+                events.log_worker_quarantined(hello.instance_id, len(reports))
                 return self._dispatcher.on_worker_quarantined(hello.instance_id, hello.address, reports, self._now())
             if message := _profile_error(frame.profile):
                 raise InvalidArgument(message, field="profile", reason="PROFILE_INVALID")
             effects = self._dispatcher.on_poison_reports(hello.address, reports, self._now())
-            return effects + self._dispatcher.on_worker_attached(
+            effects += self._dispatcher.on_worker_attached(
                 key, hello.instance_id, hello.address, frame.profile, zone=hello.zone
             )
+            events.log_worker_attached(self._dispatcher.fleet[key], self._dispatcher.fleet)
+            return effects
         if kind == "profile" or not is_known:
             text = "the frame after hello must be `profile`, sent once, on the newest stream of the worker"
             raise InvalidArgument(text, field="profile", reason="PROFILE_INVALID")
@@ -210,7 +225,11 @@ class SchedulerService(SchedulerServiceServicer):
         effects = self._dispatcher.on_offer(queue, ticket, self._now(), uses_express_credit=offer.uses_express_credit)
         took = time.perf_counter() - begun
         for effect in effects:
-            if isinstance(effect, out.Place):
+            if isinstance(effect, out.Decline):
+                metrics.record_declined(effect.reason)
+            elif isinstance(effect, out.Place):
+                entry = self._dispatcher.leases.leases[effect.lease.lease_id]
+                metrics.record_placed(ticket.model, ticket.prompt_tokens, entry.prompt_tokens, took)
                 set_seconds(effect.lease.placement_time, took)
                 if not is_recorded(ticket.traceparent):
                     continue

@@ -22,6 +22,7 @@ async def run(config: WorkerConfig) -> None:
         config.listen,
         [(add_WorkerServiceServicer_to_server, service)],
         admin=AdminService("worker", config.instance_id, runtime.figures),
+        observe=runtime.observations,
         operators=OperatorListeners.of(config),
         drain_grace=config.drain_grace,
         advertise=config.advertise,

@@ -50,6 +50,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         deadline=now + min(start.time_left_nanos, MAX_NANOS) / NANOS_PER_S if start.time_left_nanos else math.inf,
         traceparent=start.traceparent,
         fingerprint=start.fingerprint,
+        request_id=start.request_id,
     )
 
 

@@ -4,7 +4,7 @@ It owns no policy. Each event is one call of the run table, and each effect is p
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import structlog
@@ -13,7 +13,9 @@ from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.lifecycle import background, request_stop
+from penstock.chassis.observability.metrics import Observation
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
+from penstock.mesh.model_key import model_name
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.v1.stream_pb2 import End, Hello
@@ -25,6 +27,7 @@ from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine_host.state import EngineState
 from penstock.worker.engine_host.supervisor import EngineSupervisor
 from penstock.worker.frames import grant_from, profile_message, run_from, unavailable_profile
+from penstock.worker.metrics import observations
 from penstock.worker.quarantine.broadcast import PoisonBroadcast
 from penstock.worker.runs import errors
 from penstock.worker.runs.leases import LeaseTable
@@ -68,7 +71,7 @@ class WorkerRuntime:
             lambda: self.runs.quarantine.poison_reports(self._clock.now()),
             dialer=dialer,
         )
-        self._telemetry = RunTelemetry(self.state.figures)
+        self._telemetry = RunTelemetry()
         self._peers: dict[int, EdgePeer] = {}
         self._last_stream_id = 0
         self._is_accepting = False
@@ -108,6 +111,9 @@ class WorkerRuntime:
             "restarts": self.engine.restarts,
             "attached": self.scheduler.is_connected,
         }
+
+    def observations(self) -> Iterator[Observation]:
+        return observations(self.runs, self.state, self.engine, is_attached=self.scheduler.is_connected)
 
     # Events of edges.
 
@@ -197,7 +203,7 @@ class WorkerRuntime:
         self.state.on_ready(card, capacity)
         self.engine.on_ready()
         self.runs.quarantine.max_wait_s = RESTART_MARGIN_S + 2 * self.engine.load_s
-        self._telemetry.model = card.name
+        self._telemetry.model = model_name(self.state.model)
         effects = self.runs.on_engine_ready(self.state.limits, self._clock.now())
         facts = {"model": self.state.model, "kv_blocks": capacity.blocks, "slots": capacity.slots}
         log.info("engine_ready", pid=self.engine.pid, **facts)

@@ -1,18 +1,17 @@
 """Telemetry of runs: spans, metrics, and one wide log line per run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import structlog
-from opentelemetry.metrics import CallbackOptions, Histogram, Observation
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
 from penstock.chassis.observability.spans import SpanEvent, is_recorded, record_span
-from penstock.chassis.observability.telemetry import meter
 from penstock.chassis.observability.trace_context import TRACE_ID
+from penstock.worker import metrics
 from penstock.worker.engine.interface import SequenceFinished
 from penstock.worker.runs.effects import RunEnded
 from penstock.worker.runs.run import Run, RunTimes
@@ -25,23 +24,8 @@ NANOS_PER_S = 1_000_000_000
 class RunTelemetry:
     """Records each run when it ends. Knows the model's name, but not the run table."""
 
-    def __init__(self, kv_figures: Callable[[], Mapping[str, float]]) -> None:
-        """`kv_figures` returns kv_blocks and kv_blocks_used; it is called at each collection of metrics."""
+    def __init__(self) -> None:
         self.model = ""
-        self._duration = _histogram(semconv.GEN_AI_SERVER_REQUEST_DURATION, semconv.REQUEST_DURATION_BUCKETS)
-        self._time_to_first_token = _histogram(
-            semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN, semconv.TIME_TO_FIRST_TOKEN_BUCKETS
-        )
-        self._time_per_output_token = _histogram(
-            semconv.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN, semconv.TIME_PER_OUTPUT_TOKEN_BUCKETS
-        )
-        self._engine_cancel_latency = _histogram(
-            semconv.PENSTOCK_CANCEL_ENGINE_LATENCY, semconv.TIME_TO_FIRST_TOKEN_BUCKETS
-        )
-        self._wasted_tokens = meter().create_counter(semconv.PENSTOCK_CANCEL_WASTED, unit="{token}")
-
-        self._gauge(semconv.PENSTOCK_KV_BLOCKS_USED, lambda: kv_figures()["kv_blocks_used"])
-        self._gauge(semconv.PENSTOCK_KV_BLOCKS_TOTAL, lambda: kv_figures()["kv_blocks"])
 
     def record(self, ended: RunEnded) -> None:
         """Write the log line at once, so that it outlives the process; defer metrics and spans."""
@@ -50,6 +34,7 @@ class RunTelemetry:
             "run_ended",
             trace_id=run.traceparent[TRACE_ID],
             ticket_id=run.ticket_id,
+            request_id=run.request_id,
             lease_id=run.lease_id,
             outcome=reason,
             prompt_tokens=len(run.spec.token_ids),
@@ -64,23 +49,12 @@ class RunTelemetry:
         if is_recorded(run.traceparent):
             defer(partial(self._record_spans, ended, reason))
 
-    def _gauge(self, name: str, read: Callable[[], float]) -> None:
-        def observe(_: CallbackOptions) -> list[Observation]:
-            return [Observation(read(), {semconv.GEN_AI_REQUEST_MODEL: self.model})]
-
-        meter().create_observable_gauge(name, [observe], unit="{block}")
-
     def _record_metrics(self, ended: RunEnded, times: RunTimes, reason: str) -> None:
-        names = {semconv.GEN_AI_REQUEST_MODEL: self.model}
-        failed = {semconv.ERROR_TYPE: reason} if isinstance(ended.outcome, PenstockError) else {}
-        self._duration.record(sum(times), {**names, **failed})
-        if ended.run.tokens:
-            self._time_to_first_token.record(times.wait_s + times.prefill_s, names)
-        if ended.run.tokens > 1:
-            self._time_per_output_token.record(times.decode_s / (ended.run.tokens - 1), names)
-        if ended.run.stop_requested_at is not None:
-            self._engine_cancel_latency.record(_engine_cancel_latency_s(ended, ended.run.stop_requested_at), names)
-            self._wasted_tokens.add(ended.run.wasted_tokens, names)
+        run = ended.run
+        metrics.record_ended(self.model, run, times, reason)
+        if run.stop_requested_at is not None:
+            latency_s = _engine_cancel_latency_s(ended, run.stop_requested_at)
+            metrics.record_cancelled(self.model, latency_s, run.wasted_tokens)
 
     def _record_spans(self, ended: RunEnded, reason: str) -> None:
         failed = isinstance(ended.outcome, PenstockError)
@@ -157,7 +131,3 @@ def _reason(ended: RunEnded) -> str:
     if isinstance(ended.outcome, PenstockError):
         return ended.outcome.reason
     return str(ended.outcome.reason) if isinstance(ended.outcome, SequenceFinished) else "cancelled"
-
-
-def _histogram(name: str, buckets: Sequence[float]) -> Histogram:
-    return meter().create_histogram(name, unit="s", explicit_bucket_boundaries_advisory=buckets)

@@ -52,6 +52,10 @@ class Bucket:
         """Time in µs, rounded up, at which the bucket is full. It is the only state that a restart needs."""
         return -(-self._full_at // self.per_minute)
 
+    def used_share(self, now: float) -> float:
+        """Return the share of the limit that cannot be taken now."""
+        return 1 - self.available(now) / self.per_minute
+
     def wait(self, amount: int, now: float) -> float | None:
         """Return the s until `amount` can be taken if there is no other take; None if it exceeds the limit."""
         if amount > self.per_minute:

@@ -14,6 +14,7 @@ class LimitsExceeded(QuotaExceeded):
     """A request exceeds limits or budgets. `rate_limits` are the tightest limits of its caller; None if it has none."""
 
     rate_limits: RateLimits | None = None
+    limits: tuple[str, ...] = ()  # names of those exceeded
 
 
 def limits_exceeded(tenant_id: str, exceeded: Sequence[Exceeded], rate_limits: RateLimits | None) -> LimitsExceeded:
@@ -35,5 +36,5 @@ def limits_exceeded(tenant_id: str, exceeded: Sequence[Exceeded], rate_limits: R
         retry_after=retry_after,
         quota_violations=violations,
     )
-    error.rate_limits = rate_limits
+    error.rate_limits, error.limits = rate_limits, tuple(each.name for each in exceeded)
     return error

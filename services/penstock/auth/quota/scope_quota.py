@@ -1,5 +1,6 @@
 """Scope quota: limits and budgets of one scope: a tenant, a key, or a model of a tenant. No clock, no store."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
@@ -229,6 +230,14 @@ class ScopeQuota:
         if budget.unit is BudgetUnit.TOKENS:
             return period.used_tokens - period.reserved_tokens, period.reserved_tokens, period.end
         return period.used_nanos - period.reserved_nanos, period.reserved_nanos, period.end
+
+    def limit_uses(self, now: float) -> Iterator[tuple[str, float]]:
+        """Yield name and used share of the limits of tokens and of the budgets; reserved amounts count as used."""
+        for name, bucket in (("input_tokens", self._input), ("output_tokens", self._output)):
+            if bucket:
+                yield name, bucket.used_share(now)
+        for budget in self.policy.budgets:
+            yield f"budget_{budget.name}", 1 - self._left(budget, now) / budget.amount
 
     def warning(self, now: float) -> str:
         """Return a text on the budget that is used most beyond the soft share; empty if none is."""

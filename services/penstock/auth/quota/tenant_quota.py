@@ -227,6 +227,16 @@ class TenantQuota:
         """Return the scope of the tenant, or of a key or a model; None if it has no limits of its kind."""
         return self._scopes.get(name)
 
+    def limit_uses(self, now: float) -> Iterator[tuple[str, float]]:
+        """Yield name and used share of the limits and budgets of the tenant, without those of its keys and models."""
+        for name, bucket in (("requests", self._requests_bucket), ("tokens", self._tokens_bucket)):
+            if bucket:
+                yield name, bucket.used_share(now)
+        if limit := self.tenant.concurrent_requests:
+            yield "concurrent_requests", self.concurrent_requests / limit
+        if scope := self._scopes.get(""):
+            yield from scope.limit_uses(now)
+
     def tokens_left(self, now: float, request: ReservationRequest | None = None, highest_nanos: int = 0) -> int | None:
         """Return the tokens of the largest request within the limits; None if there is no token limit.
 

@@ -30,7 +30,6 @@ from penstock.auth.store.store import (
     TenantUse,
 )
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
-from penstock.auth.telemetry import record_disk_used
 
 log = structlog.get_logger()
 
@@ -244,7 +243,6 @@ class ThreadedStore:
 
     def _on_disk_used(self, used: float, ledger_rows: int) -> None:
         self.ledger_rows = ledger_rows
-        record_disk_used(used)
         if self.watermark.update(used):
             report = log.warning if self.watermark.is_high else log.info
             name = "store_disk_high" if self.watermark.is_high else "store_disk_normal"

@@ -1,7 +1,8 @@
-"""Logs as one JSON object per line on stderr, for our own events and those of libraries."""
+"""Logs on stderr, for our own events and those of libraries: a JSON object per line, or text if it is a terminal."""
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ from structlog.typing import Processor
 
 
 def configure_logs(level: str, **constants: str) -> None:
-    """Send structlog and stdlib logging to stderr as JSON, with `constants` and bound context on each line."""
+    """Send structlog and stdlib logging to stderr, with `constants` and bound context on each line."""
 
     def add_constants(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {**constants, **event}
@@ -26,13 +27,14 @@ def configure_logs(level: str, **constants: str) -> None:
         structlog.processors.format_exc_info,
     ]
     number = logging.getLevelNamesMapping()[level.upper()]
+    render = _console_renderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer(_json, default=str)
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer(_json, default=str)],
+        processors=[*shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.BytesLoggerFactory(cast("BinaryIO", _DroppingStream(sys.stderr.buffer))),
         cache_logger_on_first_use=True,
     )
-    _configure_stdlib(max(number, logging.INFO), shared)
+    _configure_stdlib(max(number, logging.INFO), shared, render)
 
 
 class _DroppingStream:
@@ -60,18 +62,30 @@ def _json(event: Any, *, default: Callable[[Any], Any]) -> bytes:
         return json.dumps(event, default=default).encode()
 
 
+def _console_renderer() -> Processor:
+    """Return a renderer of lines for a person, in colour unless NO_COLOR is set."""
+    renderer = structlog.dev.ConsoleRenderer(
+        colors="NO_COLOR" not in os.environ, exception_formatter=structlog.dev.plain_traceback
+    )
+
+    def render(logger: Any, name: str, event: MutableMapping[str, Any]) -> bytes:
+        return str(renderer(logger, name, event)).encode(errors="replace")
+
+    return render
+
+
 def _text(_: Any, __: str, line: Any) -> str:
     return str(line, "utf-8")
 
 
-def _configure_stdlib(number: int, shared: list[Processor]) -> None:
+def _configure_stdlib(number: int, shared: list[Processor], render: Processor) -> None:
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(_json, default=str),
+                render,
                 _text,
             ],
         )

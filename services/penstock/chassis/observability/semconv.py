@@ -1,7 +1,8 @@
 """All OpenTelemetry names of this project, in one place, because the conventions for RPC and GenAI still change.
 
 RPC names follow the release candidate; `gen_ai.*` names follow the Development state of the GenAI conventions. A name
-without a convention is our own and begins with `penstock.`; none is added to `gen_ai.*`.
+without a convention is our own and begins with `penstock.`; none is added to `gen_ai.*`. Our own metrics are in the
+modules `series` of the tiers.
 """
 
 from typing import Final
@@ -61,6 +62,7 @@ REQUEST_DURATION_BUCKETS: Final = (
 TIME_TO_FIRST_TOKEN_BUCKETS: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 30.0, 60.0),  # beyond the convention: requests may wait as long
 )
 TIME_PER_OUTPUT_TOKEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
@@ -98,31 +100,4 @@ PENSTOCK_KV_BLOCKS_FREED: Final = "penstock.kv_blocks_freed"  # by one cancel
 PENSTOCK_OUTCOME: Final = "penstock.outcome"  # stop, length, cancelled, shed or failed
 PENSTOCK_REASON: Final = "penstock.reason"  # reason of a PenstockError
 PENSTOCK_REJECTED_BY: Final = "penstock.rejected_by"  # tier that rejected the request
-PENSTOCK_LIMIT: Final = "penstock.limit"  # name of a limit, such as tokens or budget_month_money
 PENSTOCK_AUTH_FALLBACK: Final = "penstock.auth_fallback"  # admitted by the edge itself while auth is unreachable
-
-# Our own metrics
-PENSTOCK_QUEUE_DEPTH: Final = "penstock.queue.depth"  # tickets waiting, by priority
-PENSTOCK_QUEUE_TOKENS: Final = "penstock.queue.tokens"  # prompt + output tokens waiting
-PENSTOCK_QUEUE_WAIT: Final = "penstock.queue.wait"  # s, from arrival at the shard to lease, by priority
-QUEUE_WAIT_BUCKETS: Final = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0),  # batch tickets may wait for long
-)
-PENSTOCK_QUEUE_SHED: Final = "penstock.queue.shed"  # tickets, by reason
-PENSTOCK_KV_BLOCKS_USED: Final = "penstock.kv.blocks_used"
-PENSTOCK_KV_BLOCKS_TOTAL: Final = "penstock.kv.blocks_total"
-PENSTOCK_CANCEL_ACKNOWLEDGED: Final = "penstock.cancel.acknowledged"  # s, from the client's cancel to the receipt
-# s, from the cancel sent to the engine to the step that freed the run's blocks
-PENSTOCK_CANCEL_ENGINE_LATENCY: Final = "penstock.cancel.engine_latency"
-PENSTOCK_CANCEL_WASTED: Final = "penstock.cancel.wasted_tokens"  # made in steps that ended after that cancel
-PENSTOCK_EDGE_REJECTED: Final = "penstock.edge.rejected"  # requests rejected for load, by reason and tier
-PENSTOCK_AUTH_BUDGET_WARNINGS: Final = "penstock.auth.budget_warnings"  # requests beyond a soft share
-PENSTOCK_AUTH_SHADOW_REFUSALS: Final = "penstock.auth.shadow_refusals"  # by limit
-PENSTOCK_AUTH_STORED_RESPONSES: Final = "penstock.auth.stored_responses"
-PENSTOCK_AUTH_STORED_RESPONSE_BYTES: Final = "penstock.auth.stored_response_bytes"
-PENSTOCK_AUTH_RESPONSE_CALL_FAILURES: Final = "penstock.auth.response_call_failures"  # the store was unavailable
-PENSTOCK_AUTH_DISK_USED: Final = "penstock.auth.disk_used"  # share of the store's volume
-PENSTOCK_AUTH_FALLBACK_DECISIONS: Final = "penstock.auth_fallback.decisions"  # of edges without auth, by outcome
-PENSTOCK_XDS_RESPONSES: Final = "penstock.xds.responses"  # frames to proxies, by type
-PENSTOCK_XDS_REQUESTS: Final = "penstock.xds.requests"  # frames from proxies, by type and ACK or NACK

@@ -11,17 +11,16 @@ from importlib.metadata import version
 from wsgiref.simple_server import WSGIServer
 
 import structlog
-from opentelemetry import metrics
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import start_http_server
 
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.logs import configure_logs
+from penstock.chassis.observability.metrics import REGISTRY
+from penstock.chassis.observability.otlp_metrics import OtlpMetrics
 from penstock.chassis.observability.spans import (
     INSTRUMENTATION_SCOPE,
     SpanRecorder,
@@ -39,17 +38,18 @@ current_traceparent: ContextVar[str] = ContextVar("current_traceparent", default
 
 @dataclass
 class Telemetry:
-    """The providers that `configure` opened; `shutdown` exports the rest and closes them."""
+    """What `configure` opened; `shutdown` exports the rest and closes it."""
 
     spans: SpanRecorder | None  # None without an exporter
-    meters: MeterProvider
+    metrics: OtlpMetrics | None = None  # as above
     metrics_server: WSGIServer | None = field(default=None)
 
     def shutdown(self) -> None:
         install_recorder(None)
         if self.spans:
             self.spans.shutdown()
-        self.meters.shutdown(timeout_millis=EXPORT_TIMEOUT_S * 1000)
+        if self.metrics:
+            self.metrics.shutdown(EXPORT_TIMEOUT_S)
         if self.metrics_server:
             self.metrics_server.shutdown()
             self.metrics_server.server_close()
@@ -69,24 +69,19 @@ def configure(
 
 
 def open_telemetry(tier: str, instance_id: str, *, otlp_endpoint: str = "", metrics_listen: str = "") -> Telemetry:
-    """Install the process's recorder of spans and its meter provider; called once. Raises SamplerInvalid.
+    """Install the process's recorder of spans and the export of its metrics; called once. Raises SamplerInvalid.
 
     otlp_endpoint:  http://host:port or host:port of an OTLP/gRPC receiver; empty: no export.
     metrics_listen: host:port that serves /metrics; empty: none.
     """
     resource = _resource(tier, instance_id)
     spans = open_recorder(resource, otlp_endpoint, EXPORT_TIMEOUT_S) if otlp_endpoint else None
-    telemetry = Telemetry(spans, _meters(resource, otlp_endpoint, metrics_listen))
+    telemetry = Telemetry(spans, _metrics(resource, otlp_endpoint))
     install_recorder(spans)
-    metrics.set_meter_provider(telemetry.meters)
+    REGISTRY.set_target_info({name.replace(".", "_"): str(value) for name, value in resource.attributes.items()})
     if metrics_listen:
         telemetry.metrics_server = _serve_metrics(metrics_listen)
     return telemetry
-
-
-def meter() -> metrics.Meter:
-    """The process's meter; instruments made before `configure` start to record with it."""
-    return metrics.get_meter(INSTRUMENTATION_SCOPE)
 
 
 def _resource(tier: str, instance_id: str) -> Resource:
@@ -100,19 +95,16 @@ def _resource(tier: str, instance_id: str) -> Resource:
     return Resource.create(names)
 
 
-def _meters(resource: Resource, endpoint: str, metrics_listen: str) -> MeterProvider:
-    readers: list[MetricReader] = []
-    if endpoint:
-        insecure = not endpoint.startswith("https")
-        exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
-        readers.append(PeriodicExportingMetricReader(exporter))
-    if metrics_listen:
-        readers.append(PrometheusMetricReader())
-    return MeterProvider(resource=resource, metric_readers=readers, shutdown_on_exit=False)
+def _metrics(resource: Resource, endpoint: str) -> OtlpMetrics | None:
+    if not endpoint:
+        return None
+    insecure = not endpoint.startswith("https")
+    exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
+    return OtlpMetrics(REGISTRY, exporter, resource, InstrumentationScope(INSTRUMENTATION_SCOPE))
 
 
 def _serve_metrics(listen: str) -> WSGIServer:
     host, _, port = listen.rpartition(":")
-    server, _thread = start_http_server(int(port), addr=host.strip("[]"))
+    server, _thread = start_http_server(int(port), addr=host.strip("[]"), registry=REGISTRY)
     log.info("metrics_listening", address=f"{host}:{server.server_port}")
     return server

@@ -112,7 +112,8 @@ def load_certificates(paths: CertificatePaths) -> Certificates:
     texts = _read(paths)
     try:
         server, client = _context(paths, ssl.PROTOCOL_TLS_SERVER), _context(paths, ssl.PROTOCOL_TLS_CLIENT)
-        own = _handshake(server, client)
+        _, server_end = handshake(server, client)
+        own = dict(server_end.getpeercert() or {})
         identity = identity_of_names(own)
         expires_at = float(ssl.cert_time_to_seconds(str(own["notAfter"])))
     except (ssl.SSLError, OSError, ValueError) as error:
@@ -149,8 +150,8 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; store it without a password, readable by this process alone")
 
 
-def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, object]:
-    """Connect the contexts in memory. Return the certificate that the server received. Raises ssl.SSLError."""
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Connect the contexts in memory. Return the ends of the client and of the server. Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server, server_side=False),
@@ -160,7 +161,7 @@ def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, obje
     for _ in range(_MAX_HANDSHAKE_TURNS):
         pending = [end for end in pending if not _advance(end)]
         if not pending:
-            return dict(ends[1].getpeercert() or {})
+            return ends
     raise ssl.SSLError("the handshake does not end")
 
 

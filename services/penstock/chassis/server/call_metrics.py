@@ -6,24 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+
+from prometheus_client import Histogram
 
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
+from penstock.chassis.observability.metrics import exemplar_in, histogram
+from penstock.chassis.observability.series import RPC_DURATION
 from penstock.chassis.observability.spans import SERVER, keeps_call, open_span, record_span
-from penstock.chassis.observability.telemetry import current_traceparent, meter
+from penstock.chassis.observability.telemetry import current_traceparent
 from penstock.chassis.observability.trace_context import TRACE_ID, traceparent_or_empty
 
 # Statuses that are errors of the server; on a server span, all others are errors of the caller.
 SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
-_duration = meter().create_histogram(
-    semconv.RPC_SERVER_CALL_DURATION,
-    unit="s",
-    description="Duration of inbound calls.",
-    explicit_bucket_boundaries_advisory=list(semconv.RPC_DURATION_BUCKETS),
-)
+_duration = histogram(RPC_DURATION)
+
+
+@lru_cache(maxsize=256)  # methods times statuses
+def _duration_of(method: str, code: str) -> Histogram:
+    return _duration.labels("grpc", method, code, code if code in SERVER_FAULTS else "")
 
 
 @dataclass
@@ -86,7 +90,7 @@ class CallMetrics:
             defer(partial(self._record_span, code, error, time.time_ns()))
 
     def _record(self, code: str, error: PenstockError | None, duration_s: float, ended_ns: int) -> None:
-        _duration.record(duration_s, self._attributes(code))
+        _duration_of(self.method, code).observe(duration_s, exemplar_in(self.traceparent))
         self._record_span(code, error, ended_ns)
 
     def _attributes(self, code: str) -> dict[str, str]:

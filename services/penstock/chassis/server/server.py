@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.http2.server import Http2Server
 from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.chassis.observability.deferred import deferred_calls
+from penstock.chassis.observability.metrics import Observe, observing
 from penstock.chassis.operators.listeners import OperatorListeners, serving_admin, serving_health
 from penstock.chassis.security.interceptor import PeerInterceptor
 from penstock.chassis.security.process import LOCAL, ProcessSecurity
@@ -27,6 +29,7 @@ from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.call_metrics import CallCounter
 from penstock.chassis.server.health import Health
 from penstock.chassis.server.interceptors import CallInterceptor
+from penstock.chassis.server.process_metrics import process_observations
 
 log = structlog.get_logger()
 
@@ -108,6 +111,7 @@ async def serving(
     registrations: Iterable[Registration],
     *,
     admin: AdminService | None = None,
+    observe: Observe = tuple,
     operators: OperatorListeners = OperatorListeners(),  # noqa: B008  # immutable
     drain_grace: float = 30.0,
     advertise: str = "",
@@ -121,7 +125,8 @@ async def serving(
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
-    The grace of Admin.Drain, if given, replaces `drain_grace`. `operators` serve `admin` and the probes, until the
+    The grace of Admin.Drain, if given, replaces `drain_grace`. `observe` returns values of the tier's metrics.
+    `operators` serve `admin` and the probes, until the
     server has drained.
     `is_door` makes `listen` a development door, in plaintext on loopback; `proxy_listen` is a second address.
     Both may be those of other servers on this host if all of them have `reuses_port`.
@@ -129,8 +134,8 @@ async def serving(
     """
     calls = CallCounter()
     peers = (PeerInterceptor(security.trust_domain),) if security.certificates else ()
-    chain = (CallInterceptor(calls), *peers, *interceptors)
-    grpc_server = Http2Server(chain, limits, reuses_port=reuses_port)
+    intercepting = (CallInterceptor(calls), *peers, *interceptors)
+    grpc_server = Http2Server(intercepting, limits, reuses_port=reuses_port)
     health, services = _register(grpc_server, registrations)
     server = Server(grpc_server, health, calls, "")
     async with _serving_operators(operators.secured(security), admin, server, services):
@@ -142,11 +147,12 @@ async def serving(
         server.set_ready(is_ready=is_ready)
         log.info("listening", address=server.address, port=server.port)
         stop = current_stop()
-        try:
-            async with background(server.stop_accepting(stop)):
-                yield server
-        finally:
-            await server.drain(drain_grace if stop.grace is None else stop.grace, stop.forced)
+        with observing(lambda: chain(process_observations(calls, security), observe())):
+            try:
+                async with background(server.stop_accepting(stop)):
+                    yield server
+            finally:
+                await server.drain(drain_grace if stop.grace is None else stop.grace, stop.forced)
 
 
 @asynccontextmanager

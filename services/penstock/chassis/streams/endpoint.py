@@ -69,6 +69,7 @@ class StreamEndpoint(Generic[Out, In]):
         self.hello = Hello()  # of the peer; empty before it has arrived
         self.protocol = 0  # version that both peers use; 0 before the hello
         self.has_peer_ended = False
+        self.end_reason = ""  # of the peer's `end`
         self.has_sent_end = False
         self.close_reason = ""
 
@@ -136,7 +137,7 @@ class StreamEndpoint(Generic[Out, In]):
         elif (check := self._checks.get(kind)) and check(frame):
             check_message(getattr(frame, kind), check_of(getattr(frame, kind).DESCRIPTOR))
         if kind == "end":
-            self.has_peer_ended = True
+            self.has_peer_ended, self.end_reason = True, frame.end.reason
         return kind not in (None, "heartbeat", "hello")
 
     async def write(self, write: Callable[[Out], Awaitable[object]]) -> None:

@@ -5,23 +5,21 @@ the filter with a circuit breaker.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
-from opentelemetry.metrics import CallbackOptions, Observation
 
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import meter
 from penstock.chassis.observability.trace_context import TRACE_ID
 from penstock.edge.admission.rejection_cache import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
+from penstock.mesh.class_names import class_name
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Queued, Shed
 from penstock.mesh.v1.queue_pb2 import RejectionWindow as RejectionWindowMessage
@@ -87,8 +85,11 @@ class AdmissionFilter:
         self._cache = RejectionCache()
         self._rejections = Counter[RejectionLabels]()
         self._logged_at = 0.0  # s
-        # An observable counter, because adding to a counter costs as much as the rest of a rejection.
-        meter().create_observable_counter(semconv.PENSTOCK_EDGE_REJECTED, [self._observe], unit="{request}")
+
+    @property
+    def rejections(self) -> Mapping[RejectionLabels, int]:
+        """Requests that were rejected for load, by this edge or by the queue."""
+        return self._rejections
 
     def rejected(self, tier: str) -> int:
         return sum(requests for count, requests in self._rejections.items() if count.tier == tier)
@@ -97,7 +98,7 @@ class AdmissionFilter:
     def sheds(self) -> list[dict[str, Any]]:
         """Rejections of this edge, in rows like those of the queue's shards for their rejections."""
         return [
-            {"class": _priority_name(count.priority), "reason": count.reason, "by": EDGE_TIER, "tickets": requests}
+            {"class": class_name(count.priority), "reason": count.reason, "by": EDGE_TIER, "tickets": requests}
             for count, requests in sorted(self._rejections.items())
             if count.tier == EDGE_TIER
         ]
@@ -234,16 +235,6 @@ class AdmissionFilter:
             trace_id=traceparent[TRACE_ID],
             refused=self.rejected(EDGE_TIER),
         )
-
-    def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
-        for count, requests in self._rejections.items():
-            labels = {semconv.PENSTOCK_REASON: count.reason, semconv.PENSTOCK_REJECTED_BY: count.tier}
-            yield Observation(requests, {**labels, semconv.PENSTOCK_PRIORITY: _priority_name(count.priority)})
-
-
-def _priority_name(priority: int) -> str:
-    name = Priority.Name(priority)  # type: ignore[arg-type]  # a value of this enum
-    return name.removeprefix("PRIORITY_").lower()
 
 
 def _is_new(passage: RequestContext) -> bool:

@@ -40,6 +40,7 @@ class Doors:
             max_connections=config.max_connections,
             max_held_messages=config.max_streams_per_connection,  # unfinished messages are bounded over all connections
         )
+        self._tables = (self.http.table, self.proxy_http.table)
         self._gateway = gateway
 
     async def run(self) -> None:
@@ -47,16 +48,23 @@ class Doors:
         await self.grpc.end_unfinished()
 
     @property
+    def http_connections(self) -> int:
+        return sum(each.connections for each in self._tables)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections and calls that were refused or closed for a limit, by reason."""
+        counts = (*(each.refused for each in self._tables), self.grpc.unidentified.refused, self.grpc.messages.refused)
+        return sum(counts, Counter[str]())
+
+    @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot. Refusals are counted by reason."""
-        doors = (self.http.table, self.proxy_http.table)
-        counts = (*(each.refused for each in doors), self.grpc.unidentified.refused, self.grpc.messages.refused)
-        refused = sum(counts, Counter[str]())
         return {
-            "http_connections": sum(each.connections for each in doors),
-            "unidentified_bytes": sum(each.unidentified_bytes for each in doors),
+            "http_connections": self.http_connections,
+            "unidentified_bytes": sum(each.unidentified_bytes for each in self._tables),
             "unfinished_messages": len(self.grpc.messages),
             "callers_asked": self._gateway.identification.asked,
             "callers_rejected": self._gateway.identification.rejected,
-            **{f"refused_{reason.lower()}": float(count) for reason, count in refused.items()},
+            **{f"refused_{reason.lower()}": float(count) for reason, count in self.refused.items()},
         }

@@ -15,13 +15,13 @@ from penstock.chassis.errors import (
     Unavailable,
     error_from_failure,
 )
-from penstock.chassis.observability import semconv
-from penstock.chassis.observability.telemetry import meter
+from penstock.chassis.observability.metrics import counter
 from penstock.edge.auth_fallback.identity_cache import IdentityCache, KeyGrant
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, DeferredReservation, DeferredReservations
 from penstock.edge.auth_fallback.watch import OutageWatch
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
+from penstock.edge.series import FALLBACK_DECISIONS
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Admitted, Credential, Identity, Rejected
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
@@ -31,11 +31,7 @@ log = structlog.get_logger()
 RETRY_AFTER_S = 1.0  # auth starts within one or two seconds
 MAX_GRANT_REJECTIONS = 3  # of a deferred reservation, after which auth is assumed never to record it
 
-_decisions = meter().create_counter(
-    semconv.PENSTOCK_AUTH_FALLBACK_DECISIONS,
-    unit="{request}",
-    description="Decisions of the edge while auth was unreachable, by outcome.",
-)
+_decisions = counter(FALLBACK_DECISIONS)
 
 
 class Refusal(NamedTuple):
@@ -71,10 +67,15 @@ class AuthFallback:
         self.rejected = 0
 
     @property
+    def is_active(self) -> bool:
+        """Whether an owner of partitions is unreachable, so that this edge decides for some tenants."""
+        return self._watch.is_any_unreachable
+
+    @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
         return {
-            "auth_unreachable": self._watch.is_any_unreachable,
+            "auth_unreachable": self.is_active,
             "fallback_admitted": self.admitted,
             "fallback_rejected": self.rejected,
             "deferred_reservations": self.deferred,
@@ -226,7 +227,7 @@ class AuthFallback:
         self._deferred.add(request.ticket_id, entry)
         self._send_deferred(entry)
         self.admitted += 1
-        _decisions.add(1, {"outcome": "admitted"})
+        _decisions.labels("admitted").inc()
         return identity
 
     def _find_admissible(self, credential: Credential, priority: "Priority.ValueType") -> Identity | Refusal:
@@ -240,6 +241,6 @@ class AuthFallback:
 
     def _rejection(self, refusal: Refusal) -> Unavailable:
         self.rejected += 1
-        _decisions.add(1, {"outcome": refusal.outcome})
+        _decisions.labels(refusal.outcome).inc()
         text = f"{refusal.message}; retry in {RETRY_AFTER_S:g} s"
         return Unavailable(text, reason="AUTH_LOST", retry_after=RETRY_AFTER_S)

@@ -9,40 +9,21 @@ from opentelemetry.util.types import AttributeValue
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
+from penstock.chassis.observability.metrics import exemplar_in
 from penstock.chassis.observability.spans import SpanEvent, keeps_request, open_span
-from penstock.chassis.observability.telemetry import meter
 from penstock.chassis.observability.trace_context import TRACE_ID
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import AcknowledgeCancel
+from penstock.edge.lifecycle.request_metrics import (
+    record_answer_resumed,
+    record_cancel_acknowledged,
+    record_ended,
+    time_per_token,
+)
 from penstock.edge.lifecycle.request_spans import EndedRequest, operation_of, record_request_spans
 from penstock.edge.request.spec import RequestSpec
 
 log = structlog.get_logger()
-
-_time_to_first_token = meter().create_histogram(
-    semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN,
-    unit="s",
-    description="From arrival to the first token.",
-    explicit_bucket_boundaries_advisory=list(semconv.TIME_TO_FIRST_TOKEN_BUCKETS),
-)
-_time_per_output_token = meter().create_histogram(
-    semconv.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN,
-    unit="s",
-    description="Between tokens after the first.",
-    explicit_bucket_boundaries_advisory=list(semconv.TIME_PER_OUTPUT_TOKEN_BUCKETS),
-)
-_request_duration = meter().create_histogram(
-    semconv.GEN_AI_SERVER_REQUEST_DURATION,
-    unit="s",
-    description="From arrival to the end of the answer.",
-    explicit_bucket_boundaries_advisory=list(semconv.REQUEST_DURATION_BUCKETS),
-)
-_cancel_acknowledged = meter().create_histogram(
-    semconv.PENSTOCK_CANCEL_ACKNOWLEDGED,
-    unit="s",
-    description="From a client's cancel to its worker's acknowledgement.",
-    explicit_bucket_boundaries_advisory=list(semconv.TIME_TO_FIRST_TOKEN_BUCKETS),
-)
 
 
 class RequestTelemetry:
@@ -100,7 +81,7 @@ class RequestTelemetry:
         """`is_received`: the client waits for the acknowledgement."""
         self._cancelled, self._cancelled_at, self._is_received = acknowledgement, now, is_received
         if acknowledgement.is_acknowledged:
-            defer(partial(_cancel_acknowledged.record, acknowledgement.waited_s))
+            defer(partial(record_cancel_acknowledged, acknowledgement.waited_s))
 
     def end(self, request: ActiveRequest, now: float) -> None:
         """Write the log line at once, so that a crash cannot lose it, and defer spans and metrics."""
@@ -108,7 +89,10 @@ class RequestTelemetry:
         defer(partial(self._record, request, now))
 
     def _record(self, request: ActiveRequest, now: float) -> None:
-        self._record_metrics(request, now)
+        reason = self._error.reason if self._error else ""
+        record_ended(request, self._operation, reason, now, exemplar_in(self.traceparent))
+        if self._spec.resume_ids:
+            record_answer_resumed(request.model)
         answered_at = self._answered_at(request, now)
         took_s = answered_at - request.arrived_at
         if keeps_request(self.traceparent, took_s, now, failed=self._error is not None):
@@ -148,20 +132,6 @@ class RequestTelemetry:
         freed = {semconv.PENSTOCK_KV_BLOCKS_FREED: self._cancelled.kv_blocks_freed}
         return [SpanEvent(semconv.EVENT_CANCEL_ACKNOWLEDGED, round(self._cancelled_at * 1e9), freed)]
 
-    def _record_metrics(self, request: ActiveRequest, now: float) -> None:
-        labels: dict[str, AttributeValue] = {
-            semconv.GEN_AI_OPERATION_NAME: self._operation,
-            semconv.GEN_AI_PROVIDER_NAME: semconv.PROVIDER,
-            semconv.GEN_AI_REQUEST_MODEL: request.model,
-        }
-        failed = {semconv.ERROR_TYPE: self._error.reason} if self._error else {}
-        _request_duration.record(now - request.arrived_at, {**labels, **failed})
-        if self._error or math.isnan(request.first_token_at):
-            return
-        _time_to_first_token.record(request.first_token_at - request.arrived_at, labels)
-        if request.output_tokens > 1:
-            _time_per_output_token.record(_time_per_token(request), labels)
-
     def _log_fields(self, request: ActiveRequest, now: float) -> dict[str, object]:
         is_routed = request.model and self._spec.model not in ("", request.model)
         return {
@@ -181,16 +151,10 @@ class RequestTelemetry:
             "worker_id": request.worker_id,
             "queue_s": round(request.timeline.seconds("queue", "wait"), 6),
             "ttft_s": _rounded(request.first_token_at - request.arrived_at),
-            "tpot_s": _rounded(_time_per_token(request)),
+            "tpot_s": _rounded(time_per_token(request)),
             "total_s": round(now - request.arrived_at, 6),
             "cancelled_at": _rounded(request.cancelled_at),
         }
-
-
-def _time_per_token(request: ActiveRequest) -> float:
-    if request.output_tokens < 2:
-        return math.nan
-    return (request.last_token_at - request.first_token_at) / (request.output_tokens - 1)
 
 
 def _rounded(seconds: float) -> float | None:

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 
 from penstock.chassis.addresses import is_loopback, is_this_host, source_of
+from penstock.edge.request.validation import is_request_id
 from penstock.mesh.credential_headers import bearer_of
 from penstock.mesh.identity_header import HEADER as IDENTITY_HEADER
 from penstock.mesh.v1.admission_pb2 import Credential
 
+REQUEST_ID = "x-request-id"
 FORWARDED_FOR = "x-forwarded-for"
 PROXY_HEADER_PREFIXES = ("x-envoy-", "x-forwarded-", "x-real-ip", "forwarded", "via")
 
@@ -39,6 +41,14 @@ def identity_header_of(headers: Iterable[tuple[str, str | bytes]]) -> str:
     """Return the identity header; empty if there is none, or more than one."""
     found = [value for name, value in headers if name.lower() == IDENTITY_HEADER]
     return found[0] if len(found) == 1 and isinstance(found[0], str) else ""
+
+
+def request_id_of(headers: Iterable[tuple[str, str | bytes]]) -> str:
+    """Return the id that a client or a proxy gave the call; empty if there is none, or it is not valid."""
+    for name, value in headers:
+        if name == REQUEST_ID and isinstance(value, str):
+            return value if is_request_id(value) else ""
+    return ""
 
 
 def _is_forwarded_from_loopback(headers: dict[str, str]) -> bool:

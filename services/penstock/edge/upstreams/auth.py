@@ -99,10 +99,14 @@ class AuthClient:
         return len(self._settlements) + self.fallback.deferred
 
     @property
+    def links_up(self) -> int:
+        return self._streams.links_up
+
+    @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
         return {
-            "auth_links_up": self._streams.links_up,
+            "auth_links_up": self.links_up,
             "auth_partitions_unowned": self._streams.unowned_partitions,
             **self.fallback.figures,
         }

@@ -132,6 +132,7 @@ def start(context: RequestContext, handle: int, lease: Lease, now: float) -> Exe
             model=plan.model_key,
             form=form_message(plan.form) if plan.form else None,
             embeds=plan.embedding_size > 0,
+            request_id=context.request_id,
         )
     )
 

@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import grpc
 import structlog
-from opentelemetry.metrics import NoOpMeter
 
 from penstock.chassis.ids import RandomSource
 from penstock.faults.grpc.fake_channel import FakeChannel
@@ -89,10 +88,6 @@ def patched_environment(
         patch("penstock.auth.__main__.opened_responses", responses.open_store),
         patch("penstock.edge.__main__.serving_http", http_opener(open_server)),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
-        # The original meter keeps its callbacks, and with them whole worlds.
-        patch("penstock.worker.telemetry.meter", lambda: NoOpMeter("faults")),
-        patch("penstock.queue.telemetry.meter", lambda: NoOpMeter("faults")),
-        patch("penstock.edge.admission.filter.meter", lambda: NoOpMeter("faults")),
         patch.object(EngineSupervisor, "_start", start_engine),
     )
     with ExitStack() as stack:

@@ -24,6 +24,7 @@ WORKER: Table = {
         "model": MODEL_KEY,
         "form": Part(),
         "embeds": FLAG,
+        "request_id": ID,
     },
     "penstock.v1.Form": {"json_schema": PER_RUN, "regex": PER_RUN, "lark": PER_RUN, "choices": Part()},
     "penstock.v1.Choices": {"texts": PER_RUN},

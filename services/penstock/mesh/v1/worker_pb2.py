@@ -28,7 +28,7 @@ from penstock.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/mesh/v1/worker.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\x92\x02\n\x0e\x45xecuteRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x18.penstock.mesh.v1.CancelH\x00\x12#\n\x05hello\x18\x03 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.ExecuteRequestB\x07\n\x05\x66rame\"\x81\x03\n\x05Start\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x05 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\r \x01(\x06\x12\x17\n\x0ftime_left_nanos\x18\x0e \x01(\x04\x12\r\n\x05model\x18\x0f \x01(\t\x12\x1f\n\x04\x66orm\x18\x10 \x01(\x0b\x32\x11.penstock.v1.Form\x12\x0e\n\x06\x65mbeds\x18\x11 \x01(\x08J\x04\x08\x0b\x10\x0cR\x12\x64\x65\x61\x64line_unix_nano\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\"\xfd\x02\n\x0f\x45xecuteResponse\x12&\n\x04step\x18\x01 \x01(\x0b\x32\x16.penstock.mesh.v1.StepH\x00\x12\x31\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1d.penstock.mesh.v1.RunFinishedH\x00\x12\x33\n\tcancelled\x18\x03 \x01(\x0b\x32\x1e.penstock.mesh.v1.RunCancelledH\x00\x12-\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1b.penstock.mesh.v1.RunFailedH\x00\x12#\n\x05hello\x18\x05 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12/\n\x04more\x18\x0f \x03(\x0b\x32!.penstock.mesh.v1.ExecuteResponseB\x07\n\x05\x66rame\"\x88\x01\n\x04Step\x12\x0f\n\x07handles\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07indexes\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x15\n\rtop_token_ids\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\"\xbb\x01\n\x0bRunFinished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\r\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\x12\x11\n\tembedding\x18\x06 \x03(\x02\"\x8a\x01\n\x08RunTimes\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x87\x01\n\x0cRunCancelled\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_freed\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\"U\n\tRunFailed\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\tnever_ran\x18\x03 \x01(\x08\"\x15\n\x13GetModelCardRequest\"A\n\x14GetModelCardResponse\x12)\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x1b.penstock.mesh.v1.ModelCard\"\x95\x02\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12\x1b\n\x13tokenizer_json_zlib\x18\x08 \x01(\x0c\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x16\n\x0e\x65nforces_forms\x18\n \x01(\x08\x12\x16\n\x0e\x65mbedding_size\x18\x0b \x01(\rB\x0f\n\r_bos_token_id2\xc2\x01\n\rWorkerService\x12R\n\x07\x45xecute\x12 .penstock.mesh.v1.ExecuteRequest\x1a!.penstock.mesh.v1.ExecuteResponse(\x01\x30\x01\x12]\n\x0cGetModelCard\x12%.penstock.mesh.v1.GetModelCardRequest\x1a&.penstock.mesh.v1.GetModelCardResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/mesh/v1/worker.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\x92\x02\n\x0e\x45xecuteRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x18.penstock.mesh.v1.CancelH\x00\x12#\n\x05hello\x18\x03 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.ExecuteRequestB\x07\n\x05\x66rame\"\x95\x03\n\x05Start\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x05 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\r \x01(\x06\x12\x17\n\x0ftime_left_nanos\x18\x0e \x01(\x04\x12\r\n\x05model\x18\x0f \x01(\t\x12\x1f\n\x04\x66orm\x18\x10 \x01(\x0b\x32\x11.penstock.v1.Form\x12\x0e\n\x06\x65mbeds\x18\x11 \x01(\x08\x12\x12\n\nrequest_id\x18\x12 \x01(\tJ\x04\x08\x0b\x10\x0cR\x12\x64\x65\x61\x64line_unix_nano\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\"\xfd\x02\n\x0f\x45xecuteResponse\x12&\n\x04step\x18\x01 \x01(\x0b\x32\x16.penstock.mesh.v1.StepH\x00\x12\x31\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1d.penstock.mesh.v1.RunFinishedH\x00\x12\x33\n\tcancelled\x18\x03 \x01(\x0b\x32\x1e.penstock.mesh.v1.RunCancelledH\x00\x12-\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1b.penstock.mesh.v1.RunFailedH\x00\x12#\n\x05hello\x18\x05 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12/\n\x04more\x18\x0f \x03(\x0b\x32!.penstock.mesh.v1.ExecuteResponseB\x07\n\x05\x66rame\"\x88\x01\n\x04Step\x12\x0f\n\x07handles\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07indexes\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x15\n\rtop_token_ids\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\"\xbb\x01\n\x0bRunFinished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\r\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\x12\x11\n\tembedding\x18\x06 \x03(\x02\"\x8a\x01\n\x08RunTimes\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x87\x01\n\x0cRunCancelled\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_freed\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\"U\n\tRunFailed\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\tnever_ran\x18\x03 \x01(\x08\"\x15\n\x13GetModelCardRequest\"A\n\x14GetModelCardResponse\x12)\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x1b.penstock.mesh.v1.ModelCard\"\x95\x02\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12\x1b\n\x13tokenizer_json_zlib\x18\x08 \x01(\x0c\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x16\n\x0e\x65nforces_forms\x18\n \x01(\x08\x12\x16\n\x0e\x65mbedding_size\x18\x0b \x01(\rB\x0f\n\r_bos_token_id2\xc2\x01\n\rWorkerService\x12R\n\x07\x45xecute\x12 .penstock.mesh.v1.ExecuteRequest\x1a!.penstock.mesh.v1.ExecuteResponse(\x01\x30\x01\x12]\n\x0cGetModelCard\x12%.penstock.mesh.v1.GetModelCardRequest\x1a&.penstock.mesh.v1.GetModelCardResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,27 +38,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTEREQUEST']._serialized_start=166
   _globals['_EXECUTEREQUEST']._serialized_end=440
   _globals['_START']._serialized_start=443
-  _globals['_START']._serialized_end=828
-  _globals['_CANCEL']._serialized_start=830
-  _globals['_CANCEL']._serialized_end=854
-  _globals['_EXECUTERESPONSE']._serialized_start=857
-  _globals['_EXECUTERESPONSE']._serialized_end=1238
-  _globals['_STEP']._serialized_start=1241
-  _globals['_STEP']._serialized_end=1377
-  _globals['_RUNFINISHED']._serialized_start=1380
-  _globals['_RUNFINISHED']._serialized_end=1567
-  _globals['_RUNTIMES']._serialized_start=1570
-  _globals['_RUNTIMES']._serialized_end=1708
-  _globals['_RUNCANCELLED']._serialized_start=1711
-  _globals['_RUNCANCELLED']._serialized_end=1846
-  _globals['_RUNFAILED']._serialized_start=1848
-  _globals['_RUNFAILED']._serialized_end=1933
-  _globals['_GETMODELCARDREQUEST']._serialized_start=1935
-  _globals['_GETMODELCARDREQUEST']._serialized_end=1956
-  _globals['_GETMODELCARDRESPONSE']._serialized_start=1958
-  _globals['_GETMODELCARDRESPONSE']._serialized_end=2023
-  _globals['_MODELCARD']._serialized_start=2026
-  _globals['_MODELCARD']._serialized_end=2303
-  _globals['_WORKERSERVICE']._serialized_start=2306
-  _globals['_WORKERSERVICE']._serialized_end=2500
+  _globals['_START']._serialized_end=848
+  _globals['_CANCEL']._serialized_start=850
+  _globals['_CANCEL']._serialized_end=874
+  _globals['_EXECUTERESPONSE']._serialized_start=877
+  _globals['_EXECUTERESPONSE']._serialized_end=1258
+  _globals['_STEP']._serialized_start=1261
+  _globals['_STEP']._serialized_end=1397
+  _globals['_RUNFINISHED']._serialized_start=1400
+  _globals['_RUNFINISHED']._serialized_end=1587
+  _globals['_RUNTIMES']._serialized_start=1590
+  _globals['_RUNTIMES']._serialized_end=1728
+  _globals['_RUNCANCELLED']._serialized_start=1731
+  _globals['_RUNCANCELLED']._serialized_end=1866
+  _globals['_RUNFAILED']._serialized_start=1868
+  _globals['_RUNFAILED']._serialized_end=1953
+  _globals['_GETMODELCARDREQUEST']._serialized_start=1955
+  _globals['_GETMODELCARDREQUEST']._serialized_end=1976
+  _globals['_GETMODELCARDRESPONSE']._serialized_start=1978
+  _globals['_GETMODELCARDRESPONSE']._serialized_end=2043
+  _globals['_MODELCARD']._serialized_start=2046
+  _globals['_MODELCARD']._serialized_end=2323
+  _globals['_WORKERSERVICE']._serialized_start=2326
+  _globals['_WORKERSERVICE']._serialized_end=2520
 # @@protoc_insertion_point(module_scope)

@@ -100,6 +100,7 @@ class Start(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
     EMBEDS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the edge, unique among the runs of this stream; names the run in later frames."""
     lease_id: _builtins.str
@@ -126,6 +127,8 @@ class Start(_message.Message):
     """Whether the run computes the embedding of the prompt and no token. `finished` then carries it. `max_output_tokens`
     is 1, and `emitted` and `form` are unset. INVALID_ARGUMENT / EMBEDDING_UNSUPPORTED if the engine computes none.
     """
+    request_id: _builtins.str
+    """Id of the request, chosen by its client or by the proxy before the edge, for the log of the worker."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, then the tokens emitted by earlier attempts."""
@@ -161,10 +164,11 @@ class Start(_message.Message):
         model: _builtins.str = ...,
         form: _inference_pb2.Form | None = ...,
         embeds: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "embeds", b"embeds", "emitted", b"emitted", "fingerprint", b"fingerprint", "form", b"form", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "embeds", b"embeds", "emitted", b"emitted", "fingerprint", b"fingerprint", "form", b"form", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -149,6 +149,9 @@ class ModelQueues:
             self._queues[model] = ModelQueue(model, self._new_policy())
         return self._queues[model]
 
+    def __contains__(self, model: object) -> bool:
+        return model in self._queues
+
     def __iter__(self) -> Iterator[ModelQueue]:
         return iter(self._queues.values())
 

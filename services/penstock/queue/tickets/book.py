@@ -325,7 +325,7 @@ class TicketBook:
 
     def _shed(self, ticket: QueuedTicket, rejection: PenstockError) -> Shed:
         self.counters.record_shed(ticket.priority, rejection)
-        return Shed(ticket.edge, ticket.ticket_id, rejection)
+        return Shed(ticket.edge, ticket.ticket_id, rejection, ticket)
 
     def _is_active(self, ticket_id: str) -> bool:
         return ticket_id in self.tickets or self.accounting.is_running(ticket_id)

@@ -177,7 +177,7 @@ class TicketTransitions:
     def drop(self, ticket: QueuedTicket, error: PenstockError) -> list[Effect]:
         self.counters.record_shed(ticket.priority, error)
         effects = self.withdraw([ticket.ticket_id], error.reason)
-        return [*effects, Shed(ticket.edge, ticket.ticket_id, error)]
+        return [*effects, Shed(ticket.edge, ticket.ticket_id, error, ticket)]
 
     def _remove(self, ticket: QueuedTicket, reason: str) -> TicketRemoved:
         """Remove a waiting or offered ticket, and refund its tenant."""

@@ -60,6 +60,7 @@ class Run:
     model: str = ""  # key of the model for which the edge has tokenized the prompt
     deadline: float = math.inf
     traceparent: str = ""
+    request_id: str = ""  # of the client, for logs
     fingerprint: int = 0  # equal for all requests that would crash an engine in the same way; 0: unknown
     is_orphan: bool = False  # has no edge; continues only to find out whether it crashes the engine
     output: list[int] = field(default_factory=list)  # tokens made, sent or not

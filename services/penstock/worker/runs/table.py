@@ -163,7 +163,7 @@ class RunTable:
 
     def on_step(self, result: StepResult, began_at: float, ended_at: float) -> list[Effect]:
         self.last_step = result.step
-        record_prefills(result, self.running, began_at)
+        record_prefills(result, self.running, self.counters, began_at)
         for seq_id in result.preempted:
             if run := self.running.get(seq_id):
                 run.preempted_at = (*run.preempted_at[-MAX_PREEMPTIONS + 1 :], began_at)
@@ -177,7 +177,7 @@ class RunTable:
         for rejected in result.rejected:
             if run := self.running.get(rejected.seq_id):
                 effects += self._end(run, InvalidArgument(rejected.message, reason=rejected.reason), ended_at)
-        self.counters.record_step(result.prefill_tokens, ended_at)
+        self.counters.record_step(result, ended_at)
         if self.not_ready_error:  # steps run while the worker is not ready only if a suspect is isolated
             effects += self._advance_quarantine()
         return merge_releases(effects)

@@ -52,12 +52,16 @@ class RunCounters:
     tokens_prefilled: int = 0  # computed by steps; without those that decodes computed or the prefix cache had
     tokens_generated: int = 0
     tokens_wasted_after_cancel: int = 0
+    tokens_admitted: int = 0  # prompt tokens of runs that the batch has admitted
+    tokens_cached: int = 0  # of these, found in the prefix cache
+    preemptions: int = 0
     cancels: int = 0
     _step_ends: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEP_ENDS))  # s of the worker's clock
 
-    def record_step(self, prefill_tokens: int, ended_at: float) -> None:
+    def record_step(self, result: StepResult, ended_at: float) -> None:
         self.engine_steps += 1
-        self.tokens_prefilled += prefill_tokens
+        self.tokens_prefilled += result.prefill_tokens
+        self.preemptions += len(result.preempted)
         self._step_ends.append(ended_at)
 
     def steps_since(self, at: float) -> int:
@@ -65,11 +69,13 @@ class RunCounters:
         return sum(1 for _ in takewhile(lambda end: end > at, reversed(self._step_ends)))
 
 
-def record_prefills(result: StepResult, running: Mapping[int, Run], began_at: float) -> None:
+def record_prefills(result: StepResult, running: Mapping[int, Run], counts: RunCounters, began_at: float) -> None:
     """Record admissions and computed prompt tokens of a step."""
     for seq_id, cached_tokens in result.admitted:
-        if seq_id in running:
-            running[seq_id].on_admitted(cached_tokens, began_at)
+        if run := running.get(seq_id):
+            run.on_admitted(cached_tokens, began_at)
+            counts.tokens_admitted += len(run.spec.token_ids)
+            counts.tokens_cached += cached_tokens
     for seq_id, tokens in result.prefilled:
         if seq_id in running:
             running[seq_id].record_prefill(tokens)

@@ -45,6 +45,7 @@ class EngineThroughput:
     step_time: float | None = None  # s; None before the first step
     prefill_tokens_per_second: float = 0.0  # in steps with prefills, which may also decode
     steps: int = 0
+    busy_s: float = 0.0  # of all steps
     max_step_tokens: int = 0  # maximum of all steps
     _prefill_slope: PrefillTimeSlope = field(default_factory=PrefillTimeSlope)
     _tokens_per_step: float = 0.0
@@ -75,6 +76,7 @@ class EngineThroughput:
         prefill, keep = result.prefill_tokens, 0.0 if self.step_time is None else EWMA_KEPT_SHARE
         gain = 1 - keep
         self.steps += 1
+        self.busy_s += duration_s
         self.max_step_tokens = max(self.max_step_tokens, tokens)
         self.step_time = keep * (self.step_time or 0.0) + gain * duration_s
         # Tokens and time are smoothed separately, as a mean of quotients would weight short steps like long ones.

@@ -13,7 +13,6 @@ from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
 from penstock.auth.store.responses.backend import ResponseTotals
 from penstock.auth.store.responses.thread import Caller, CallThread, OnResult, PendingCall
-from penstock.auth.telemetry import record_response_call_failures, record_responses
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
 log = structlog.get_logger()
@@ -128,7 +127,6 @@ class ThreadedResponseStore:
 
     def on_totals(self, totals: ResponseTotals) -> None:
         self.totals = totals
-        record_responses(totals.responses, totals.size)
 
     def _pass_reads(self) -> None:
         """Pass calls that return responses to threads that have none. Those of an edge that does not read wait."""
@@ -169,7 +167,6 @@ class ThreadedResponseStore:
 
     def _count_failure(self, because: str) -> None:
         self.failed_calls += 1
-        record_response_call_failures(1)
         self._set_available(because=because)
 
     def _set_available(self, *, because: str) -> None:

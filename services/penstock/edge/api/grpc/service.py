@@ -18,7 +18,7 @@ from penstock.edge.embedder import embed
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.choices import ChoiceStream
 from penstock.edge.lifecycle.sinks import ResponseStream
-from penstock.edge.request.caller import credential_of, identity_header_of
+from penstock.edge.request.caller import credential_of, identity_header_of, request_id_of
 from penstock.edge.request.session_names import session_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
@@ -35,6 +35,7 @@ class InferenceService(InferenceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         credential, traceparent = _credential(context), current_call.get().continue_trace(request.traceparent)
+        request.request_id = request.request_id or request_id_of(context.invocation_metadata() or ())
         with self._gateway.naming(credential):
             admission = self._gateway.admit(
                 estimate_from_message(request),
@@ -83,6 +84,7 @@ class InferenceService(InferenceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         credential, traceparent = _credential(context), current_call.get().continue_trace(request.traceparent)
+        request.request_id = request.request_id or request_id_of(context.invocation_metadata() or ())
         with self._gateway.naming(credential):
             embedded = await embed(
                 self._gateway,

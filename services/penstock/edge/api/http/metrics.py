@@ -1,27 +1,29 @@
 """Telemetry of HTTP requests: one histogram of durations by route and status, and a span of each request."""
 
 import time
-from functools import partial
+from functools import lru_cache, partial
 
 from opentelemetry.util.types import AttributeValue
+from prometheus_client import Histogram
 
 from penstock.chassis.errors import Overloaded
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
+from penstock.chassis.observability.metrics import exemplar_in, histogram
 from penstock.chassis.observability.spans import SERVER, keeps_call, record_span
-from penstock.chassis.observability.telemetry import meter
 from penstock.edge.api.http.exchange import Exchange
+from penstock.edge.series import HTTP_DURATION
 
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST"})
 OTHER_METHOD = "_OTHER"  # by the OpenTelemetry convention; callers must not create labels
 CLIENT_DISCONNECTED = "client_disconnected"
 
-_duration = meter().create_histogram(
-    semconv.HTTP_SERVER_REQUEST_DURATION,
-    unit="s",
-    description="Duration of HTTP requests, to the last byte of the response.",
-    explicit_bucket_boundaries_advisory=list(semconv.RPC_DURATION_BUCKETS),
-)
+_duration = histogram(HTTP_DURATION)
+
+
+@lru_cache(maxsize=512)  # methods times routes times statuses
+def _duration_of(method: str, route: str, status: str, error: str) -> Histogram:
+    return _duration.labels(method, route, status, error)
 
 
 def record_request(exchange: Exchange, seconds: float, *, is_disconnected: bool) -> None:
@@ -39,7 +41,9 @@ def _record(exchange: Exchange, seconds: float, ended_ns: int, is_disconnected: 
         labels[semconv.HTTP_RESPONSE_STATUS_CODE] = status
     if is_disconnected or status >= 500:
         labels[semconv.ERROR_TYPE] = CLIENT_DISCONNECTED if is_disconnected else str(status)
-    _duration.record(seconds, labels)
+    error = str(labels.get(semconv.ERROR_TYPE, ""))
+    measured = _duration_of(method, exchange.route, str(status) if status else "", error)
+    measured.observe(seconds, exemplar_in(exchange.traceparent))
     if exchange.began_ns and keeps_call(exchange.traceparent, failed=exchange.failure is not None):
         _record_span(exchange, f"{method} {exchange.route}", labels, exchange.ended_ns or ended_ns)
 
