@@ -157,7 +157,10 @@ class Manifests:
         return [each for each in self.workloads if each.tier == tier]
 
     def environment(self, container: Container) -> dict[str, str]:
-        """Variables of a container. Values from secrets and from fields known only in a cluster are made up."""
+        """Variables of a container. Values from secrets and from fields known only in a cluster are made up.
+
+        An optional secret is absent: a made-up value may have the wrong form.
+        """
         variables: dict[str, str] = {}
         for source in container.spec.get("envFrom") or []:
             name = _at(source, "configMapRef", "name")
@@ -179,7 +182,11 @@ class Manifests:
         if reference := source.get("configMapKeyRef"):
             file = self.find("ConfigMap", reference.get("name", "")) or {}
             return str((file.get("data") or {}).get(reference["key"], ""))
-        return "1" if source.get("resourceFieldRef") else "secret" if source else str(variable.get("value") or "")
+        if source.get("resourceFieldRef"):
+            return "1"
+        if _at(source, "secretKeyRef", "optional"):
+            return ""
+        return "secret" if source else str(variable.get("value") or "")
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
