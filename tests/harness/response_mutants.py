@@ -7,7 +7,7 @@ from mutant_registry import EXECUTE, mutant
 from penstock.auth.responses.response import Response
 from penstock.chassis.errors import PenstockError
 from penstock.edge.api.http.stored_stream import StoredStreamWriter
-from penstock.edge.stored import keeper
+from penstock.edge.stored import takeover
 from penstock.edge.stored.held import HeldResponse
 from penstock.edge.stored.keeper import ResponseKeeper
 from penstock.edge.stored.retrieval import ResponseRetrieval
@@ -93,7 +93,7 @@ async def a_keeper_ignores_that_its_lease_is_lost(finish, self, held):
             raise
 
 
-@mutant(keeper, "_resumed_spec", mutate_plan=responses_with_drained_edge)
+@mutant(takeover, "_resumed_spec", mutate_plan=responses_with_drained_edge)
 def a_continued_response_begins_again(resumed_spec, spec, record, output):
     return replace(resumed_spec(spec, record, output), resume_ids=(), answer_id="", model_version="")
 

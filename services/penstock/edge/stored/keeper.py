@@ -1,7 +1,6 @@
-"""Keeper of responses: begins them, stores their progress, and continues those whose edge died."""
+"""Keeper of responses: begins them, and stores their progress and their end."""
 
 import asyncio
-import random
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -9,10 +8,8 @@ from typing import Any
 
 import structlog
 
-from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import (
     Aborted,
-    DeadlineExceeded,
     NotFound,
     Overloaded,
     PenstockError,
@@ -20,24 +17,17 @@ from penstock.chassis.errors import (
     Unavailable,
     failure_from,
 )
-from penstock.chassis.observability.trace_context import traceparent_or_empty
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.sinks import ResponseBuffer
-from penstock.edge.request.estimate import AdmissionResult, estimate_from_spec
-from penstock.edge.request.spec import RequestSpec
 from penstock.edge.stored.held import HeldResponse, Key, ParsedResponse
 from penstock.edge.stored.output_log import MAX_PART_TOKENS
 from penstock.edge.stored.stream import ResponseOutput
 from penstock.edge.stored.vault import ResponseCall, ResponseVault
-from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.mesh.v1.responses_pb2 import (
-    RESPONSE_STATUS_CANCELLED,
     RESPONSE_STATUS_FAILED,
     ResponseKey,
-    ResumeRecord,
     StoredRequest,
-    StoredResponse,
 )
 
 log = structlog.get_logger()
@@ -45,12 +35,10 @@ log = structlog.get_logger()
 EXTEND_INTERVAL_S = 0.5  # between stores of progress: at most this much output is computed again after a death
 MAX_EXTENDED = 256  # in one call
 CLAIM_INTERVAL_S = 2.0  # between looks for responses without a holder, on average
-MAX_CLAIMED = 16  # at one time
 FINISH_RETRY_S = 0.5
 MAX_END_DELAY_S = 2.0  # that readers wait for the store to record an end
 BYTES_PER_TOKEN = 16  # of a log, on average
 RELEASE_TIMEOUT_S = 2.0
-MAX_UNOPENED = 1_000  # responses that are logged because they cannot be continued
 SEED_BITS = 64
 
 
@@ -61,15 +49,12 @@ class ResponseKeeper:
     because it was paused or cut off, ends the run without a charge: the edge that has the lease charges the answer.
     """
 
-    def __init__(self, gateway: Gateway, vault: ResponseVault, clock: WallMonotonicClock) -> None:
+    def __init__(self, gateway: Gateway, vault: ResponseVault) -> None:
         self._gateway = gateway
         self._vault = vault
-        self._clock = clock
         self._held: dict[Key, HeldResponse] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unopened: set[Key] = set()  # responses that could not be continued; logged once
-        self._is_released = False
-        self.resumed = 0
+        self.is_released = False  # this edge ends
         self.lost = 0
 
     @property
@@ -77,7 +62,6 @@ class ResponseKeeper:
         """Figures of the admin snapshot."""
         return {
             "responses_held": len(self._held),
-            "responses_resumed": self.resumed,
             "responses_lost": self.lost,
             "response_tasks": len(self._tasks),
         }
@@ -86,10 +70,9 @@ class ResponseKeeper:
         """Return a response that this edge generates."""
         return self._held.get((key.tenant_id, key.response_id))
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._extend_often())
-            group.create_task(self._claim_often())
+    def hold(self, held: HeldResponse) -> None:
+        """Store the progress of a response from now on."""
+        self._held[held.name] = held
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the callers. Its errors are logged."""
@@ -107,16 +90,16 @@ class ResponseKeeper:
         """
         spec = call.request.spec
         spec = spec if spec.seed is not None else replace(spec, seed=secrets.randbits(SEED_BITS))
-        held = self._new_held(call.key, call.request, call.body, is_background=call.is_background)
+        held = self.new_held(call.key, call.request, call.body, is_background=call.is_background)
         held.is_creating = True
         context = self._gateway.create(spec, call.credential, call.admission, held, traceparent=call.traceparent)
         held.attach(context)
         on_created(context)
         try:
-            _, held.epoch = await asyncio.gather(self._start(context), self._create(call, held, context))
+            _, held.epoch = await asyncio.gather(self.start(context), self._create(call, held, context))
             held.is_creating = False
             if held.epoch:
-                self._held[held.name] = held
+                self.hold(held)
             else:
                 held.settle()
             if held.ending is not None:
@@ -148,9 +131,10 @@ class ResponseKeeper:
             held.request = call.unstored_request
             return 0
 
-    def _new_held(
+    def new_held(
         self, key: ResponseKey, request: ParsedResponse, stored: StoredRequest, *, is_background: bool
     ) -> HeldResponse:
+        """Return a response without a request yet."""
         return HeldResponse(
             key=key,
             request=request,
@@ -161,7 +145,8 @@ class ResponseKeeper:
             buffer=ResponseBuffer(self._gateway.memory),
         )
 
-    async def _start(self, context: RequestContext) -> None:
+    async def start(self, context: RequestContext) -> None:
+        """Start the request of a response, and count the bytes of its output."""
         await self._gateway.start(context)
         if not context.request.is_done and context.request.model:
             self._gateway.add_bytes(context, BYTES_PER_TOKEN * context.request.plan.max_output_tokens)
@@ -256,7 +241,8 @@ class ResponseKeeper:
 
     # Progress.
 
-    async def _extend_often(self) -> None:
+    async def run(self) -> None:
+        """Store the progress of all responses, until cancelled."""
         while True:
             await asyncio.sleep(EXTEND_INTERVAL_S)
             held = [each for each in self._held.values() if each.epoch]
@@ -300,8 +286,8 @@ class ResponseKeeper:
         held.settle()
 
     async def release(self, *, only_background: bool = False) -> None:
-        """Give responses to other edges, with their latest tokens. None is claimed after that."""
-        self._is_released = True
+        """Give responses to other edges, with their latest tokens. None is taken over after that."""
+        self.is_released = True
         held = [
             each
             for each in self._held.values()
@@ -325,83 +311,6 @@ class ResponseKeeper:
             for each in self._held.values():
                 each.settle()  # the process ends before the store has recorded their ends
 
-    # Responses of other edges.
-
-    async def take_over(self, key: ResponseKey, output: ResponseOutput | None = None) -> HeldResponse | None:
-        """Continue a response that no edge holds; None if another edge was faster.
-
-        `output`: that its readers here follow already. Raises what keeps this edge from it.
-        """
-        claimed = () if self._is_released else await self._vault.claim(key)
-        return await self._resume(claimed[0], output) if claimed else None
-
-    async def _claim_often(self) -> None:
-        while not self._is_released:
-            await asyncio.sleep(CLAIM_INTERVAL_S * random.uniform(0.5, 1.5))  # noqa: S311  # spreads the edges
-            try:
-                for stored in await self._vault.claim(limit=MAX_CLAIMED):
-                    self.run_beside(self._resume_in_background(stored))
-            except PenstockError as error:
-                log.debug("responses_not_claimed", error=error.message)
-
-    async def _resume_in_background(self, stored: StoredResponse) -> None:
-        """Continue a response. If that is impossible now, its lease expires, and it is claimed again."""
-        name = stored.key.tenant_id, stored.key.response_id
-        try:
-            await self._resume(stored)
-        except PenstockError as error:
-            if name not in self._unopened and len(self._unopened) < MAX_UNOPENED:
-                self._unopened.add(name)
-                log.warning("response_not_resumed", response_id=stored.key.response_id, error=error.message)
-
-    async def _resume(self, stored: StoredResponse, output: ResponseOutput | None = None) -> HeldResponse:
-        """Continue a response that this edge has claimed. Raises what keeps this edge from it.
-
-        `output`: that its readers here follow already.
-        """
-        key = stored.key
-        if known := self.held(key):  # its lease had expired while the store was away
-            known.epoch = stored.epoch
-            return known
-        body, record = self._vault.open_request(stored), self._vault.open_resume(stored)
-        history = await self._vault.history(key.tenant_id, stored.previous_response_id)
-        request = self._vault.parse(key, body, history)
-        held = self._new_held(key, request, body, is_background=stored.background)
-        held.output = output or held.output
-        held.is_resumed, held.epoch = True, stored.epoch
-        self._vault.add_tokens(held.output, stored)
-        held.saved_tokens = len(held.output.log)
-        self._held[held.name] = held
-        self.resumed += 1
-        log.info("response_resumed", response_id=key.response_id, tokens=held.saved_tokens, epoch=stored.epoch)
-        if stored.is_cancel_requested:
-            held.end(RESPONSE_STATUS_CANCELLED)
-            return held
-        credential = Credential(bearer=record.bearer, loopback=record.loopback)
-        spec = _resumed_spec(request.spec, record, held.output)
-        try:
-            admission = self._admit(spec, credential, record)
-            traceparent = traceparent_or_empty(record.traceparent)
-            context = self._gateway.create(spec, credential, admission, held, traceparent=traceparent)
-        except PenstockError as error:
-            held.send_failed(error)
-            return held
-        held.attach(context)
-        await self._start(context)
-        return held
-
-    def _admit(self, spec: RequestSpec, credential: Credential, record: ResumeRecord) -> AdmissionResult:
-        time_left = record.deadline - self._clock.now()
-        if time_left <= 0:
-            raise DeadlineExceeded("the response was not complete at its deadline")
-        return self._gateway.admit(
-            estimate_from_spec(spec),
-            credential,
-            traceparent=record.traceparent,
-            time_left=time_left,
-            session=lambda: record.session,
-        )
-
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
     try:
@@ -412,18 +321,3 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
 
 def _deleted(key: ResponseKey) -> NotFound:
     return NotFound(f"response {key.response_id!r} does not exist: it was deleted", reason="RESPONSE_UNKNOWN")
-
-
-def _resumed_spec(spec: RequestSpec, record: ResumeRecord, output: ResponseOutput) -> RequestSpec:
-    """Return the spec that continues an output. Without tokens, its model is chosen again."""
-    spec = replace(spec, request_id=record.request_id, seed=record.seed)
-    accepted = output.accepted
-    if not (accepted and len(output.log)):
-        return spec
-    return replace(
-        spec,
-        model=accepted.model,
-        model_version=accepted.model_version,
-        answer_id=accepted.answer_id,
-        resume_ids=tuple(output.log.token_ids),
-    )

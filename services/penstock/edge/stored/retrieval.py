@@ -10,6 +10,7 @@ from penstock.chassis.errors import NotFound, PenstockError
 from penstock.edge.stored.held import HeldResponse, Key, ParsedResponse
 from penstock.edge.stored.keeper import ResponseKeeper
 from penstock.edge.stored.stream import ResponseOutput
+from penstock.edge.stored.takeover import ResponseTakeover
 from penstock.edge.stored.vault import ResponseVault
 from penstock.mesh.v1.responses_pb2 import RESPONSE_STATUS_FAILED, RESPONSE_STATUS_IN_PROGRESS, ResponseKey
 
@@ -36,8 +37,9 @@ def _view_of(held: HeldResponse) -> ResponseView:
 class ResponseRetrieval:
     """Finds responses here, at other edges and in the store."""
 
-    def __init__(self, keeper: ResponseKeeper, vault: ResponseVault) -> None:
+    def __init__(self, keeper: ResponseKeeper, takeover: ResponseTakeover, vault: ResponseVault) -> None:
         self._keeper = keeper
+        self._takeover = takeover
         self._vault = vault
         self._followed: dict[Key, ResponseOutput] = {}
 
@@ -55,7 +57,7 @@ class ResponseRetrieval:
         if held := self._keeper.held(key):
             return _view_of(held)
         stored = await self._vault.read(key)
-        if stored.is_claimable and (held := await self._keeper.take_over(key, self._followed.get(name))):
+        if stored.is_claimable and (held := await self._takeover.take_over(key, self._followed.get(name))):
             return _view_of(held)
         body = self._vault.open_request(stored)
         request = self._vault.parse(key, body)
@@ -92,7 +94,7 @@ class ResponseRetrieval:
     async def _follow_once(self, key: ResponseKey, output: ResponseOutput) -> None:
         stored = await self._vault.read(key, len(output.log), state_only=True)
         if stored.is_claimable:
-            await self._keeper.take_over(key, output)
+            await self._takeover.take_over(key, output)
             return
         self._vault.add_tokens(output, stored)
         if stored.status != RESPONSE_STATUS_IN_PROGRESS:

@@ -9,6 +9,7 @@ from penstock.edge.gateway import Gateway
 from penstock.edge.stored.cipher import ResponseCipher
 from penstock.edge.stored.keeper import ResponseKeeper
 from penstock.edge.stored.retrieval import ResponseRetrieval
+from penstock.edge.stored.takeover import ResponseTakeover
 from penstock.edge.stored.vault import ResponseApi, ResponseVault
 from penstock.edge.upstreams.response_store import ResponseStoreClient
 from penstock.v1.stream_pb2 import Hello
@@ -31,8 +32,9 @@ class StoredResponses:
         self.is_enabled = bool(cipher)
         self._store = ResponseStoreClient(config.auths, hello, dialer=dialer)
         self.vault = ResponseVault(self._store, cipher, api, lease_s=config.response_lease)
-        self.keeper = ResponseKeeper(gateway, self.vault, clock)
-        self.retrieval = ResponseRetrieval(self.keeper, self.vault)
+        self.keeper = ResponseKeeper(gateway, self.vault)
+        self._takeover = ResponseTakeover(self.keeper, gateway, self.vault, clock)
+        self.retrieval = ResponseRetrieval(self.keeper, self._takeover, self.vault)
 
     @property
     def is_reachable(self) -> bool:
@@ -42,13 +44,14 @@ class StoredResponses:
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
         links = {"response_store_links_up": float(self._store.links_up)}
-        return links | self.keeper.figures | self.retrieval.figures
+        return links | self.keeper.figures | self._takeover.figures | self.retrieval.figures
 
     async def run(self) -> None:
         if self.is_enabled:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._store.run())
                 group.create_task(self.keeper.run())
+                group.create_task(self._takeover.run())
 
     async def release(self, *, only_background: bool = False) -> None:
         """Give responses to other edges, because this edge ends."""

@@ -39,7 +39,7 @@ MODULES_WITH_RANDOM = (
     "penstock.client.response",
     "penstock.client.client",
     "penstock.client.session",
-    "penstock.edge.stored.keeper",
+    "penstock.edge.stored.takeover",
     "penstock.worker.scheduler_session.client",
 )
 
