@@ -207,8 +207,9 @@ class RequestRunner:
             case CancelRun():
                 if context.run:
                     context.run.cancel()
-            case Settle() if context.hold_settlement and context.request.reservation_id:
-                # A deferred one is settled at once: auth's record of it would find neither request nor settlement.
+            case Settle() if context.hold_settlement:
+                on_recorded = partial(setattr, context.request, "reservation_id")
+                self.auth.fallback.await_record(context.ticket_id, on_recorded)
                 context.hold_settlement(effect, partial(self._settle, context))
             case Settle():
                 self._settle(context, effect)

@@ -173,6 +173,14 @@ class AuthFallback:
         self._identities.release(entry.tenant_id, entry.grant, unused)
         self._send_deferred(entry)
 
+    def await_record(self, ticket_id: str, on_recorded: Callable[[str], None]) -> None:
+        """Call `on_recorded` with the reservation id when auth has recorded a request whose settlement is held.
+
+        No effect if its reservation is not deferred.
+        """
+        if entry := self._deferred.get(ticket_id):
+            entry.on_recorded = on_recorded
+
     def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
         return self._identities.find(credential, priority, self._runner.now())
 

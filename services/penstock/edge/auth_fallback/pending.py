@@ -75,6 +75,7 @@ class DeferredReservation:
     admitted_at: float  # s
     frame: AdmitRequest = field(repr=False)  # sent again until auth answers
     settlement: Settle | None = None  # None while the request is active
+    on_recorded: Callable[[str], None] | None = None  # receives the reservation id; the settlement is still held then
     rejections: int = 0  # of its grant
 
     def frame_at(self, now: float) -> AdmitRequest:

@@ -91,6 +91,9 @@ class AuthAnswers:
         if entry and entry.settlement:
             self._settle(admitted.request_id, reservation_id, entry.settlement, tenant_id)
             return
+        if context is None and entry and entry.on_recorded:
+            entry.on_recorded(reservation_id)
+            return
         if context is None:  # the request is done
             if reservation_id not in self._settlements:
                 prompt_tokens = self._abandoned_tokens.pop(admitted.request_id, 0)

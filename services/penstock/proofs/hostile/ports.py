@@ -29,6 +29,7 @@ HTTP_DOORS = (PortKind.EDGE_HTTP, PortKind.FRONT)
 PROXY_DOORS = (PortKind.PROXY_GRPC, PortKind.PROXY_HTTP)
 INNER = (PortKind.AUTH, PortKind.QUEUE, PortKind.SCHEDULER, PortKind.WORKER, PortKind.ROUTING)
 
+_OTHERS = ("_ENVOY_LISTEN", "_METRICS_LISTEN")  # the first is Envoy's own, the second has one page for anybody
 _KINDS = {  # of further ports of a tier
     "PENSTOCK_AUTH_CHECK_LISTEN": PortKind.CHECKS,
     "PENSTOCK_EDGE_LISTEN": PortKind.EDGE_GRPC,
@@ -75,7 +76,7 @@ def _ports(plan: MeshPlan) -> Iterator[Port]:
             yield Port(PortKind.FRONT, spec.name, spec.address)
             continue
         for name, address in spec.environment.items():
-            if not name.endswith("_LISTEN") or name.endswith("_ENVOY_LISTEN") or address.startswith("unix:"):
+            if not name.endswith("_LISTEN") or name.endswith(_OTHERS) or address.startswith("unix:"):
                 continue
             yield Port(_kind(spec.tier, name), spec.name, address)
 
