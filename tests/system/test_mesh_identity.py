@@ -18,11 +18,12 @@ from penstock.local_mesh.certificates import issue_certificate, rotate_certifica
 from penstock.local_mesh.mesh import local_mesh
 from penstock.local_mesh.operator_channels import process_channel
 from penstock.local_mesh.plan import CERTIFICATES_FOLDER, MeshOptions
-from penstock.mesh.v1 import admission_pb2, queue_pb2, scheduler_pb2, worker_pb2
+from penstock.mesh.v1 import admission_pb2, queue_pb2, responses_pb2, scheduler_pb2, worker_pb2
 from penstock.v1.stream_pb2 import Hello
 
 TIERS_OF_SERVICES = {
     "penstock.mesh.v1.AdmissionService": ("auth",),
+    "penstock.mesh.v1.ResponseStoreService": ("auth",),
     "penstock.mesh.v1.QueueService": ("queue",),
     "penstock.mesh.v1.SchedulerService": ("scheduler",),
     "penstock.mesh.v1.WorkerService": ("worker",),
@@ -37,6 +38,7 @@ RPCS = [
 ]
 FIRST_FRAMES = {
     "penstock.mesh.v1.AdmissionService/Admit": admission_pb2.AdmitRequest,
+    "penstock.mesh.v1.ResponseStoreService/Keep": responses_pb2.KeepRequest,
     "penstock.mesh.v1.QueueService/Submit": queue_pb2.SubmitRequest,
     "penstock.mesh.v1.QueueService/Dispatch": queue_pb2.DispatchRequest,
     "penstock.mesh.v1.SchedulerService/Attach": scheduler_pb2.AttachRequest,

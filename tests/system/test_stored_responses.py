@@ -90,7 +90,7 @@ async def test_a_stored_response_is_the_same_at_every_edge_and_no_other_tenant_s
         assert await events_of(await edges[1].responses.retrieve(response_id, stream=True)) == events
         for start in (0, 3, 10, len(events) - 2, len(events) - 1):
             again = await edges[1].responses.retrieve(response_id, stream=True, starting_after=start)
-            assert await events_of(again) == events[start + 1 :]
+            assert await events_of(again) == (events[start + 1 :] or events[-1:]), "a stream has an end in any case"
         items = await edges[1].responses.input_items.list(response_id)
         assert [each.content[0].text for each in items.data] == ["hi"]
         async with edges_of(mesh, await key_of_another_tenant(mesh)) as (stranger, _):
