@@ -108,9 +108,16 @@ async def test_a_rejection_on_a_session_is_a_span_of_its_request(mesh, receiver)
     name = "penstock.v1.Inference/Session"
     [own] = await asyncio.to_thread(receiver.wait_for_spans, name, trace_id="af" * 16)
     assert (own.kind, own.status, own.parent_id, own.links) == ("SERVER", "ERROR", "b" * 16, (("ae" * 16, "b" * 16),))
-    [same] = receiver.spans(trace_id="ae" * 16)
+    [same] = await asyncio.to_thread(receiver.wait_for_spans, name, trace_id="ae" * 16)
     assert (same.parent_id, same.links) == ("b" * 16, ())
-    [new] = [span for span in receiver.spans(name=name) if not span.parent_id and span.links == own.links]
+
+    def begun_by_the_session():
+        return [span for span in receiver.spans(name=name) if not span.parent_id and span.links == own.links]
+
+    async with asyncio.timeout(TIMEOUT_S):
+        while not begun_by_the_session():  # noqa: ASYNC110  # exported by another thread
+            await asyncio.sleep(0.02)
+    [new] = begun_by_the_session()
     assert new.trace_id not in (own.trace_id, same.trace_id)
 
 

@@ -13,8 +13,10 @@ from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.metrics import REGISTRY
+from penstock.chassis.observability.tenant_labels import TenantLabels
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
+from penstock.queue import metrics
 from penstock.queue.series import DEPTH, SHED, WAIT
 from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE
 from penstock.queue.tickets.transitions import MAX_REMOVED_PER_SLICE
@@ -261,6 +263,13 @@ async def test_a_wait_span_ends_with_its_request(receiver, time_left, ends):
         assert span.end_unix_nano - span.start_unix_nano == pytest.approx(ends * 1e9, abs=1_000)
 
 
+@pytest.fixture
+def fresh_tenants(monkeypatch):
+    """No tenant has a label yet; those of other tests in this process may have taken all."""
+    monkeypatch.setattr(metrics, "_tenants", TenantLabels())
+
+
+@pytest.mark.usefixtures("fresh_tenants")
 async def test_depths_are_observed_by_model_class_and_tenant():
     async with shard_with_both() as (shard, _, edge):
         edge.enqueue(ticket("a"), ticket("b"))
@@ -271,6 +280,7 @@ async def test_depths_are_observed_by_model_class_and_tenant():
     assert set(depths.values()) == {0}, "classes without tickets are 0, not absent"
 
 
+@pytest.mark.usefixtures("fresh_tenants")
 async def test_rejections_are_counted_by_model_class_tenant_and_reason():
     def counted(model):
         labels = {"model": model, "class": "standard", "tenant": "of rejections", "reason": shed.failure.reason}
