@@ -265,8 +265,10 @@ async def test_a_wait_span_ends_with_its_request(receiver, time_left, ends):
 
 @pytest.fixture
 def fresh_tenants(monkeypatch):
-    """No tenant has a label yet; those of other tests in this process may have taken all."""
-    monkeypatch.setattr(metrics, "_tenants", TenantLabels())
+    """The tenant of `ticket` alone has a label: those of other tests in this process may have taken all."""
+    labels = TenantLabels()
+    labels.record(ticket("a").tenant_id)
+    monkeypatch.setattr(metrics, "_tenants", labels)
 
 
 @pytest.mark.usefixtures("fresh_tenants")

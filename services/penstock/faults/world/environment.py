@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -88,6 +88,8 @@ def patched_environment(
         patch("penstock.auth.__main__.opened_responses", responses.open_store),
         patch("penstock.edge.__main__.serving_http", http_opener(open_server)),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
+        # A process that is killed leaves its collector in the original registry, and with it its world.
+        patch("penstock.chassis.server.server.observing", lambda _: nullcontext()),
         patch.object(EngineSupervisor, "_start", start_engine),
     )
     with ExitStack() as stack:
