@@ -1,6 +1,5 @@
 """One auth process: `python -m penstock.auth`."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
@@ -101,7 +100,8 @@ async def run_auth(config: AuthConfig) -> None:
             try:
                 await stop_requested()
             finally:  # also if the store's thread failed, so that edges decide at once
-                await asyncio.gather(service.drain(), kept.drain())
+                await service.drain()
+                await kept.drain()
 
 
 def _opened_responses(
