@@ -17,6 +17,7 @@ ROUTE = "/v1/responses"
 RETRY_INTERVAL_S = 0.1  # s
 NOT_FOUND, CONFLICT = 404, 409
 RETRYABLE = (429, 503)
+IN_PROGRESS = "response_in_progress"  # the store, which was away, has not recorded the end of the previous one yet
 ENDS = ("completed", "incomplete", "cancelled", "failed")
 DELETED = "deleted"
 MOVED = "retrieve it by its id"  # in the error of a stream whose response another edge continues
@@ -150,7 +151,7 @@ class ResponseClient:
                 transcript.is_created = True
             elif error.status == NOT_FOUND and transcript.is_created:
                 self._on_missing(str(error))
-            elif error.status in RETRYABLE:
+            elif error.status in RETRYABLE or IN_PROGRESS in str(error):
                 transcript.rejections += not transcript.is_created
             else:
                 transcript.problems.append(str(error))
