@@ -5,6 +5,7 @@ import re
 import runpy
 import shutil
 import subprocess
+from dataclasses import fields
 
 import pytest
 import yaml
@@ -36,7 +37,7 @@ for _each in ALL_SERIES:
     else:
         LABELS[_each.prometheus_name] = _labels
 RECORDED = {rule["record"] for group in rules()["groups"] for rule in group["rules"] if "record" in rule}
-LABELS |= dict.fromkeys(RECORDED, {"model", "class"})
+LABELS |= {name: {"model", "class"} for name in RECORDED}
 PANELS = {f"{each.uid}: {panel.title}": panel for each in DASHBOARDS for panel in each.panels}
 RULES = [rule for group in rules()["groups"] for rule in group["rules"]]
 
@@ -148,7 +149,8 @@ def test_every_alert_has_a_runbook():
 
 
 def test_targets_are_the_defaults_of_the_queue_and_bounds_of_buckets():
-    defaults = {name: QueueConfig.model_fields[f"ttft_{name}"].default for name in TARGETS}
+    of_queue = {each.name: each.default for each in fields(QueueConfig)}
+    defaults = {name: of_queue[f"ttft_{name}"] for name in TARGETS}
     assert {name: float(bound) for name, bound in TARGETS.items()} == defaults
     assert set(defaults.values()) <= set(TIME_TO_FIRST_TOKEN_BUCKETS)
 
