@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,10 +79,13 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def running_prometheus(folder, targets: dict[str, str]) -> AsyncIterator[Prometheus]:
-    """Run a server that scrapes `targets`, host:port by job. It has no rules."""
+async def running_prometheus(
+    folder, targets: dict[str, str], *, rules: Path | None = None
+) -> AsyncIterator[Prometheus]:
+    """Run a server that scrapes `targets`, host:port by job, and evaluates the rules of a file if there is one."""
     jobs = [{"job_name": name, "static_configs": [{"targets": [target]}]} for name, target in targets.items()]
     settings = {"global": {"scrape_interval": f"{SCRAPE_INTERVAL_S}s"}, "scrape_configs": jobs}
+    settings |= {"rule_files": [str(rules)] if rules else []}
     configuration = folder / "prometheus.yml"
     configuration.write_text(yaml.safe_dump(settings))
     address = f"127.0.0.1:{free_port()}"

@@ -32,6 +32,8 @@ from documents import (
     spans,
     symbols,
 )
+from monitoring.rules import FAULTS
+from monitoring.slo import OBJECTIVES
 from paths import REPO
 from penstock.chassis.observability import semconv
 from penstock.cli.__main__ import cli
@@ -42,8 +44,9 @@ LANGUAGES = {"console", "python", "mermaid", "text", "json", "toml", "yaml", "pr
 OTHER_PROGRAMS = {".", "curl", "docker", "git", "kubectl", "node", "npm", "pip", "python"}
 metric_docs = runpy.run_path(str(REPO / "tools" / "gen_metric_docs"))
 ALL_SERIES = [each for series in metric_docs["TIERS"].values() for each in series]
-# Prometheus' names and labels, and the suffixes of histograms.
+# Prometheus' names and labels, names of alerts, and the suffixes of histograms.
 METRIC_WORDS = {word for each in ALL_SERIES for word in (each.prometheus_name, *each.prometheus_labels)}
+METRIC_WORDS |= {each.alert for each in (*OBJECTIVES, *FAULTS)}
 METRIC_WORDS |= {"_bucket", "_sum", "_count", "_seconds", "_bytes", "_ratio"}
 CONFIGURATION = (REPO / "docs" / "configuration.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"PENSTOCK_[A-Z0-9_]*[A-Z0-9]", CONFIGURATION.partition("## Renamed settings")[0]))

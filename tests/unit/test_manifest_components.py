@@ -34,6 +34,17 @@ def test_a_component_alone_makes_no_fault(tmp_path, name):
     assert manifest_faults(with_components(tmp_path, name)) == []
 
 
+def test_every_process_that_has_metrics_is_scraped(tmp_path):
+    objects = with_components(tmp_path, "monitoring", "edge-processes")
+    assert manifest_faults(objects) == []
+    monitor = next(each for each in objects if each["kind"] == "PodMonitor" and each["metadata"]["name"] == "tiers")
+    scraped = {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]}
+    manifests = Manifests(objects)
+    selected = manifests.selected(monitor["spec"]["selector"])
+    assert {each.tier for each in selected} == set(TIERS)
+    assert {name for each in selected for name in each.ports if name.startswith("metrics")} == scraped
+
+
 def test_a_load_balancer_passes_connections_to_the_proxies():
     service = get_object(render_overlay(OVERLAYS / "two-pools"), "Service", "envoy")["spec"]
     assert (service["type"], service["externalTrafficPolicy"]) == ("LoadBalancer", "Local")
