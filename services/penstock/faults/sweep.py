@@ -4,7 +4,7 @@ import gc
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +51,9 @@ class SweepSummary:
         return [failpoint for failpoint in FAILPOINTS if failpoint not in self.frames_by_failpoint]
 
 
-def run_seeds(seeds: range, overrides: PlanOverrides = NO_OVERRIDES, *, processes: int = 0) -> Iterator[WorldResult]:
+def run_seeds(
+    seeds: Sequence[int], overrides: PlanOverrides = NO_OVERRIDES, *, processes: int = 0
+) -> Iterator[WorldResult]:
     """Run all seeds and yield the results in any order; 0 `processes` stand for one per core."""
     spawning = multiprocessing.get_context("spawn")
     count = min(processes or os.cpu_count() or 1, len(seeds))
