@@ -1,4 +1,4 @@
-"""Which traces are recorded: decided at the head of a trace, and at its end for failed and slow requests.
+"""Sampling of traces: decided at the head of a trace, and at its end for failed and slow requests.
 
 Pure: no clock, no I/O. The decision at the head follows OTEL_TRACES_SAMPLER. A trace that it leaves out is recorded all
 the same by the process in which its request ends, as far as this process knows it, if the request failed or was slow.

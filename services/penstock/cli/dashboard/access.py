@@ -1,4 +1,4 @@
-"""Which HTTP requests the page's server answers. Pure: `now` is passed in."""
+"""Access to the page's server: the HTTP requests that it answers. Pure: `now` is passed in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
