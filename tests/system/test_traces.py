@@ -97,7 +97,7 @@ async def test_every_end_of_a_request_is_one_true_trace_at_every_door(tiny_model
         for (door, case), trace_id in traced.trace_ids.items():
             try:
                 check_case(receiver, door, case, trace_id)
-            except AssertionError as error:
+            except (AssertionError, KeyError) as error:
                 error.add_note(f"{door} {case}:\n{outline(receiver.spans(trace_id=trace_id))}")
                 raise
 
@@ -157,7 +157,8 @@ def has_lost_run(root, by_name, spans):
 
 def is_shed(root, by_name, spans):
     assert (root.status, root.attributes["penstock.outcome"]) == ("ERROR", "shed")
-    assert (root.attributes["penstock.reason"], root.attributes["penstock.rejected_by"]) == ("QUEUE_FULL", "queue")
+    assert root.attributes["penstock.reason"] == "QUEUE_FULL"
+    assert root.attributes["penstock.rejected_by"] in ("queue", "edge")  # the edge knows of the queue's rejections
     assert all(span.status == "ERROR" for span in spans if span.service == "penstock-edge" and span.kind == "SERVER")
 
 

@@ -178,6 +178,14 @@ def test_a_shed_ticket_fails_with_the_error_of_the_queue():
     assert request.on_queue_rejected(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
 
 
+def test_a_request_that_the_queue_would_reject_is_shed_before_tokens_are_reserved():
+    request, error = new_active_request(), Overloaded("full", retry_after=2.0)
+    assert request.on_shed(generation_plan(), error) == [Fail(error)]
+    assert (request.is_done, request.outcome, request.model) == (True, "shed", generation_plan().model)
+    assert request.on_shed(generation_plan(), error) == []
+    assert request.on_tokenized(generation_plan(), 1.0) == []
+
+
 @pytest.mark.parametrize("make", [queued_request, running_request])
 def test_the_deadline_ends_a_request_in_any_state(make):
     request = make()

@@ -222,13 +222,14 @@ class Gateway:
                 return
             plan = await self._plan(context)
             self._runner.requests.add_bytes(context, plan.prompt_bytes)
-            self._runner.admission.check_planned(context, plan)
         except Exception as error:  # noqa: BLE001  # logged by `failure_from`; one request must not end its session
             self.name_caller(error, context.credential)
             self._runner.fail(context, error_from_failure(failure_from(error)))
             return
         if context.request.is_done:  # its client has cancelled, and its telemetry is closed
             self._charge_abandoned(context, plan)
+            return
+        if not self._runner.admits(context, plan):
             return
         self._reserve(context, plan)
         for choice in choices:

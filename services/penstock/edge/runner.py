@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import structlog
 
 from penstock.chassis.clocks import WallMonotonicClock
-from penstock.chassis.errors import Aborted, PenstockError, error_from_failure, failure_from
+from penstock.chassis.errors import Aborted, Overloaded, PenstockError, error_from_failure, failure_from
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.edge.admission.filter import EDGE_TIER, QUEUE_TIER, AdmissionFilter
 from penstock.edge.config import EdgeConfig
@@ -131,6 +131,16 @@ class RequestRunner:
         """Run `work` beside the requests. It may outlive the request that it is for."""
         assert self._group, "work was started before the upstream clients ran"
         return self._group.create_task(work, name=name)
+
+    def admits(self, context: RequestContext, plan: GenerationPlan) -> bool:
+        """Return whether the queue may admit a planned request. If not, the request ends in the queue's rejection."""
+        try:
+            self.admission.check_planned(context, plan)
+        except Overloaded as error:
+            context.telemetry.set_rejected_by(EDGE_TIER)
+            self.apply(context, context.request.on_shed(plan, error))
+            return False
+        return True
 
     def on_tokenized(self, context: RequestContext, plan: GenerationPlan) -> None:
         """Reserve tokens. The ticket of a new request is enqueued at once if auth admitted its caller recently."""

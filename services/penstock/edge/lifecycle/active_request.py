@@ -64,6 +64,15 @@ class ActiveRequest(RequestTransitions):
             self.enqueued_at = now
         return [Enqueue(), Reserve()]  # in this order, as auth fallback decides within `Reserve`
 
+    def on_shed(self, plan: GenerationPlan, error: PenstockError) -> list[Effect]:
+        """End in a rejection for load, before any tokens are reserved."""
+        if self.state is not RequestState.TOKENIZING:
+            return []
+        self._plan, self._output = plan, OutputStream(plan)
+        self.outcome = "shed"
+        self._enter(RequestState.DONE)
+        return self._mark_answered(Fail(error))
+
     def on_auth_connected(self) -> list[Effect]:
         """Reserve again over a new stream to auth: the first frame may be lost, and `reserve` is idempotent."""
         return [Reserve()] if self.state is RequestState.RESERVING else []
