@@ -58,12 +58,14 @@ class StreamedAnswer:
     usage_tokens: int
 
 
-async def read_answer(call) -> StreamedAnswer:
-    """Read a Generate call to its end; raises AioRpcError when it fails."""
+async def read_answer(call, has_begun: asyncio.Event | None = None) -> StreamedAnswer:
+    """Read a Generate call to its end; raises AioRpcError when it fails. Sets `has_begun` at the first token."""
     answer = StreamedAnswer("", [], [], 0)
     async for frame in call:
         kind = frame.WhichOneof("frame")
         if kind == "delta":
+            if has_begun:
+                has_begun.set()
             answer.text += frame.delta.text
             first = frame.delta.first_index
             answer.indexes += range(first, first + len(frame.delta.token_ids))

@@ -5,7 +5,6 @@ import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
-import pytest
 
 from command import run_models
 from mesh import TIMEOUT_S, greedy, read_answer, running_mesh, stub_client
@@ -84,7 +83,6 @@ async def drain_worker(mesh):
         assert await worker.wait() == 0
 
 
-@pytest.mark.xfail(reason="open: since the tiers were merged, held requests end in DEADLINE_EXCEEDED", strict=False)
 async def test_workers_start_from_0_and_stop_to_0_without_a_lost_request(tiny_model):
     options = {"queues": 2, "schedulers": 2, "engine": "sim", "model": tiny_model, "insecure": True}
     async with running_mesh(**options) as mesh, stub_client(mesh) as client:
@@ -107,9 +105,9 @@ async def test_workers_start_from_0_and_stop_to_0_without_a_lost_request(tiny_mo
             answers = await asyncio.gather(*reading)
             assert [len(each.token_ids) for each in answers] == [TOKENS] * REQUESTS
             # The only worker drains under an answer, which ends whole.
-            call = client.generate(model=model.name, **greedy("long", LONG_TOKENS))
-            reading = asyncio.ensure_future(read_answer(call))
-            await keda.until(1)
+            call, has_begun = client.generate(model=model.name, **greedy("long", LONG_TOKENS)), asyncio.Event()
+            reading = asyncio.ensure_future(read_answer(call, has_begun))
+            await asyncio.wait_for(has_begun.wait(), TIMEOUT_S)
             await drain_worker(mesh)
             assert (await reading).indexes == list(range(LONG_TOKENS))
             await keda.until_active(is_active=False)
