@@ -264,9 +264,8 @@ class Network:
         if reason != "ping timeout" and connection.names in self._partitions:
             return  # the side is notified when the partition heals
         was_closed, connection.is_closed[direction] = connection.is_closed[direction], True
-        side = connection.sides[direction]
-        if side is not None and not was_closed:
-            run_on(connection.loops[direction], side.on_lost, reason)
+        if not was_closed:
+            run_on(connection.loops[direction], _notify_lost, connection, direction, reason)
         if all(connection.is_closed) and connection in self.connections:
             self.connections.remove(connection)
 
@@ -277,6 +276,12 @@ class Network:
 def run_on(loop: ProcessLoop, callback: Callable[..., None], *args: Any) -> None:
     """Run a callback on a loop, in an empty context: the sender's context variables are not inherited."""
     loop.call_soon(callback, *args, context=Context())
+
+
+def _notify_lost(connection: Connection, direction: int, reason: str) -> None:
+    """Tell the side that there is now: a process that was frozen may have learned only just that it is connected."""
+    if side := connection.sides[direction]:
+        side.on_lost(reason)
 
 
 def _frames(message: Any) -> Any:
