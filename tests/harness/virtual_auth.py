@@ -10,6 +10,7 @@ from auth_replicas import AuthReplica
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import PenstockError
 from penstock.edge.config import EdgeConfig
+from penstock.edge.explain.history import RequestHistory
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.record import LifecycleLimits
@@ -107,7 +108,7 @@ class VirtualRequest:
             spec=SPEC,
             credential=self.credential,
             sink=ResponseStream(runner.requests.memory),
-            telemetry=RequestTelemetry(SPEC, self.ticket_id, ""),
+            telemetry=RequestTelemetry(SPEC, self.ticket_id, "", history=RequestHistory()),
             size_bytes=1,
         )
         runner.add(self.context)

@@ -8,6 +8,7 @@ from active_requests import generation_plan, lease, token_effects
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import Aborted
 from penstock.edge.config import EdgeConfig
+from penstock.edge.explain.history import RequestHistory
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.record import RequestState
@@ -49,7 +50,7 @@ class EdgeRun:
             spec=SPEC,
             credential=Credential(),
             sink=stream,
-            telemetry=RequestTelemetry(SPEC, name, ""),
+            telemetry=RequestTelemetry(SPEC, name, "", history=RequestHistory()),
             size_bytes=prompt_bytes,
         )
         self.runner.add(context)

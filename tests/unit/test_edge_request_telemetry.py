@@ -11,6 +11,7 @@ from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloade
 from penstock.chassis.observability.deferred import deferred_calls
 from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.observability.spans import INTERNAL, SERVER, EndedSpan, SpanRecorder, install_recorder
+from penstock.edge.explain.history import RequestHistory
 from penstock.edge.lifecycle.effects import AcknowledgeCancel
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.request.spec import RequestSpec, TextInput
@@ -49,10 +50,10 @@ def spans_of(request, now, *, parent=PARENT, session_link=None, error=None, fail
     async def record():
         with recorded() as spans:
             for _ in range(warm):
-                RequestTelemetry(SPEC, "quick", UNSAMPLED).end(new_active_request(), 0.001)
+                RequestTelemetry(SPEC, "quick", UNSAMPLED, history=RequestHistory()).end(new_active_request(), 0.001)
             deferred_calls().flush()
             spans.clear()
-            telemetry = RequestTelemetry(SPEC, "r1", parent, session_link=session_link)
+            telemetry = RequestTelemetry(SPEC, "r1", parent, history=RequestHistory(), session_link=session_link)
             if error:
                 telemetry.on_failed(error, failed_at)
             if cancel:

@@ -10,7 +10,6 @@ from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.memory import map_large_blocks
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
-from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.protocol import hello_of
 from penstock.edge.api.doors import Doors
@@ -19,6 +18,7 @@ from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
 from penstock.edge.api.openai.responses.stored import ResponsesFormat
 from penstock.edge.config import EdgeConfig
+from penstock.edge.explain.service import EdgeAdmin
 from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
@@ -74,9 +74,9 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 serving(
                     config.listen,
                     [(doors.grpc.add_to_server, InferenceService(gateway, hello))],
-                    admin=AdminService(
-                        "edge",
+                    admin=EdgeAdmin(
                         config.instance_id,
+                        runner.history,
                         lambda: {**runner.figures(), **gateway.figures, **doors.figures, **stored.figures},
                         runner.tables,
                     ),

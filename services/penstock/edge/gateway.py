@@ -13,9 +13,11 @@ from structlog.contextvars import bind_contextvars
 
 from penstock.chassis.errors import Overloaded, PenstockError, error_from_failure, failure_from
 from penstock.chassis.ids import new_id
+from penstock.chassis.observability.trace_context import TRACE_ID
 from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.callers.identification import CallerIdentification
 from penstock.edge.config import EdgeConfig
+from penstock.edge.explain.record import refusal_record_of
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.memory import MemoryBudget
@@ -28,6 +30,7 @@ from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
+from penstock.edge.request.front_times import NO_TIMES, FrontTimes
 from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
@@ -127,6 +130,7 @@ class Gateway:
         time_left: float | None = None,  # s until the call's own deadline; the earlier of both limits applies
         caller_classes: CallerClassCache | None = None,  # of the session; None for a single call
         session: Callable[[], str] = str,  # returns the name of the request's conversation; empty: it has none
+        front: FrontTimes = NO_TIMES,
     ) -> AdmissionResult:
         """Admit or reject a request before it is parsed.
 
@@ -144,9 +148,9 @@ class Gateway:
                 estimate, credential, traceparent, arrived_at=now, time_limit=time_limit, caller_classes=caller_classes
             )
         except PenstockError as error:
-            self._record_refused(estimate.model, credential, error)
+            self._record_refused(estimate.model, credential, error, estimate.request_id, traceparent)
             raise
-        return admission._replace(model=model) if model else admission
+        return admission._replace(model=model, front=front) if model or front is not NO_TIMES else admission
 
     def routed(self, spec: RequestSpec, credential: Credential, session: Callable[[], str] = str) -> RequestSpec:
         """Return the spec with the model that serves it, for a request that is not admitted. Raises as `admit`."""
@@ -162,10 +166,22 @@ class Gateway:
         expected = self._runner.model_wait.expected_wait(route, caller.tenant_id if caller else "", admission.model)
         return () if expected is None else ((EXPECTED_WAIT_HEADER, f"{expected:.0f}"),)
 
-    def _record_refused(self, model_name: str, credential: Credential, error: PenstockError) -> None:
+    def _record_refused(
+        self, model_name: str, credential: Credential, error: PenstockError, request_id: str, traceparent: str
+    ) -> None:
         """Count a request that ends before it is active. Names that callers made up are no labels."""
         caller, model = self._caller(credential) or Identity(), self._catalog.get_cached(model_name)
         record_refused(model.name if model else "", caller.priority, caller.tenant_id, error.reason)
+        if request_id or traceparent:  # else nobody can ask for it
+            record = refusal_record_of(
+                request_id=request_id,
+                trace_id=traceparent[TRACE_ID],
+                caller=caller,
+                model=model_name,
+                error=error,
+                now=self._runner.now(),
+            )
+            self._runner.history.add(record, 0.0, failed=True)
 
     def _caller(self, credential: Credential) -> Identity | None:
         """Return the identity of a caller that auth has admitted or identified recently, also while it is away."""
@@ -189,7 +205,7 @@ class Gateway:
         try:
             self._runner.requests.check_room(size)
         except PenstockError as error:
-            self._record_refused(admission.model or spec.model, credential, error)
+            self._record_refused(admission.model or spec.model, credential, error, spec.request_id, traceparent)
             raise
         now = admission.arrived_at
         ticket_id = new_id()
@@ -202,7 +218,14 @@ class Gateway:
             spec=replace(spec, model=admission.model) if admission.model else spec,
             credential=credential,
             sink=sink,
-            telemetry=RequestTelemetry(spec, request_id, traceparent, session_link=session_link),
+            telemetry=RequestTelemetry(
+                spec,
+                request_id,
+                traceparent,
+                history=self._runner.history,
+                front=admission.front,
+                session_link=session_link,
+            ),
             size_bytes=size,
             route=spec.model if admission.model else "",
         )

@@ -62,6 +62,7 @@ class ModelWait:
         if (limits := self._router.missing_model(context)) is None:
             return
         request, since = context.request, self._now()
+        request.is_held = True
         await self._hold(
             context.spec.model,
             limits,

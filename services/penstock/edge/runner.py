@@ -14,6 +14,7 @@ from penstock.chassis.errors import Aborted, Overloaded, PenstockError, error_fr
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.edge.admission.filter import EDGE_TIER, QUEUE_TIER, AdmissionFilter
 from penstock.edge.config import EdgeConfig
+from penstock.edge.explain.history import RequestHistory
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import (
     Accept,
@@ -67,6 +68,7 @@ class RequestRunner:
     ) -> None:
         self._clock = clock
         self._planner = planner
+        self.history = RequestHistory()
         self._response_buffer_bytes = config.response_buffer_bytes
         self.requests = ActiveRequests(
             max_active_requests=config.max_active_requests, max_held_bytes=config.max_held_bytes

@@ -84,6 +84,7 @@ class ServiceAccounting:
     _ended: OrderedDict[str, RunningTicket] = field(default_factory=OrderedDict)
     _numbered: dict[str, dict[int, RunningTicket]] = field(default_factory=dict)  # by scheduler and its number
     running_totals: dict[str, TicketTotals] = field(default_factory=dict)  # by model, of models with running tickets
+    running_by_class: dict[tuple[str, int], int] = field(default_factory=dict)  # the same, tickets by model and class
     _now: float = 0.0  # s; time of the last tick
 
     def __len__(self) -> int:
@@ -222,3 +223,8 @@ class ServiceAccounting:
             self.running_totals[ticket.model] = TicketTotals(tickets, former.tokens + sign * ticket.tokens)
         else:
             del self.running_totals[ticket.model]
+        class_ = ticket.model, ticket.priority
+        if running := self.running_by_class.get(class_, 0) + sign:
+            self.running_by_class[class_] = running
+        else:
+            del self.running_by_class[class_]

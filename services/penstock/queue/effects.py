@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.queue.census import ClassCensus
 from penstock.queue.errors import RejectionWindowsFn
 from penstock.queue.policies.policy import NO_BACKLOG, ClassBacklog, SortKey
 from penstock.queue.ticket import QueuedTicket
@@ -22,6 +23,7 @@ class Queued:
     predicted_wait: float | None  # s; None: no measured rate yet
     predicted_ttft: float | None = field(default=None, compare=False)  # s; not on the wire
     rejection_windows: RejectionWindowsFn = field(default=tuple, compare=False)  # for similar tickets behind it
+    census: ClassCensus | None = field(default=None, compare=False)  # None: no ticket is ahead
 
 
 @dataclass(slots=True)

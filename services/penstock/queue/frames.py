@@ -28,6 +28,12 @@ def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
             if effect.predicted_wait is not None:
                 set_seconds(queued.predicted_wait, effect.predicted_wait)
             queued.rejection_windows.extend(map(_rejection_window_message, effect.rejection_windows()))
+            if census := effect.census:
+                queued.census.busiest_tenant_id = census.tenant_id
+                queued.census.busiest_tickets = at_most(census.tenant_tickets, COUNT)
+                queued.census.class_running = at_most(census.class_running, COUNT)
+                queued.census.running = at_most(census.running, COUNT)
+                queued.census.slots = at_most(census.slots, COUNT)
             return pb.SubmitResponse(queued=queued)
         case out.Leased():
             leased = pb.Leased(lease=effect.lease)

@@ -1773,3 +1773,171 @@ class LedgerRow(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerRow: _TypeAlias = LedgerRow  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """ExplainRequest names a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Request id, trace id, ticket id, or the id of its answer or response with or without its prefix (chatcmpl-, cmpl-,
+    msg_, resp_); at most 256 characters.
+    """
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    """ExplainResponse is what an edge remembers of a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    EDGE_ID_FIELD_NUMBER: _builtins.int
+    edge_id: _builtins.str
+    """Instance id of the edge."""
+    @_builtins.property
+    def request(self) -> Global___ExplainedRequest:
+        """The latest request of that id."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___ExplainedRequest | None = ...,
+        edge_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_id", b"edge_id", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class ExplainedRequest(_message.Message):
+    """ExplainedRequest is one request that has ended. It has no part of its prompt or its answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TICKET_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    ANSWER_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REJECTED_BY_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    NOT_MEASURED_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Chosen by the client or the edge."""
+    ticket_id: _builtins.str
+    """Ticket id, by which the logs of all tiers name it."""
+    trace_id: _builtins.str
+    """Trace id, 32 hexadecimal digits."""
+    answer_id: _builtins.str
+    """Id of the answer that it began or resumed."""
+    tenant_id: _builtins.str
+    """Tenant. Empty: the request ended before its caller was known, as for the next two."""
+    key_id: _builtins.str
+    """Public part of its key."""
+    priority: _builtins.str
+    """Class: interactive, standard or batch."""
+    model: _builtins.str
+    """Name of the model. Empty: unknown."""
+    outcome: _builtins.str
+    """How it ended: stop, length, cancelled, shed, failed or tool_calls."""
+    reason: _builtins.str
+    """Reason of the error in which it ended. Empty: none."""
+    rejected_by: _builtins.str
+    """Tier that rejected it. Empty: none did."""
+    cause: _builtins.str
+    """One sentence: why it ended as it did, or what took most of the time."""
+    prompt_tokens: _builtins.int
+    """Tokens of the prompt."""
+    cached_prompt_tokens: _builtins.int
+    """Tokens of it that the worker had cached."""
+    output_tokens: _builtins.int
+    """Tokens of the answer."""
+    attempts: _builtins.int
+    """Runs on workers; 0 if it had none."""
+    worker_id: _builtins.str
+    """Instance id of its latest worker. Empty: none."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Time at which the proxy received it, or the edge if the proxy's time is not known."""
+
+    @_builtins.property
+    def total(self) -> _duration_pb2.Duration:
+        """Time from then to the end of the answer at the edge."""
+
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Stage]:
+        """Consecutive parts of this time, which add up to it."""
+
+    @_builtins.property
+    def not_measured(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Parts of the way that nobody measures for this request."""
+
+    @_builtins.property
+    def first_token(self) -> _duration_pb2.Duration:
+        """Time from `start_time` to the first token. Unset: there was none."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        ticket_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+        answer_id: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        priority: _builtins.str = ...,
+        model: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        rejected_by: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        total: _duration_pb2.Duration | None = ...,
+        stages: _abc.Iterable[_inference_pb2.Stage] | None = ...,
+        not_measured: _abc.Iterable[_builtins.str] | None = ...,
+        first_token: _duration_pb2.Duration | None = ...,
+        cause: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "start_time", b"start_time", "total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "attempts", b"attempts", "cached_prompt_tokens", b"cached_prompt_tokens", "cause", b"cause", "first_token", b"first_token", "key_id", b"key_id", "model", b"model", "not_measured", b"not_measured", "outcome", b"outcome", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "rejected_by", b"rejected_by", "request_id", b"request_id", "stages", b"stages", "start_time", b"start_time", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "total", b"total", "trace_id", b"trace_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainedRequest: _TypeAlias = ExplainedRequest  # noqa: Y015

@@ -135,6 +135,11 @@ class AdminStub:
                 request_serializer=penstock_dot_v1_dot_admin__pb2.WatchSnapshotRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.WatchSnapshotResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/penstock.v1.Admin/Explain',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -289,6 +294,15 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explain tells what happened to a recent request of this edge, and why it took as long as it did. NOT_FOUND /
+        REQUEST_UNKNOWN for a request that this edge did not have or does not remember; UNIMPLEMENTED / NOT_EDGE from other
+        tiers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -386,6 +400,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.WatchSnapshot,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.WatchSnapshotRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.WatchSnapshotResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -907,6 +926,33 @@ class Admin:
             '/penstock.v1.Admin/WatchSnapshot',
             penstock_dot_v1_dot_admin__pb2.WatchSnapshotRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.WatchSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/Explain',
+            penstock_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -95,6 +95,11 @@ class AdminStub:
     """GetSnapshot returns the present state of the process."""
     WatchSnapshot: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchSnapshotRequest, _admin_pb2.WatchSnapshotResponse]
     """WatchSnapshot sends a snapshot every interval until the caller cancels."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]
+    """Explain tells what happened to a recent request of this edge, and why it took as long as it did. NOT_FOUND /
+    REQUEST_UNKNOWN for a request that this edge did not have or does not remember; UNIMPLEMENTED / NOT_EDGE from other
+    tiers.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -163,6 +168,11 @@ class AdminAsyncStub(AdminStub):
     """GetSnapshot returns the present state of the process."""
     WatchSnapshot: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchSnapshotRequest, _admin_pb2.WatchSnapshotResponse]  # type: ignore[assignment]
     """WatchSnapshot sends a snapshot every interval until the caller cancels."""
+    Explain: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Explain tells what happened to a recent request of this edge, and why it took as long as it did. NOT_FOUND /
+    REQUEST_UNKNOWN for a request that this edge did not have or does not remember; UNIMPLEMENTED / NOT_EDGE from other
+    tiers.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin is served by every process of every tier, on its operators' listener alone. On TCP, callers have a certificate of
@@ -342,5 +352,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchSnapshotResponse], _abc.AsyncIterator[_admin_pb2.WatchSnapshotResponse]]:
         """WatchSnapshot sends a snapshot every interval until the caller cancels."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _admin_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ExplainResponse, _abc.Awaitable[_admin_pb2.ExplainResponse]]:
+        """Explain tells what happened to a recent request of this edge, and why it took as long as it did. NOT_FOUND /
+        REQUEST_UNKNOWN for a request that this edge did not have or does not remember; UNIMPLEMENTED / NOT_EDGE from other
+        tiers.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

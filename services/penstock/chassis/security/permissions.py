@@ -24,7 +24,7 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
         yield f"externalscaler.ExternalScaler/{rpc}", frozenset({"keda"})
     for rpc in ("Generate", "Session", "CountTokens", "ListModels", "Embed"):
         yield f"penstock.v1.Inference/{rpc}", DOOR_TIERS
-    for rpc in ("GetSnapshot", "WatchSnapshot", "Drain", "CreateKey", "ListKeys", "RevokeKey"):
+    for rpc in ("GetSnapshot", "WatchSnapshot", "Explain", "Drain", "CreateKey", "ListKeys", "RevokeKey"):
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
     for rpc in (
         *("PutTenant", "DeleteTenant", "ListTenants", "PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice"),

@@ -102,6 +102,10 @@ class AdminService(AdminServicer):
             yield pb.WatchSnapshotResponse(snapshot=self.snapshot())
             await asyncio.sleep(interval)
 
+    async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainResponse:
+        text = f"edges explain requests, not {self.tier}; ask an edge's Admin service"
+        raise Unimplemented(text, reason="NOT_EDGE")
+
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
         self._reject_not_auth()
 

@@ -184,6 +184,21 @@ def dashboard(targets: tuple[str, ...], listen: str, hosts: tuple[str, ...], int
 
 
 @click.command()
+@click.argument("request_id", metavar="ID")
+@processes_option
+@json_option
+def explain(request_id: str, targets: tuple[str, ...], as_json: bool) -> None:
+    """Say why a recent request ended as it did, and where its time went.
+
+    ID is a request, trace or ticket id, or the id of an answer or a response (chatcmpl-, resp_).
+    """
+    from penstock.cli.explain import explain as ask
+
+    names = {} if targets else find_processes()
+    run_async(ask(names, targets, request_id, as_json=as_json))
+
+
+@click.command()
 @click.argument("tier", type=click.Choice(TIERS))
 @json_option
 def config(tier: str, as_json: bool) -> None:
@@ -193,7 +208,7 @@ def config(tier: str, as_json: bool) -> None:
     admin.show_config(tier, as_json=as_json)
 
 
-ADMIN_COMMANDS = (keys, tenants, prices, models, drain, snapshot, top, dashboard, config)
+ADMIN_COMMANDS = (keys, tenants, prices, models, drain, snapshot, top, dashboard, explain, config)
 
 
 def _admin_target(process: str, target: str, *, as_json: bool) -> "AdminTarget":

@@ -49,6 +49,7 @@ class RequestRecord:
         self.failed_attempts = FailedAttempts(limits.upstream_timeout)
         self.lost_runs: Sequence[LostRun] = ()
         self.enqueued_at = math.nan  # of the first enqueue; later attempts keep it
+        self.is_held = False  # it has waited for the first worker of its model, or waits
         self.was_queued = False  # a shard has admitted the ticket
         self.first_token_at = math.nan
         self.last_token_at = math.nan

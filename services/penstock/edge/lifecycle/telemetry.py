@@ -12,6 +12,8 @@ from penstock.chassis.observability.deferred import defer
 from penstock.chassis.observability.metrics import exemplar_in
 from penstock.chassis.observability.spans import SpanEvent, keeps_request, open_span
 from penstock.chassis.observability.trace_context import TRACE_ID
+from penstock.edge.explain.history import RequestHistory
+from penstock.edge.explain.record import record_of
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import AcknowledgeCancel
 from penstock.edge.lifecycle.request_metrics import (
@@ -21,7 +23,9 @@ from penstock.edge.lifecycle.request_metrics import (
     time_per_token,
 )
 from penstock.edge.lifecycle.request_spans import EndedRequest, operation_of, record_request_spans
+from penstock.edge.request.front_times import NO_TIMES, FrontTimes
 from penstock.edge.request.spec import RequestSpec
+from penstock.mesh.v1.queue_pb2 import Queued
 
 log = structlog.get_logger()
 
@@ -34,10 +38,13 @@ class RequestTelemetry:
         "_cancelled_at",
         "_error",
         "_failed_at",
+        "_front",
+        "_history",
         "_is_by_fallback",
         "_is_received",
         "_operation",
         "_parent",
+        "_queued",
         "_rejected_by",
         "_request_id",
         "_session_link",
@@ -45,8 +52,17 @@ class RequestTelemetry:
         "traceparent",
     )
 
-    def __init__(self, spec: RequestSpec, request_id: str, parent: str, *, session_link: str | None = None) -> None:
-        """`parent` is a traceparent, valid or empty.
+    def __init__(
+        self,
+        spec: RequestSpec,
+        request_id: str,
+        parent: str,
+        *,
+        history: RequestHistory,
+        front: FrontTimes = NO_TIMES,
+        session_link: str | None = None,
+    ) -> None:
+        """`parent` is a traceparent, valid or empty. `history` receives the record of the request.
 
         session_link: traceparent of the request's session, if that is another trace; may be empty. None: the request
         is a call of its own, which has a span of its own.
@@ -55,6 +71,8 @@ class RequestTelemetry:
         self._operation = operation_of(spec)
         self._request_id = request_id
         self._parent, self._session_link = parent, session_link
+        self._history, self._front = history, front
+        self._queued: Queued | None = None
         self._error: PenstockError | None = None
         self._failed_at = math.nan
         self._rejected_by = ""  # tier
@@ -73,6 +91,9 @@ class RequestTelemetry:
 
     def on_failed(self, error: PenstockError, now: float) -> None:
         self._error, self._failed_at = error, now
+
+    def on_queued(self, queued: Queued) -> None:
+        self._queued = queued
 
     def set_rejected_by(self, tier: str) -> None:
         self._rejected_by = tier
@@ -95,8 +116,24 @@ class RequestTelemetry:
             record_answer_resumed(request.model)
         answered_at = self._answered_at(request, now)
         took_s = answered_at - request.arrived_at
+        self._remember(request, answered_at, took_s)
         if keeps_request(self.traceparent, took_s, now, failed=self._error is not None):
             self._record_spans(request, answered_at)
+
+    def _remember(self, request: ActiveRequest, answered_at: float, took_s: float) -> None:
+        record = record_of(
+            request,
+            request_id=self._request_id,
+            answer_id=self._spec.answer_id or request.ticket_id,
+            trace_id=self.trace_id,
+            requested_model=self._spec.model,
+            front=self._front,
+            queued=self._queued,
+            error=self._error,
+            rejected_by=self._rejected_by,
+            answered_at=answered_at,
+        )
+        self._history.add(record, took_s, failed=self._error is not None)
 
     def _record_spans(self, request: ActiveRequest, answered_at: float) -> None:
         attributes: dict[str, AttributeValue] = {semconv.PENSTOCK_REQUEST_ID: self._request_id}

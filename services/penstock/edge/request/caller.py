@@ -6,6 +6,7 @@ from penstock.chassis.addresses import is_loopback, is_this_host, source_of
 from penstock.edge.request.validation import is_request_id
 from penstock.mesh.credential_headers import bearer_of
 from penstock.mesh.identity_header import HEADER as IDENTITY_HEADER
+from penstock.mesh.proxy_time import HEADER as PROXY_TIME_HEADER
 from penstock.mesh.v1.admission_pb2 import Credential
 
 REQUEST_ID = "x-request-id"
@@ -48,6 +49,14 @@ def request_id_of(headers: Iterable[tuple[str, str | bytes]]) -> str:
     for name, value in headers:
         if name == REQUEST_ID and isinstance(value, str):
             return value if is_request_id(value) else ""
+    return ""
+
+
+def proxy_time_of(headers: Iterable[tuple[str, str | bytes]]) -> str:
+    """Return the time that a proxy wrote into a call; empty if it wrote none."""
+    for name, value in headers:
+        if name == PROXY_TIME_HEADER and isinstance(value, str):
+            return value
     return ""
 
 

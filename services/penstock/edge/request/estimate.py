@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from penstock.edge.request.front_times import NO_TIMES, FrontTimes
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.v1.inference_pb2 import Priority
 
@@ -61,6 +62,7 @@ class AdmissionResult(NamedTuple):
     arrived_at: float  # s of the unix clock
     time_limit: float  # s
     model: str = ""  # that serves the request in place of the one that it names; empty: that one
+    front: FrontTimes = NO_TIMES
 
 
 def estimate_from_spec(spec: RequestSpec) -> RequestEstimate:

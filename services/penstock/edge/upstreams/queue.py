@@ -129,6 +129,7 @@ class QueueClient:
                 self._move_from_replaced_models()
         elif kind == "queued":
             if context := self._context_at(shard, frame.queued.ticket_id):
+                context.telemetry.on_queued(frame.queued)
                 self._admission.on_queued(context, frame.queued, self._runner.now())
                 self._runner.apply(context, context.request.on_queued())
         elif kind == "leased":

@@ -270,6 +270,7 @@ class Queued(_message.Message):
     AHEAD_HINT_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_FIELD_NUMBER: _builtins.int
     REJECTION_WINDOWS_FIELD_NUMBER: _builtins.int
+    CENSUS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Id of the ticket."""
     ahead_hint: _builtins.int
@@ -282,6 +283,10 @@ class Queued(_message.Message):
     def rejection_windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionWindow]:
         """Similar tickets that would be rejected behind it, so that the edge can reject them itself. Empty: none."""
 
+    @_builtins.property
+    def census(self) -> Global___ClassCensus:
+        """What waits and runs in its class. Unset: no ticket is ahead, or the queue is of a release without this field."""
+
     def __init__(
         self,
         *,
@@ -289,14 +294,53 @@ class Queued(_message.Message):
         ahead_hint: _builtins.int = ...,
         predicted_wait: _duration_pb2.Duration | None = ...,
         rejection_windows: _abc.Iterable[Global___RejectionWindow] | None = ...,
+        census: Global___ClassCensus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["predicted_wait", b"predicted_wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "predicted_wait", b"predicted_wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_hint", b"ahead_hint", "predicted_wait", b"predicted_wait", "rejection_windows", b"rejection_windows", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_hint", b"ahead_hint", "census", b"census", "predicted_wait", b"predicted_wait", "rejection_windows", b"rejection_windows", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Queued: _TypeAlias = Queued  # noqa: Y015
+
+@_typing.final
+class ClassCensus(_message.Message):
+    """ClassCensus says who waits and runs in the class of a ticket when it arrives. It may be half a second old."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUSIEST_TENANT_ID_FIELD_NUMBER: _builtins.int
+    BUSIEST_TICKETS_FIELD_NUMBER: _builtins.int
+    CLASS_RUNNING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    busiest_tenant_id: _builtins.str
+    """Tenant with the most waiting tickets of the class and model in this shard."""
+    busiest_tickets: _builtins.int
+    """Its waiting tickets."""
+    class_running: _builtins.int
+    """Tickets of the class that this shard has leased and that run."""
+    running: _builtins.int
+    """The same for all classes of the model."""
+    slots: _builtins.int
+    """Sequences that all workers of the model can run at once; 0: not known."""
+    def __init__(
+        self,
+        *,
+        busiest_tenant_id: _builtins.str = ...,
+        busiest_tickets: _builtins.int = ...,
+        class_running: _builtins.int = ...,
+        running: _builtins.int = ...,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busiest_tenant_id", b"busiest_tenant_id", "busiest_tickets", b"busiest_tickets", "class_running", b"class_running", "running", b"running", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassCensus: _TypeAlias = ClassCensus  # noqa: Y015
 
 @_typing.final
 class Leased(_message.Message):

@@ -285,6 +285,10 @@ class ModelQueues:
             return found._replace(wait=position.work / rate)
         return found
 
+    def slots(self, model: str, now: float) -> int:
+        """Return the sequences that the workers of a model can run at once; 0 if no recent statistics tell it."""
+        return sum([each.slots for each in self._schedulers.pool_stats(model, now - MAX_POOL_STATS_AGE_S)])
+
     def record_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> None:
         self._schedulers[scheduler].pool_stats[model] = stats
         queue, recent = self[model], self._schedulers.pool_stats(model, stats.received_at - MAX_POOL_STATS_AGE_S)

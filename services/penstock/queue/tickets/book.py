@@ -17,6 +17,7 @@ from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 from penstock.queue.accounting import OutputProgress, ServedTicket, ServiceAccounting
 from penstock.queue.admission.admission import Admission, QueueLimits, TtftTargets
+from penstock.queue.census import QueueCensus
 from penstock.queue.effects import (
     CatalogUpdate,
     CreditReturned,
@@ -74,6 +75,7 @@ class TicketBook:
             self.schedulers, self.model_queues, recent_leases, availability, self._admission
         )
         self.tickets, self.counters = self._transitions.tickets, self._transitions.counters
+        self._census = QueueCensus(self.model_queues, self.accounting.running_by_class)
         self._models: tuple[CatalogEntry, ...] = ()
         self._is_catalog_due = False  # the number of workers of a model has changed since the catalog was sent
         self._arrivals = 0
@@ -323,6 +325,12 @@ class TicketBook:
         ticket.raw_wait, ticket.raw_ttft = prediction.raw_wait, prediction.raw_ttft
         return prediction
 
+    def _queued(self, ticket: QueuedTicket, prediction: Prediction, windows: RejectionWindowsFn, now: float) -> Queued:
+        queued = _queued_effect(ticket, prediction, windows)
+        if prediction.tickets_ahead:
+            queued.census = self._census.of(ticket, now)
+        return queued
+
     def _shed(self, ticket: QueuedTicket, rejection: PenstockError) -> Shed:
         self.counters.record_shed(ticket.priority, rejection)
         return Shed(ticket.edge, ticket.ticket_id, rejection, ticket)
@@ -346,7 +354,7 @@ class TicketBook:
     def _admit(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> list[Effect]:
         self._admission.on_admitted(ticket, prediction, now)
         windows = partial(self._admission.rejection_windows, ticket, now)
-        return self._add(ticket, now, _queued_effect(ticket, prediction, windows))
+        return self._add(ticket, now, self._queued(ticket, prediction, windows, now))
 
     def _add(self, ticket: QueuedTicket, now: float, queued: Queued) -> list[Effect]:
         self._arrivals += 1

@@ -12,6 +12,7 @@ from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as ho
 from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import v3 as priorities
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 
+from penstock.mesh import proxy_time
 from penstock.mesh.credential_headers import API_KEY, AUTHORIZATION
 from penstock.routing.resources.authorization import FILTER_NAME, unchecked_route
 from penstock.routing.resources.clusters import pack_any
@@ -27,6 +28,7 @@ ANY_KEY = r"\S.*"
 # Retry only while no edge has accepted the call. The client's protocol, not the proxy, resumes a stream that began.
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 MAX_RETRIES = 3
+START_TIME = "%START_TIME(%s.%6f)%"  # Unix s at which the proxy received the first byte of a request
 NO_TIMEOUT = timedelta(0)  # 0 switches a timeout off
 
 
@@ -43,6 +45,7 @@ def routes(
                 domains=["*"],
                 retry_policy=_retries(),
                 routes=_routes(grpc_cluster, http_cluster, is_authorized=is_authorized),
+                request_headers_to_add=[set_header(proxy_time.HEADER, START_TIME)],
                 response_headers_to_add=[hsts] if hsts_max_age_s else [],
             )
         ],

@@ -18,7 +18,8 @@ from penstock.edge.embedder import embed
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.choices import ChoiceStream
 from penstock.edge.lifecycle.sinks import ResponseStream
-from penstock.edge.request.caller import credential_of, identity_header_of, request_id_of
+from penstock.edge.request.caller import credential_of, identity_header_of, proxy_time_of, request_id_of
+from penstock.edge.request.front_times import front_times
 from penstock.edge.request.session_names import session_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
@@ -43,6 +44,7 @@ class InferenceService(InferenceServicer):
                 traceparent=traceparent,
                 time_left=context.time_remaining(),
                 session=lambda: session_of(context.invocation_metadata() or ()),
+                front=front_times(proxy_time_of(context.invocation_metadata() or ())),
             )
             spec, headers = spec_of(request), self._gateway.hold_headers(request.model, admission, credential)
             generate: Callable[..., AbstractAsyncContextManager[ResponseStream | ChoiceStream]] = (

@@ -179,6 +179,7 @@ class OpenAIApp:
             traceparent=exchange.traceparent,
             time_left=None if request.is_background else time_limit(exchange.header, is_streamed=request.stream),
             session=lambda: session_of(exchange.headers, fields.members),
+            front=exchange.front_times,
         )
 
     async def _answer(

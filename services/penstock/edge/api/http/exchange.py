@@ -15,8 +15,10 @@ from penstock.edge.api.openai.body.fields import BodyStalled, BodyTooLarge, Body
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.request import limits
 from penstock.edge.request.caller import credential_of, identity_header_of
+from penstock.edge.request.front_times import FrontTimes, front_times
 from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.validation import is_request_id
+from penstock.mesh.proxy_time import HEADER as PROXY_TIME_HEADER
 from penstock.mesh.v1.admission_pb2 import Credential
 
 RETRY_AFTER_S = 1.0  # s
@@ -142,6 +144,10 @@ class Exchange:
         host, port = self._scope.get("client") or ("", 0)
         peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return credential_of(self.headers, peer, via_proxy=self._via_proxy)
+
+    @property
+    def front_times(self) -> FrontTimes:
+        return front_times(self.header(PROXY_TIME_HEADER), self.began_ns / 1e9)
 
     @property
     def identity_header(self) -> str:
