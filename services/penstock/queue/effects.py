@@ -23,7 +23,7 @@ class Queued:
     predicted_wait: float | None  # s; None: no measured rate yet
     predicted_ttft: float | None = field(default=None, compare=False)  # s; not on the wire
     rejection_windows: RejectionWindowsFn = field(default=tuple, compare=False)  # for similar tickets behind it
-    census: ClassCensus | None = field(default=None, compare=False)  # None: no ticket is ahead
+    census: ClassCensus | None = field(default=None, compare=False)  # None: it needs not wait
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ REASON_TEXTS: Mapping[str, str] = {
     "QUEUE_FULL": "the queue of its model is full",
     "QUEUE_TOKENS_FULL": "the queue of its model holds as many tokens as it may",
     "EVICTED": "it was evicted from the full queue by a request of a higher class or of a tenant with a smaller share",
-    "OVERLOADED": "its first token would have come later than its class is promised",
+    "OVERLOADED": "its first token would have come too late for its class or its deadline",
     "EDGE_FULL": "this edge held as many requests or bytes as it may",
     "NO_WORKER": "no worker served its model",
     "MODEL_UNKNOWN": "no worker and no declared model has that name",
@@ -76,10 +76,10 @@ def _mostly(facts: RequestFacts) -> str:
 
 def _queued(facts: RequestFacts, length: float) -> str:
     queue = facts.queue
-    if not queue.tickets_ahead:
-        return f"it waited {seconds(length)} in the queue with no request ahead"
-    text = f"it waited {seconds(length)} behind {queue.tickets_ahead} request{'s' * (queue.tickets_ahead != 1)}"
-    if queue.busiest_tenant_id:
+    ahead = queue.tickets_ahead
+    behind = f"behind {ahead} request{'s' * (ahead != 1)}" if ahead else "in the queue with no request ahead"
+    text = f"it waited {seconds(length)} {behind}"
+    if ahead and queue.busiest_tenant_id:
         tenant = "its own tenant" if queue.busiest_tenant_id == facts.tenant_id else queue.busiest_tenant_id
         text = f"{text}, while {tenant} had {queue.busiest_tickets} waiting"
     if queue.slots:

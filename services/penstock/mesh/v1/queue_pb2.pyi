@@ -285,7 +285,7 @@ class Queued(_message.Message):
 
     @_builtins.property
     def census(self) -> Global___ClassCensus:
-        """What waits and runs in its class. Unset: no ticket is ahead, or the queue is of a release without this field."""
+        """What waits and runs in its class. Unset: the ticket needs not wait, or the queue is of a release without this field."""
 
     def __init__(
         self,

@@ -327,7 +327,7 @@ class TicketBook:
 
     def _queued(self, ticket: QueuedTicket, prediction: Prediction, windows: RejectionWindowsFn, now: float) -> Queued:
         queued = _queued_effect(ticket, prediction, windows)
-        if prediction.tickets_ahead:
+        if prediction.tickets_ahead or prediction.wait:
             queued.census = self._census.of(ticket, now)
         return queued
 
