@@ -22,7 +22,9 @@ ADMIN = "/penstock.v1.Admin/"
 WRONG_DRAIN = DrainRequest(grace=Duration(seconds=-1)).SerializeToString()
 LIST_SERVICES = b"\x3a\x01*"  # field 7 of a reflection request: list_services
 OPERATOR_METHODS = {
-    **dict.fromkeys((f"{ADMIN}{name}" for name in ("GetSnapshot", "WatchSnapshot", "ListKeys", "ListTenants")), b""),
+    **dict.fromkeys(
+        (f"{ADMIN}{name}" for name in ("GetSnapshot", "WatchSnapshot", "Explain", "ListKeys", "ListTenants")), b""
+    ),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("QueryUsage", "ExportLedger")), b""),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("CreateKey", "RevokeKey", "PutTenant", "DeleteTenant")), b""),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice")), b""),
