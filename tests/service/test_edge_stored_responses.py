@@ -122,6 +122,16 @@ async def test_a_response_that_another_edge_claims_ends_here_without_a_charge():
         assert (await found.other(stored.read(response_id)))[0].status == pb.RESPONSE_STATUS_IN_PROGRESS
 
 
+async def test_a_response_that_is_cancelled_while_its_edge_is_late_is_charged_here_as_no_other_edge_had_it():
+    async with stored_mesh() as found:
+        response_id, _, _ = await found.paused_stream()
+        await found.wait_for_tokens(response_id, PAUSE_AT)
+        found.ahead[0] = 60.0
+        (ended,) = await found.other(stored.cancel(response_id))
+        assert ended.status == pb.RESPONSE_STATUS_CANCELLED
+        assert await found.settled() == (True, PAUSE_AT, "cancelled")
+
+
 async def test_a_response_that_is_deleted_while_it_is_generated_is_charged():
     async with stored_mesh() as found:
         response_id, _, _ = await found.paused_stream()

@@ -25,9 +25,11 @@ from penstock.edge.stored.output_log import MAX_PART_TOKENS
 from penstock.edge.stored.stream import ResponseOutput
 from penstock.edge.stored.vault import ResponseCall, ResponseVault
 from penstock.mesh.v1.responses_pb2 import (
+    RESPONSE_STATUS_CANCELLED,
     RESPONSE_STATUS_FAILED,
     ResponseKey,
     StoredRequest,
+    StoredResponse,
 )
 
 log = structlog.get_logger()
@@ -264,16 +266,17 @@ class ResponseKeeper:
                 self.cancel(each)
 
     async def _lose(self, held: HeldResponse) -> None:
-        """End the run of a response that another edge has claimed, or that was deleted.
+        """End the run of a response that another edge has claimed, or that was cancelled or deleted meanwhile.
 
-        The other edge charges the whole answer. A deleted response is charged here.
+        The other edge charges the whole answer. A response that no other edge has had is charged here, a cancelled one
+        with the tokens that are stored.
         """
         self.lost += 1
         self.cancel(held)
         while True:
             try:
-                await self._vault.read(held.key, state_only=True)
-                held.hand_over(tokens=0)
+                stored = await self._vault.read(held.key, state_only=True)
+                held.hand_over(stored.token_count if _is_cancelled_after(held, stored) else 0)
                 break
             except NotFound as error:
                 log.info("response_gone", response_id=held.key.response_id, error=error.message)
@@ -310,6 +313,11 @@ class ResponseKeeper:
         if not only_background:
             for each in self._held.values():
                 each.settle()  # the process ends before the store has recorded their ends
+
+
+def _is_cancelled_after(held: HeldResponse, stored: StoredResponse) -> bool:
+    """Whether the store has cancelled a response of a late holder, before another edge had it."""
+    return stored.status == RESPONSE_STATUS_CANCELLED and stored.epoch == held.epoch + 1
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
