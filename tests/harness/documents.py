@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import NamedTuple
 
 from paths import REPO
@@ -15,9 +16,11 @@ DOCUMENTS = [
     REPO / "CHANGELOG.md",
     REPO / "examples" / "README.md",
     *sorted((REPO / "docs").glob("*.md")),
+    *sorted((REPO / "docs" / "operations").glob("*.md")),
 ]
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A fence names a language and, for commands, the place where they run: ```console local. A list indents its blocks.
+FENCE = re.compile(r"^( *)```(\w*)(?: (\w+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
@@ -29,6 +32,7 @@ class Block(NamedTuple):
     document: Path
     line: int
     language: str
+    place: str  # of a console block, where its commands run
     text: str
 
     def __str__(self) -> str:
@@ -41,7 +45,7 @@ def blocks(*languages, documents=DOCUMENTS):
         text = document.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            found.append(Block(document, line, match[1], match[2]))
+            found.append(Block(document, line, match[2], match[3] or "", dedent(match[4])))
     return [each for each in found if not languages or each.language in languages]
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from contextlib import asynccontextmanager
 
 import grpc
 import psutil
@@ -10,11 +9,10 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from auth_process import auth_process
 from auth_server import (
     DEV_KEY,
     SECRETS,
-    AuthProcess,
-    FakeClock,
     edge,
     tenant_use,
 )
@@ -23,12 +21,9 @@ from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError, load
 from penstock.chassis.errors import Unavailable
 from penstock.mesh.v1.admission_pb2 import Credential, Settle
-from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
-from penstock.mesh.v1.responses_pb2_grpc import ResponseStoreServiceStub
 from penstock.v1 import admin_pb2 as pb
-from penstock.v1.admin_pb2_grpc import AdminStub
 from response_calls import PATIENT, create, extend, finish, part, progress, read, response_stream
-from tier_process import address_of, tier_process, wait_for_event
+from tier_process import wait_for_event
 
 
 @pytest.mark.parametrize("key", ["dev", "pk_dev_short", "sk-1234567890123456789012345678"])
@@ -115,16 +110,6 @@ def limit_file_size(process, size):
     child = psutil.Process(process.pid)
     _, hard = child.rlimit(psutil.RLIMIT_FSIZE)
     child.rlimit(psutil.RLIMIT_FSIZE, (size, hard))
-
-
-@asynccontextmanager
-async def auth_process(folder, **more):
-    async with tier_process("auth", STORE=str(folder / "auth.sqlite"), DEV_KEY=DEV_KEY, **more) as process:
-        address = await address_of(process)
-        async with channel(address) as to_auth, channel(process.admin_address) as to_admin:
-            stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
-            responses = ResponseStoreServiceStub(to_auth)
-            yield process, AuthProcess(None, address, FakeClock(), *stubs, responses=responses)
 
 
 async def test_no_stored_response_that_was_acknowledged_is_lost_by_a_kill(tmp_path):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from documents import blocks
 from image_check.mesh import HEALTH_WATCH, SETTINGS, running_mesh
 from image_check.ops import failed_commands
 from image_closure import PROCESSES, image_processes, launch
 from manifests import LOCAL_OVERLAY, environment, pods_of, render_overlay
-from paths import REPO
 
 TIMEOUT_S = 120.0  # bound of every wait
 SCENARIO_TOML = """
@@ -72,13 +72,14 @@ def test_the_commands_of_the_ops_image_work_on_the_mesh(mesh, ops):
 
 
 def commands_of_the_operator_pod():
-    """Commands that docs/operations.md runs in the pod, with the names of addresses in the mesh of this test.
+    """Commands that the documents run in the pod, with the names of addresses in the mesh of this test.
 
     Without `dashboard`, which runs until it is stopped.
     """
-    text = (REPO / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = "\n".join(each.text for each in blocks("console") if each.place == "cluster")
     found = re.findall(r"^\$ kubectl exec .*deployment/operator .*-- penstock ([^#\n]*)", text, re.MULTILINE)
-    return [re.sub(r"(\w+):7009", r"{\1_admin}", each.strip()) for each in found if not each.startswith("dashboard")]
+    commands = dict.fromkeys(each.strip() for each in found if not each.startswith("dashboard"))
+    return [re.sub(r"(\w+):7009", r"{\1_admin}", each) for each in commands]
 
 
 def test_the_ops_image_serves_operators_by_the_secret_of_the_manifests(ops, folder):

@@ -19,7 +19,7 @@ from penstock.auth.store.store import Charged, PutTenant
 
 START = 1_798_761_600.0  # 2027-01-01 UTC
 DAY_S = 86_400.0
-ROW_BYTES, HOURLY_BYTES, DAILY_BYTES, FIXED_BYTES = 300, 250, 150, 200_000  # as docs/operations.md states
+ROW_BYTES, HOURLY_BYTES, DAILY_BYTES, FIXED_BYTES = 300, 250, 150, 200_000  # as docs/operations/tenants.md states
 
 
 @pytest.fixture

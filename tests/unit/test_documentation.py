@@ -41,7 +41,12 @@ from penstock.cli.options import TIERS
 from tiny_model import write_tiny_model
 
 LANGUAGES = {"console", "python", "mermaid", "text", "json", "toml", "yaml", "protobuf"}
-OTHER_PROGRAMS = {".", "curl", "docker", "git", "kubectl", "node", "npm", "pip", "python"}
+# Where the commands of a console block run. test_documented_cluster.py checks those of a cluster, and
+# tests/system/test_documented_commands.py runs those of a mesh on this machine and of a PostgreSQL server. Commands of
+# a checkout build, test or measure for minutes; they are parsed alone.
+PLACES = {"local", "cluster", "database", "checkout"}
+OTHER_PROGRAMS = {".", "curl", "docker", "git", "kubectl", "mv", "node", "npm", "pip", "python"}
+OTHER_PROGRAMS |= {"createdb", "pg_dump", "pg_restore", "psql", "promtool"}
 metric_docs = runpy.run_path(str(REPO / "tools" / "gen_metric_docs"))
 ALL_SERIES = [each for series in metric_docs["TIERS"].values() for each in series]
 # Prometheus' names and labels, names of alerts, and the suffixes of histograms.
@@ -117,6 +122,11 @@ def test_a_code_block_names_its_language_and_parses(block):
             tomllib.loads(block.text)
         case "yaml":
             list(yaml.safe_load_all(block.text))
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_a_console_block_says_where_its_commands_run(block):
+    assert block.place in (PLACES if block.language == "console" else {""})
 
 
 @pytest.mark.parametrize("block", blocks("console"), ids=str)

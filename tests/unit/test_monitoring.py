@@ -139,11 +139,11 @@ def test_dashboards_have_titles_and_uids_of_their_own_and_there_is_one_for_each_
 
 
 def test_every_alert_has_a_runbook():
-    known = set(anchors(REPO / "docs" / "operations.md"))
+    known = set(anchors(REPO / "docs" / "operations" / "alerts.md"))
     for rule in RULES:
         if "alert" in rule:
             path, _, anchor = rule["annotations"]["runbook"].partition("#")
-            assert path == "docs/operations.md"
+            assert path == "docs/operations/alerts.md"
             assert anchor in known, rule["alert"]
             assert rule["labels"]["severity"] in {"page", "ticket"}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from monitoring.slo import FAST, OBJECTIVES, SLOW, Burn, Objective, recorded
 
-RUNBOOKS = "docs/operations.md"
+RUNBOOKS = "docs/operations/alerts.md"
 INTERVAL = "30s"
 
 

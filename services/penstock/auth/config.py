@@ -130,7 +130,7 @@ class AuthConfig(ServiceConfig):
     )
     issuers: str = setting(
         "",
-        "JSON file with the issuers whose JWTs are accepted beside API keys; see docs/operations.md. Empty: none.",
+        "JSON file with the issuers whose JWTs are accepted beside keys; see docs/operations/access.md. Empty: none.",
         unit="path",
     )
     token_leeway: float = setting(30.0, "Time by which the clocks of issuers may differ from that of auth.", unit="s")

@@ -117,4 +117,4 @@ def _advice(error: psycopg.Error) -> str:
         case psycopg.OperationalError():
             return "start the server, and check host, port, database, role and password in PENSTOCK_AUTH_STORE"
         case _:
-            return "check that the database is one of Penstock's, or empty; docs/operations.md describes it"
+            return "check that the database is one of Penstock's, or empty; docs/operations/stores.md describes it"

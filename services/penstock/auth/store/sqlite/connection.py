@@ -43,7 +43,7 @@ def connect(path: str, *, fsync: bool = False) -> StoreConnection:
     )
     try:
         if path != MEMORY:
-            connection.lock = _locked(f"{path}.lock")
+            connection.lock = locked_store(path)
         prepare(connection, fsync=fsync)
         sql.migrate(connection)
     except Exception:
@@ -52,8 +52,9 @@ def connect(path: str, *, fsync: bool = False) -> StoreConnection:
     return connection
 
 
-def _locked(path: str) -> sqlite3.Connection:
-    lock = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+def locked_store(path: str, *, timeout: float = LOCK_TIMEOUT_S) -> sqlite3.Connection:
+    """Keep other processes out of the store until the connection is closed. Raises sqlite3.OperationalError."""
+    lock = sqlite3.connect(f"{path}.lock", timeout=timeout, isolation_level=None)
     try:
         lock.execute("BEGIN EXCLUSIVE")  # two processes over one ledger would grant every limit twice
     except BaseException:
