@@ -113,3 +113,20 @@ def is_module(name):
 def is_proto(name, protos):
     package, _, last = name.rpartition(".")
     return f"package {package};" in protos and bool(re.search(rf"\b(?:service|message|enum) {last}\b", protos))
+
+
+class Command(NamedTuple):
+    """A command of a console block, with the output that the document shows; empty: none is shown."""
+
+    block: Block
+    text: str
+    output: str
+
+    def __str__(self) -> str:
+        return f"{self.block}: {self.text}"
+
+
+def commands(block):
+    """Return the commands of a console block: lines after `$ `, each continued after a backslash."""
+    _, *parts = re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)
+    return [Command(block, *map(str.strip, (part + "\n").split("\n", 1))) for part in parts]

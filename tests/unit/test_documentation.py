@@ -24,6 +24,7 @@ from documents import (
     SPAN,
     anchors,
     blocks,
+    commands,
     find_path,
     is_module,
     is_path,
@@ -40,7 +41,7 @@ from penstock.cli.__main__ import cli
 from penstock.cli.options import TIERS
 from tiny_model import write_tiny_model
 
-LANGUAGES = {"console", "python", "mermaid", "text", "json", "toml", "yaml", "protobuf"}
+LANGUAGES = {"console", "python", "mermaid", "text", "json", "toml", "yaml", "protobuf", "promql"}
 # Where the commands of a console block run. test_documented_cluster.py checks those of a cluster, and
 # tests/system/test_documented_commands.py runs those of a mesh on this machine and of a PostgreSQL server. Commands of
 # a checkout build, test or measure for minutes; they are parsed alone.
@@ -131,10 +132,9 @@ def test_a_console_block_says_where_its_commands_run(block):
 
 @pytest.mark.parametrize("block", blocks("console"), ids=str)
 def test_the_commands_of_a_console_block_parse(block, folder):
-    commands = [line[2:] for line in block.text.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
-    assert commands, "a console block shows commands after `$ `"
-    for line in commands:
-        for command in line.split(" && "):
+    assert commands(block), "a console block shows commands after `$ `"
+    for each in commands(block):
+        for command in each.text.split(" && "):
             check_command(shlex.split(command, comments=True))
 
 

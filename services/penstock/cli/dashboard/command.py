@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import signal
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -23,12 +24,15 @@ TOKEN_BYTES = 24
 async def dashboard(
     names: dict[str, str], targets: Sequence[str], *, listen: str, hosts: Sequence[str], interval: float
 ) -> None:
-    """Serve the page of the processes of `names` (by address) and of those behind `targets`.
+    """Serve the page of the processes of `names` (by address) and of those behind `targets`, until SIGINT or SIGTERM.
 
     `hosts`: names of the page's server at forwarders, in addition to the loopback names.
     At a port its viewers show PENSTOCK_ADMIN_TOKEN, or without that setting a token that is made now and printed.
     Raises PenstockError if no process answers at first, ConfigError or OSError if `listen` cannot be served.
     """
+    stop = asyncio.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, stop.set)
     is_unix, known = listen.startswith(UNIX_PREFIX), os.environ.get("PENSTOCK_ADMIN_TOKEN", "")
     token = known or secrets.token_urlsafe(TOKEN_BYTES)
     access = PageAccess(OperatorAccess(is_unix=is_unix, token=token), tuple(each.lower() for each in hosts))
@@ -37,7 +41,7 @@ async def dashboard(
         app = DashboardApp(load_document(), frames, access, _report_refusals)
         async with serving_page(listen, app) as address:
             stdout_console.print(Text(_address_text(address, "" if known else token, is_unix=is_unix)))
-            await asyncio.Event().wait()
+            await stop.wait()
 
 
 def _report_refusals(peer: str, error: PenstockError, count: int) -> None:
