@@ -16,6 +16,7 @@ import click
 import pytest
 import yaml
 
+from command_line import parse_penstock
 from documents import (
     DOCUMENTS,
     LINK,
@@ -37,7 +38,6 @@ from monitoring.rules import FAULTS
 from monitoring.slo import OBJECTIVES
 from paths import REPO
 from penstock.chassis.observability import semconv
-from penstock.cli.__main__ import cli
 from penstock.cli.options import TIERS
 from tiny_model import write_tiny_model
 
@@ -153,7 +153,7 @@ def check_command(words):
         check_variable(words.pop(0).partition("=")[0])
     program, *arguments = words
     if program == "penstock":
-        check_penstock([os.path.expandvars(each.replace("~", "$HOME")) for each in arguments])
+        parse_penstock([os.path.expandvars(each.replace("~", "$HOME")) for each in arguments])
     elif program.startswith(("./", "tools/", ".venv/", ".ci/")):
         check_tool(program, arguments)
     else:
@@ -161,22 +161,6 @@ def check_command(words):
         for each in arguments:
             if each.startswith(("deploy/", "docs/", "examples/", "services/", "tests/", "tools/")):
                 assert (REPO / each).exists(), f"there is no {each}"
-
-
-def check_penstock(arguments):
-    """Parse as the command line does; nothing is run."""
-    command, context = cli, click.Context(cli, info_name="penstock")
-    if not arguments:
-        return
-    while isinstance(command, click.Group):
-        if not arguments:
-            return  # a group of commands, named as such
-        if command.invoke_without_command and arguments[0].startswith("-"):
-            break  # a group that is a command, too
-        name, command, arguments = command.resolve_command(context, arguments)
-        context = click.Context(command, info_name=name, parent=context)
-    if arguments or all(not each.required for each in command.params):
-        command.make_context(context.info_name, arguments, parent=context.parent)
 
 
 def check_tool(program, arguments):

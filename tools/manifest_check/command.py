@@ -17,11 +17,15 @@ class RenderError(Exception):
     """kustomize cannot render the overlay; the message is its own."""
 
 
+def kubectl() -> str:
+    """Return the program of the environment, or of PATH."""
+    beside = Path(sys.executable).with_name("kubectl")
+    return str(beside) if beside.exists() else shutil.which("kubectl") or "kubectl"
+
+
 def render(folder: Path) -> list[Object]:
     """Return the objects of an overlay. Raises RenderError."""
-    beside = Path(sys.executable).with_name("kubectl")
-    kubectl = beside if beside.exists() else shutil.which("kubectl") or "kubectl"
-    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
+    done = subprocess.run([kubectl(), "kustomize", folder], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RenderError(done.stderr.strip())
     return [each for each in yaml.safe_load_all(done.stdout) if each]
