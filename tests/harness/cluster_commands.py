@@ -31,6 +31,7 @@ KINDS = {
 }
 MADE_PODS = {"auth-restore"}  # by a former command: a copy of the pod auth-0
 FLAGS_WITH_VALUE = re.compile(r"--(?!now|previous|force|same-node|stdin|tty|watch)[a-z-]+")
+OF_NODES = {"drain", "uncordon"}
 PROGRAMS = {"df", "ls", "rm", "sleep"}  # of the base image
 ADDRESS = re.compile(r"(?:dns:///)?([a-z]+):(\d+)")
 
@@ -56,7 +57,9 @@ def check_command(text):
     _check_by_kubectl(words[1:])
     positional, flags = _parse(own)
     verb = positional[0]
-    if verb == "apply":
+    if verb in OF_NODES:
+        return
+    if verb in ("apply", "diff"):
         _check_applied(flags)
         return
     if flags.get("--namespace") != NAMESPACE and verb != "cp":
@@ -161,8 +164,9 @@ def _check_objects(verb, names, flags):
 def _find(kind, name):
     """Return the workload of an object, or None for other kinds. Raises CommandFault if no overlay has the object."""
     if kind == "Pod":
-        base = "auth" if name in MADE_PODS else name.rpartition("-")[0]
-        return _find("StatefulSet", base)
+        if of_deployment := re.fullmatch(r"(.+)-[a-z0-9]{9,10}-[a-z0-9]{5}", name):
+            return _find("Deployment", of_deployment[1])
+        return _find("StatefulSet", "auth" if name in MADE_PODS else name.rpartition("-")[0])
     for each in overlays():
         if kind == "Secret" and (_keys_read(each, name) is not None or name in _made_secrets(each)):
             return None

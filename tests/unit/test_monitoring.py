@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 import yaml
 
-from documents import anchors
+from documents import blocks
 from manifests import OVERLAYS, render_overlay
 from monitoring.command import FOLDER, files
 from monitoring.dashboards import DASHBOARDS
@@ -21,6 +21,7 @@ from penstock.chassis.observability.semconv import TIME_TO_FIRST_TOKEN_BUCKETS
 from penstock.chassis.observability.series import Kind
 from penstock.queue.config import QueueConfig
 
+RUNBOOKS = REPO / "docs" / "operations" / "alerts.md"
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="Debian's package `prometheus` is not installed")
 
@@ -138,14 +139,28 @@ def test_dashboards_have_titles_and_uids_of_their_own_and_there_is_one_for_each_
     assert found == {f"{uid}.json" for uid in uids}
 
 
-def test_every_alert_has_a_runbook():
-    known = set(anchors(REPO / "docs" / "operations" / "alerts.md"))
-    for rule in RULES:
-        if "alert" in rule:
-            path, _, anchor = rule["annotations"]["runbook"].partition("#")
-            assert path == "docs/operations/alerts.md"
-            assert anchor in known, rule["alert"]
-            assert rule["labels"]["severity"] in {"page", "ticket"}
+def sections(document):
+    """Return the text below each heading of the third level, by anchor."""
+    _, *parts = re.split(r"^### ", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {title.lower().replace(" ", "-"): text for title, _, text in (part.partition("\n") for part in parts)}
+
+
+@pytest.mark.parametrize("name", sorted({rule["alert"] for rule in RULES if "alert" in rule}))
+def test_every_alert_has_a_runbook_that_says_what_to_check_and_to_do(name):
+    for rule in (each for each in RULES if each.get("alert") == name):
+        path, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert path == str(RUNBOOKS.relative_to(REPO))
+        text = sections(RUNBOOKS)[anchor]
+        assert f"`{name}`" in text
+        assert re.findall(r"^\*\*([^*]+)\.\*\*", text, re.MULTILINE) == ["Means", "Users see", "Check", "Do", "Clears"]
+        assert {"```promql", "```console cluster"} <= set(re.findall(r"^ *(```[a-z ]+)$", text, re.MULTILINE))
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+
+
+@pytest.mark.parametrize("block", blocks("promql"), ids=str)
+def test_a_query_of_the_documents_names_series_and_labels_that_exist(block):
+    for line in block.text.splitlines():
+        assert list(faults_of(line)) == []
 
 
 def test_targets_are_the_defaults_of_the_queue_and_bounds_of_buckets():
