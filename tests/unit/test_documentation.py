@@ -198,6 +198,12 @@ def test_every_file_and_symbol_in_the_text_exists(document):
                 assert symbol in symbols(found), f"{document.name}:{line}: {path} has no {symbol}"
 
 
+def test_the_page_on_kubernetes_lists_every_component_and_overlay():
+    page = (REPO / "docs" / "operations" / "kubernetes.md").read_text(encoding="utf-8")
+    folders = [each for kind in ("components", "overlays") for each in (REPO / "deploy" / "k8s" / kind).iterdir()]
+    assert not [each.name for each in folders if f"| `{each.relative_to(REPO)}/` |" not in page]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
 def test_every_variable_in_a_document_exists(document):
     if document.name not in WITH_FORMER_NAMES:
