@@ -5,11 +5,12 @@ paths and Secrets must be those of an overlay.
 """
 
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
 from functools import cache
+
+import yaml
 
 from command_line import parse_penstock
 from manifest_check.command import kubectl
@@ -93,7 +94,7 @@ def _parse(words):
 def _check_by_kubectl(words):
     """Let kubectl parse the command. It makes Secrets; all else fails as no server answers."""
     is_secret = words[:2] == ["create", "secret"]
-    more = ("--dry-run=client", "--output=json") if is_secret and "tls" not in words else ()
+    more = ("--dry-run=client", "--output=yaml") if is_secret and "tls" not in words else ()
     command = [kubectl(), f"--server={NO_SERVER}", "--request-timeout=1s", *words[:1]]
     done = subprocess.run(
         [*command, *more, *words[1:]], cwd=REPO, capture_output=True, text=True, check=False, timeout=30
@@ -102,7 +103,7 @@ def _check_by_kubectl(words):
     if not (done.returncode == 0 or "refused" in done.stderr or files_are_missing):
         raise CommandFault(done.stderr.strip())
     if is_secret:
-        _check_secret(words, json.loads(done.stdout) if done.returncode == 0 and more else {})
+        _check_secret(words, yaml.safe_load(done.stdout) if done.returncode == 0 and more else {})
 
 
 def _check_secret(words, made):

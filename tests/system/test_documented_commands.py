@@ -39,6 +39,7 @@ async def mesh(tiny_model):
         *(sys.executable, "-m", "penstock.cli", "up", "--json", "--base-port", "0", "--no-envoy"),
         *("--engine", "sim", "--model", tiny_model, "--workers", "2"),
         *("--set", f"PENSTOCK_WORKER_SERVED_NAME={MODEL}"),
+        *("--set", "PENSTOCK_WORKER_SIM_BASE_S=0.0001"),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
