@@ -24,6 +24,7 @@ from stores import postgres_server
 TIMEOUT_S = 60.0
 MODEL = "SmolLM2-135M-Instruct"  # the name by which documents call the model; it is a tiny one here
 KEY_ID = "fhk2m3qa"  # stands for the id of any key
+REQUEST_ID = "94c1535a03f6d7aa28b22cc263dedf34"  # stands for the id of any request
 OPTIONAL_PROGRAMS = ("promtool",)  # of Debian's package prometheus
 UNTIL_CTRL_C = re.compile(r"penstock dashboard\b")
 STARTS_THE_MESH = re.compile(r"penstock up\b")  # the fixture does, with an engine that computes nothing
@@ -82,7 +83,15 @@ async def test_the_commands_for_a_mesh_on_this_machine_succeed(mesh, folder, blo
             text = text.replace(shown, real)
         if KEY_ID in text:
             text = text.replace(KEY_ID, await stored_key(folder))
+        if REQUEST_ID in text:
+            text = text.replace(REQUEST_ID, await ended_request(folder))
         await check(each, text, folder)
+
+
+async def ended_request(folder):
+    """Return the id of a request that has ended."""
+    _, out = await run('penstock generate "Once upon a time" --max-tokens 20 --json', folder)
+    return json.loads(out)["request_id"]
 
 
 async def stored_key(folder):
@@ -108,7 +117,7 @@ async def run(text, folder, **variables):
     process = await asyncio.create_subprocess_exec(
         *shell,
         cwd=folder,
-        env={**os.environ, "PATH": path, **variables},
+        env={**os.environ, "PATH": path, "COLUMNS": "160", **variables},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
