@@ -98,6 +98,10 @@ OMISSIONS = {
         change("StatefulSet", "auth", set_variable("PENSTOCK_AUTH_STORE", ":memory:")),
         "its store :memory: loses keys",
     ),
+    "secrets that each mount opens": (
+        change("StatefulSet", "auth", remove_in((*POD_PATH, "securityContext", "fsGroupChangePolicy"))),
+        "without fsGroupChangePolicy OnRootMismatch",
+    ),
     "a worker that makes up its answers": (
         change(*WORKER, set_variable("PENSTOCK_WORKER_ENGINE", "sim")),
         "its engine is sim",

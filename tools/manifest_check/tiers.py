@@ -202,6 +202,9 @@ def _check_values(config: ServiceConfig, workload: Workload) -> Iterator[str]:
             yield "its engine is sim, which makes up its answers"
     if workload.tier == "auth" and getattr(config, "store", "") == ":memory:":
         yield "its store :memory: loses keys and the ledger with the process"
+    context = workload.pod.get("securityContext") or {}
+    if workload.is_written_by_one() and "fsGroup" in context and context.get("fsGroupChangePolicy") != "OnRootMismatch":
+        yield "without fsGroupChangePolicy OnRootMismatch, each mount opens its secrets to the group"
     if config.insecure:
         yield "serves plaintext to every process that reaches its port"
 
