@@ -1,12 +1,15 @@
 """A mesh waits for the health of its processes, even if a health stream ends."""
 
 import asyncio
+import gc
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.chassis.channels import channel
 from penstock.local_mesh.processes import _is_serving, wait_serving
+from tier_process import address_of, tier_process
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -67,3 +70,22 @@ async def test_a_cancelled_wait_closes_its_health_stream():
         waiting.cancel()
         await health.left.wait()
         await server.stop(None)
+
+
+async def test_the_connection_is_closed_after_the_wait_without_a_garbage_collection():
+    """A process that stops waits for clients that keep their connections open."""
+    async with tier_process("scheduler") as scheduler:
+        address = await address_of(scheduler)
+        gc.disable()
+        try:
+            async with asyncio.timeout(10):
+                await wait_serving(address)
+                while is_connected_to(address):  # noqa: ASYNC110  # gRPC closes it in a thread of its own
+                    await asyncio.sleep(0.02)
+        finally:
+            gc.enable()
+
+
+def is_connected_to(address):
+    port = int(address.rpartition(":")[2])
+    return any(each.raddr and each.raddr.port == port for each in psutil.Process().net_connections())

@@ -38,7 +38,8 @@ async def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
     """Whether the health stream reports SERVING before it ends."""
     watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
     with suppress(grpc.aio.AioRpcError):
-        async for response in watch:
+        # An abandoned `async for` would keep the connection open until the next garbage collection.
+        while (response := await watch.read()) is not grpc.aio.EOF:
             if response.status == health_pb2.HealthCheckResponse.SERVING:
                 watch.cancel()
                 return True
