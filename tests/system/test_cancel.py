@@ -5,11 +5,8 @@ import random
 
 import grpc
 import httpx
-import pytest
 
 from mesh import greedy, running_mesh, stub_client, sum_figure, wait_at_rest, wait_for_figures
-
-pytestmark = pytest.mark.alone
 
 CANCEL_COUNT = 200
 FIGURES_AT_REST = ("open_streams", "asyncio_tasks", "calls")

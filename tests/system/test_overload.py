@@ -4,12 +4,9 @@ import asyncio
 
 import grpc
 import httpx
-import pytest
 
 from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
 from penstock.chassis.errors import Overloaded, error_from_rpc
-
-pytestmark = pytest.mark.alone
 
 QUEUE_DEPTH = 60  # a connection of a client carries 100 calls
 

@@ -1,10 +1,6 @@
 """The benchmark of a shard's process, at a small size."""
 
-import pytest
-
 from process_bench.queue_bench import measure, print_figures
-
-pytestmark = pytest.mark.alone
 
 TICKETS, EDGES = 400, 4
 

@@ -15,8 +15,6 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from queue_streams import edge_at, scheduler_at, ticket
 from tier_process import address_of, tier_process, wait_for_event
 
-pytestmark = pytest.mark.alone
-
 TIMEOUT_S = 60.0
 TICKET_COUNT = 100_000
 AT_ONCE = 500  # tickets in a frame
@@ -49,6 +47,7 @@ def typical(number):
     )
 
 
+@pytest.mark.alone
 async def test_a_hundred_thousand_waiting_tickets_fit_into_200_megabytes():
     without_target = {"TTFT_INTERACTIVE": "0"}  # or the first tickets are rejected while a slow machine sends the last
     async with (

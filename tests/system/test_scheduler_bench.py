@@ -1,10 +1,6 @@
 """The benchmark of a scheduler's process, at a small size."""
 
-import pytest
-
 from process_bench.scheduler_bench import measure, print_figures
-
-pytestmark = pytest.mark.alone
 
 WORKERS, SLOTS = 6, 4
 
