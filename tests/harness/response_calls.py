@@ -297,3 +297,13 @@ async def response_stream(stub, instance_id="edge-1"):
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         stream.call.cancel()
+
+
+def ranges(response):
+    return [(each.first_index, each.count) for each in response.tokens]
+
+
+async def run_upkeep(call_store):
+    """Run slices of the upkeep until nothing is left to do."""
+    while await call_store.store.threads[0].run(lambda backend: backend.run_upkeep()):
+        pass

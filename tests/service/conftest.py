@@ -4,6 +4,7 @@ import pytest
 
 from otlp_receiver import otlp_receiver
 from penstock.chassis.observability.telemetry import open_telemetry
+from response_calls import ResponseTables, response_client, wait_longer
 from stores import PostgresStore, SqliteStore, new_database, postgres_server
 
 
@@ -38,3 +39,19 @@ def stored(request, tmp_path):
     if request.param == "sqlite":
         return SqliteStore(str(tmp_path / "auth.sqlite"))
     return PostgresStore(request.getfixturevalue("database"))
+
+
+@pytest.fixture
+def response_tables(stored, monkeypatch):
+    """The tables of stored responses in a new store of each kind."""
+    wait_longer(monkeypatch)
+    tables = ResponseTables(stored)
+    tables.prepare()
+    return tables
+
+
+@pytest.fixture
+async def call_store(response_tables):
+    """Calls the service of stored responses."""
+    async with response_client(response_tables.stored.location) as client:
+        yield client

@@ -39,13 +39,6 @@ def patience(monkeypatch):
     wait_longer(monkeypatch)
 
 
-@pytest.fixture
-def tables(stored):
-    tables = ResponseTables(stored)
-    tables.prepare()
-    return tables
-
-
 async def succeeds_again(client, operation):
     """Repeat a call until it succeeds, and return its outcome."""
     async with asyncio.timeout(10):
@@ -142,12 +135,12 @@ async def test_a_lost_connection_fails_no_later_call(database):
         assert client.store.figures["response_calls_failed"] == 0
 
 
-async def test_a_database_that_does_not_answer_holds_no_call_for_long(tables, monkeypatch):
+async def test_a_database_that_does_not_answer_holds_no_call_for_long(response_tables, monkeypatch):
     monkeypatch.setattr(response_store, "CALL_TIMEOUT_S", 0.1)
     monkeypatch.setattr(response_store, "TIMEOUT_INTERVAL_S", 0.05)
-    async with response_client(tables.stored.location) as client:
+    async with response_client(response_tables.stored.location) as client:
         await succeeds_again(client, create())
-        with locked_tables(tables.stored):
+        with locked_tables(response_tables.stored):
             assert "in time" in await unavailable(client, extend(progress()))
             calls = [client.start(create(f"r{number}")) for number in range(20)]
             results = await asyncio.gather(*calls, return_exceptions=True)
@@ -175,27 +168,27 @@ def locked_tables(stored):
     session.close()
 
 
-async def test_calls_beyond_the_most_that_may_wait_fail_at_once(tables, monkeypatch):
+async def test_calls_beyond_the_most_that_may_wait_fail_at_once(response_tables, monkeypatch):
     monkeypatch.setattr(response_store, "MAX_PENDING_CALLS", 3)
-    async with response_client(tables.stored.location) as client:
+    async with response_client(response_tables.stored.location) as client:
         calls = [client.start(create(f"r{number}")) for number in range(5)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(each) for each in results] == [int, int, int, Unavailable, Unavailable]
         assert await client(create("r4")) == 1
 
 
-async def test_calls_with_too_many_bytes_fail_at_once(tables, monkeypatch):
+async def test_calls_with_too_many_bytes_fail_at_once(response_tables, monkeypatch):
     monkeypatch.setattr(response_store, "MAX_PENDING_BYTES", 25_000)
-    async with response_client(tables.stored.location) as client:
+    async with response_client(response_tables.stored.location) as client:
         calls = [client.start(create(f"r{number}", request=b"x" * 10_000)) for number in range(3)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(each) for each in results] == [int, int, Unavailable]
         assert client.store.pending_bytes == 0
 
 
-async def test_an_edge_that_does_not_read_its_results_gets_no_further_responses(tables, monkeypatch):
+async def test_an_edge_that_does_not_read_its_results_gets_no_further_responses(response_tables, monkeypatch):
     monkeypatch.setattr(response_store, "CALL_TIMEOUT_S", 60)
-    async with response_client(tables.stored.location) as client:
+    async with response_client(response_tables.stored.location) as client:
         await client(create())
         slow = ResponseClient(client.store, "edge-2", unwritten=response_store.MAX_UNWRITTEN_BYTES + 1)
         delayed = [slow.start(each) for each in (read(), chain(), claim(), cancel())]
@@ -208,18 +201,20 @@ async def test_an_edge_that_does_not_read_its_results_gets_no_further_responses(
         assert client.store.pending == 0
 
 
-async def test_an_edge_that_never_reads_its_results_delays_no_other_after_its_calls_have_failed(tables, monkeypatch):
+async def test_an_edge_that_never_reads_its_results_delays_no_other_after_its_calls_have_failed(
+    response_tables, monkeypatch
+):
     monkeypatch.setattr(response_store, "CALL_TIMEOUT_S", 0.1)
     monkeypatch.setattr(response_store, "TIMEOUT_INTERVAL_S", 0.05)
-    async with response_client(tables.stored.location) as client:
+    async with response_client(response_tables.stored.location) as client:
         await succeeds_again(client, create())
         slow = ResponseClient(client.store, "edge-2", unwritten=response_store.MAX_UNWRITTEN_BYTES + 1)
         await unavailable(slow, read())
         assert len(await succeeds_again(client, read())) == 1
 
 
-async def test_each_thread_has_at_most_one_call_that_returns_responses(tables):
-    async with response_client(tables.stored.location) as client:
+async def test_each_thread_has_at_most_one_call_that_returns_responses(response_tables):
+    async with response_client(response_tables.stored.location) as client:
         for number in range(20):
             await client(create(f"r{number}"))
         calls = [client.start(read(f"r{number}")) for number in range(20)]
@@ -228,7 +223,7 @@ async def test_each_thread_has_at_most_one_call_that_returns_responses(tables):
         assert len(await asyncio.gather(*calls)) == 20
 
 
-async def test_a_defect_in_one_call_fails_it_alone(tables, monkeypatch):
+async def test_a_defect_in_one_call_fails_it_alone(response_tables, monkeypatch):
     original = ResponseOperations.perform
 
     def perform(self, transaction, call):
@@ -237,7 +232,7 @@ async def test_a_defect_in_one_call_fails_it_alone(tables, monkeypatch):
         return original(self, transaction, call)
 
     monkeypatch.setattr(ResponseOperations, "perform", perform)
-    async with response_client(tables.stored.location) as client:
+    async with response_client(response_tables.stored.location) as client:
         with capture_logs() as logs:
             calls = [
                 client.start(create(f"r{number}", request=each)) for number, each in enumerate([b"", b"defect", b""])
@@ -247,7 +242,7 @@ async def test_a_defect_in_one_call_fails_it_alone(tables, monkeypatch):
         assert [each["event"] for each in logs if each["log_level"] == "error"] == ["stored_response_failed"]
 
 
-async def test_a_defect_in_the_upkeep_does_not_end_the_thread(tables, monkeypatch):
+async def test_a_defect_in_the_upkeep_does_not_end_the_thread(response_tables, monkeypatch):
     failed = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -256,7 +251,7 @@ async def test_a_defect_in_the_upkeep_does_not_end_the_thread(tables, monkeypatc
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(upkeep, "run_slice", run_slice)
-    async with response_client(tables.stored.location) as client:
+    async with response_client(response_tables.stored.location) as client:
         async with asyncio.timeout(10):
             await failed.wait()
         assert await client(create()) == 1
