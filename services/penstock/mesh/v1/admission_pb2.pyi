@@ -93,6 +93,7 @@ class Credential(_message.Message):
     BEARER_FIELD_NUMBER: _builtins.int
     LOOPBACK_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
     bearer: _builtins.str
     """The API key or JWT as received, at most 4 KiB. Empty: none was presented."""
     loopback: _builtins.bool
@@ -101,16 +102,21 @@ class Credential(_message.Message):
     """Address of the caller without a port, as the edge or its proxy saw it. Auth limits failures per source. Empty: the
     edge does not know it, or is of a release without this field.
     """
+    delegation: _builtins.bytes
+    """In place of `bearer`: a proof of auth that a request may run for a key whose caller is not there, such as a line of a
+    batch. At most 512 bytes.
+    """
     def __init__(
         self,
         *,
         bearer: _builtins.str = ...,
         loopback: _builtins.bool = ...,
         source: _builtins.str = ...,
+        delegation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "loopback", b"loopback", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "delegation", b"delegation", "loopback", b"loopback", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,8 +130,11 @@ class Identify(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    DELEGATES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the edge; correlates the response."""
+    delegates: _builtins.bool
+    """Whether the caller creates a job that goes on without it, so that the response has a `delegation`."""
     @_builtins.property
     def credential(self) -> Global___Credential:
         """The caller's credential."""
@@ -135,10 +144,11 @@ class Identify(_message.Message):
         *,
         request_id: _builtins.str = ...,
         credential: Global___Credential | None = ...,
+        delegates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "delegates", b"delegates", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,8 +460,11 @@ class Identified(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As requested."""
+    delegation: _builtins.bytes
+    """If it was asked for: a proof for `Credential.delegation`, which is valid for 8 days while its key is."""
     @_builtins.property
     def identity(self) -> Global___Identity:
         """The caller's identity."""
@@ -461,10 +474,11 @@ class Identified(_message.Message):
         *,
         request_id: _builtins.str = ...,
         identity: Global___Identity | None = ...,
+        delegation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "identity", b"identity", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
