@@ -36,12 +36,12 @@ class BatchServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.UploadFile = channel.stream_unary(
+        self.UploadFile = channel.stream_stream(
                 '/penstock.mesh.v1.BatchService/UploadFile',
                 request_serializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.UploadFileRequest.SerializeToString,
                 response_deserializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.UploadFileResponse.FromString,
                 _registered_method=True)
-        self.ReadFile = channel.unary_stream(
+        self.ReadFile = channel.stream_stream(
                 '/penstock.mesh.v1.BatchService/ReadFile',
                 request_serializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.ReadFileRequest.SerializeToString,
                 response_deserializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.ReadFileResponse.FromString,
@@ -59,14 +59,14 @@ class BatchServiceServicer:
     """
 
     def UploadFile(self, request_iterator, context):
-        """UploadFile stores a file: `header` with `owner` first, then its content.
+        """UploadFile stores a file: `header` with `owner` first, then its content. One response, once the file is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadFile(self, request, context):
-        """ReadFile sends the content of a file of the tenant.
+    def ReadFile(self, request_iterator, context):
+        """ReadFile sends the content of a file of the tenant, for one request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,12 +82,12 @@ class BatchServiceServicer:
 
 def add_BatchServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'UploadFile': grpc.stream_unary_rpc_method_handler(
+            'UploadFile': grpc.stream_stream_rpc_method_handler(
                     servicer.UploadFile,
                     request_deserializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.UploadFileRequest.FromString,
                     response_serializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.UploadFileResponse.SerializeToString,
             ),
-            'ReadFile': grpc.unary_stream_rpc_method_handler(
+            'ReadFile': grpc.stream_stream_rpc_method_handler(
                     servicer.ReadFile,
                     request_deserializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.ReadFileRequest.FromString,
                     response_serializer=penstock_dot_mesh_dot_v1_dot_batch__pb2.ReadFileResponse.SerializeToString,
@@ -121,7 +121,7 @@ class BatchService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/penstock.mesh.v1.BatchService/UploadFile',
@@ -138,7 +138,7 @@ class BatchService:
             _registered_method=True)
 
     @staticmethod
-    def ReadFile(request,
+    def ReadFile(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -148,8 +148,8 @@ class BatchService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/penstock.mesh.v1.BatchService/ReadFile',
             penstock_dot_mesh_dot_v1_dot_batch__pb2.ReadFileRequest.SerializeToString,

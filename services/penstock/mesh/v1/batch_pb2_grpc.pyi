@@ -35,10 +35,10 @@ class BatchServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BatchServiceAsyncStub: ...
-    UploadFile: _grpc.StreamUnaryMultiCallable[_batch_pb2.UploadFileRequest, _batch_pb2.UploadFileResponse]
-    """UploadFile stores a file: `header` with `owner` first, then its content."""
-    ReadFile: _grpc.UnaryStreamMultiCallable[_batch_pb2.ReadFileRequest, _batch_pb2.ReadFileResponse]
-    """ReadFile sends the content of a file of the tenant."""
+    UploadFile: _grpc.StreamStreamMultiCallable[_batch_pb2.UploadFileRequest, _batch_pb2.UploadFileResponse]
+    """UploadFile stores a file: `header` with `owner` first, then its content. One response, once the file is durable."""
+    ReadFile: _grpc.StreamStreamMultiCallable[_batch_pb2.ReadFileRequest, _batch_pb2.ReadFileResponse]
+    """ReadFile sends the content of a file of the tenant, for one request."""
     Call: _grpc.UnaryUnaryMultiCallable[_batch_pb2.CallRequest, _batch_pb2.CallResponse]
     """Call performs one operation on files or batches of the tenant."""
 
@@ -49,10 +49,10 @@ class BatchServiceAsyncStub(BatchServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    UploadFile: _aio.StreamUnaryMultiCallable[_batch_pb2.UploadFileRequest, _batch_pb2.UploadFileResponse]  # type: ignore[assignment]
-    """UploadFile stores a file: `header` with `owner` first, then its content."""
-    ReadFile: _aio.UnaryStreamMultiCallable[_batch_pb2.ReadFileRequest, _batch_pb2.ReadFileResponse]  # type: ignore[assignment]
-    """ReadFile sends the content of a file of the tenant."""
+    UploadFile: _aio.StreamStreamMultiCallable[_batch_pb2.UploadFileRequest, _batch_pb2.UploadFileResponse]  # type: ignore[assignment]
+    """UploadFile stores a file: `header` with `owner` first, then its content. One response, once the file is durable."""
+    ReadFile: _aio.StreamStreamMultiCallable[_batch_pb2.ReadFileRequest, _batch_pb2.ReadFileResponse]  # type: ignore[assignment]
+    """ReadFile sends the content of a file of the tenant, for one request."""
     Call: _aio.UnaryUnaryMultiCallable[_batch_pb2.CallRequest, _batch_pb2.CallResponse]  # type: ignore[assignment]
     """Call performs one operation on files or batches of the tenant."""
 
@@ -66,16 +66,16 @@ class BatchServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_batch_pb2.UploadFileRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_batch_pb2.UploadFileResponse, _abc.Awaitable[_batch_pb2.UploadFileResponse]]:
-        """UploadFile stores a file: `header` with `owner` first, then its content."""
+    ) -> _typing.Union[_abc.Iterator[_batch_pb2.UploadFileResponse], _abc.AsyncIterator[_batch_pb2.UploadFileResponse]]:
+        """UploadFile stores a file: `header` with `owner` first, then its content. One response, once the file is durable."""
 
     @_abc_1.abstractmethod
     def ReadFile(
         self,
-        request: _batch_pb2.ReadFileRequest,
+        request_iterator: _MaybeAsyncIterator[_batch_pb2.ReadFileRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_batch_pb2.ReadFileResponse], _abc.AsyncIterator[_batch_pb2.ReadFileResponse]]:
-        """ReadFile sends the content of a file of the tenant."""
+        """ReadFile sends the content of a file of the tenant, for one request."""
 
     @_abc_1.abstractmethod
     def Call(
