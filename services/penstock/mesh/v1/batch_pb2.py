@@ -29,47 +29,47 @@ from penstock.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/mesh/v1/batch.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19penstock/v1/batches.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\">\n\x05Owner\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x12\n\ndelegation\x18\x03 \x01(\x0c\"l\n\x11UploadFileRequest\x12&\n\x05owner\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.penstock.v1.UploadFileRequest\"5\n\x12UploadFileResponse\x12\x1f\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x11.penstock.v1.File\"h\n\x0fReadFileRequest\x12&\n\x05owner\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.ReadFileRequest\"#\n\x10ReadFileResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"\xbd\x03\n\x0b\x43\x61llRequest\x12&\n\x05owner\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12/\n\x08get_file\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.GetFileRequestH\x00\x12\x33\n\nlist_files\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.ListFilesRequestH\x00\x12\x35\n\x0b\x64\x65lete_file\x18\x04 \x01(\x0b\x32\x1e.penstock.v1.DeleteFileRequestH\x00\x12\x37\n\x0c\x63reate_batch\x18\x05 \x01(\x0b\x32\x1f.penstock.v1.CreateBatchRequestH\x00\x12\x31\n\tget_batch\x18\x06 \x01(\x0b\x32\x1c.penstock.v1.GetBatchRequestH\x00\x12\x37\n\x0c\x63\x61ncel_batch\x18\x07 \x01(\x0b\x32\x1f.penstock.v1.CancelBatchRequestH\x00\x12\x37\n\x0clist_batches\x18\x08 \x01(\x0b\x32\x1f.penstock.v1.ListBatchesRequestH\x00\x42\x0b\n\toperation\"\xfa\x01\n\x0c\x43\x61llResponse\x12!\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x11.penstock.v1.FileH\x00\x12/\n\x05\x66iles\x18\x02 \x01(\x0b\x32\x1e.penstock.v1.ListFilesResponseH\x00\x12\x32\n\x07\x64\x65leted\x18\x03 \x01(\x0b\x32\x1f.penstock.v1.DeleteFileResponseH\x00\x12#\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x12.penstock.v1.BatchH\x00\x12\x33\n\x07\x62\x61tches\x18\x05 \x01(\x0b\x32 .penstock.v1.ListBatchesResponseH\x00\x42\x08\n\x06result\"\x8e\x02\n\nRunRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x05start\x18\x04 \x01(\x0b\x32\x1b.penstock.mesh.v1.StartLineH\x00\x12*\n\x04stop\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.StopLineH\x00\x12*\n\x04more\x18\x0f \x03(\x0b\x32\x1c.penstock.mesh.v1.RunRequestB\x07\n\x05\x66rame\"\xdb\x01\n\tStartLine\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07line_id\x18\x02 \x01(\t\x12&\n\x05owner\x18\x03 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x08priority\x18\x07 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x10\n\x08progress\x18\x08 \x01(\x0c\"\x1a\n\x08StopLine\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xca\x02\n\x0bRunResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12\x30\n\x07running\x18\x04 \x01(\x0b\x32\x1d.penstock.mesh.v1.LineRunningH\x00\x12\x32\n\x08progress\x18\x05 \x01(\x0b\x32\x1e.penstock.mesh.v1.LineProgressH\x00\x12,\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x1b.penstock.mesh.v1.LineEndedH\x00\x12+\n\x04more\x18\x0f \x03(\x0b\x32\x1d.penstock.mesh.v1.RunResponseB\x07\n\x05\x66rame\"\x1d\n\x0bLineRunning\x12\x0e\n\x06number\x18\x01 \x01(\x04\"0\n\x0cLineProgress\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08progress\x18\x02 \x01(\x0c\"D\n\tLineState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\xd1\x01\n\tLineEnded\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12.\n\x07verdict\x18\x02 \x01(\x0e\x32\x1d.penstock.mesh.v1.LineVerdict\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12%\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x14\n\x0cinput_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x12\n\nrequest_id\x18\x08 \x01(\t*\xa6\x01\n\x0bLineVerdict\x12\x1c\n\x18LINE_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15LINE_VERDICT_ANSWERED\x10\x01\x12\x18\n\x14LINE_VERDICT_REFUSED\x10\x02\x12\x16\n\x12LINE_VERDICT_LATER\x10\x03\x12\x15\n\x11LINE_VERDICT_LOST\x10\x04\x12\x15\n\x11LINE_VERDICT_STOP\x10\x05\x32\x89\x02\n\x0c\x42\x61tchService\x12[\n\nUploadFile\x12#.penstock.mesh.v1.UploadFileRequest\x1a$.penstock.mesh.v1.UploadFileResponse(\x01\x30\x01\x12U\n\x08ReadFile\x12!.penstock.mesh.v1.ReadFileRequest\x1a\".penstock.mesh.v1.ReadFileResponse(\x01\x30\x01\x12\x45\n\x04\x43\x61ll\x12\x1d.penstock.mesh.v1.CallRequest\x1a\x1e.penstock.mesh.v1.CallResponse2U\n\x0bLineService\x12\x46\n\x03Run\x12\x1c.penstock.mesh.v1.RunRequest\x1a\x1d.penstock.mesh.v1.RunResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/mesh/v1/batch.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19penstock/v1/batches.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\">\n\x05Owner\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x12\n\ndelegation\x18\x03 \x01(\x0c\"\x81\x01\n\x11UploadFileRequest\x12&\n\x05owner\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.penstock.v1.UploadFileRequest\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\"5\n\x12UploadFileResponse\x12\x1f\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x11.penstock.v1.File\"h\n\x0fReadFileRequest\x12&\n\x05owner\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.ReadFileRequest\"#\n\x10ReadFileResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"\xbd\x03\n\x0b\x43\x61llRequest\x12&\n\x05owner\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12/\n\x08get_file\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.GetFileRequestH\x00\x12\x33\n\nlist_files\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.ListFilesRequestH\x00\x12\x35\n\x0b\x64\x65lete_file\x18\x04 \x01(\x0b\x32\x1e.penstock.v1.DeleteFileRequestH\x00\x12\x37\n\x0c\x63reate_batch\x18\x05 \x01(\x0b\x32\x1f.penstock.v1.CreateBatchRequestH\x00\x12\x31\n\tget_batch\x18\x06 \x01(\x0b\x32\x1c.penstock.v1.GetBatchRequestH\x00\x12\x37\n\x0c\x63\x61ncel_batch\x18\x07 \x01(\x0b\x32\x1f.penstock.v1.CancelBatchRequestH\x00\x12\x37\n\x0clist_batches\x18\x08 \x01(\x0b\x32\x1f.penstock.v1.ListBatchesRequestH\x00\x42\x0b\n\toperation\"\xfa\x01\n\x0c\x43\x61llResponse\x12!\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x11.penstock.v1.FileH\x00\x12/\n\x05\x66iles\x18\x02 \x01(\x0b\x32\x1e.penstock.v1.ListFilesResponseH\x00\x12\x32\n\x07\x64\x65leted\x18\x03 \x01(\x0b\x32\x1f.penstock.v1.DeleteFileResponseH\x00\x12#\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x12.penstock.v1.BatchH\x00\x12\x33\n\x07\x62\x61tches\x18\x05 \x01(\x0b\x32 .penstock.v1.ListBatchesResponseH\x00\x42\x08\n\x06result\"\x8e\x02\n\nRunRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x05start\x18\x04 \x01(\x0b\x32\x1b.penstock.mesh.v1.StartLineH\x00\x12*\n\x04stop\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.StopLineH\x00\x12*\n\x04more\x18\x0f \x03(\x0b\x32\x1c.penstock.mesh.v1.RunRequestB\x07\n\x05\x66rame\"\xdb\x01\n\tStartLine\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07line_id\x18\x02 \x01(\t\x12&\n\x05owner\x18\x03 \x01(\x0b\x32\x17.penstock.mesh.v1.Owner\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x08priority\x18\x07 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x10\n\x08progress\x18\x08 \x01(\x0c\"\x1a\n\x08StopLine\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xca\x02\n\x0bRunResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12\x30\n\x07running\x18\x04 \x01(\x0b\x32\x1d.penstock.mesh.v1.LineRunningH\x00\x12\x32\n\x08progress\x18\x05 \x01(\x0b\x32\x1e.penstock.mesh.v1.LineProgressH\x00\x12,\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x1b.penstock.mesh.v1.LineEndedH\x00\x12+\n\x04more\x18\x0f \x03(\x0b\x32\x1d.penstock.mesh.v1.RunResponseB\x07\n\x05\x66rame\"\x1d\n\x0bLineRunning\x12\x0e\n\x06number\x18\x01 \x01(\x04\"0\n\x0cLineProgress\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08progress\x18\x02 \x01(\x0c\"D\n\tLineState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\xd1\x01\n\tLineEnded\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12.\n\x07verdict\x18\x02 \x01(\x0e\x32\x1d.penstock.mesh.v1.LineVerdict\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12%\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x14\n\x0cinput_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x12\n\nrequest_id\x18\x08 \x01(\t*\xa6\x01\n\x0bLineVerdict\x12\x1c\n\x18LINE_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15LINE_VERDICT_ANSWERED\x10\x01\x12\x18\n\x14LINE_VERDICT_REFUSED\x10\x02\x12\x16\n\x12LINE_VERDICT_LATER\x10\x03\x12\x15\n\x11LINE_VERDICT_LOST\x10\x04\x12\x15\n\x11LINE_VERDICT_STOP\x10\x05\x32\x89\x02\n\x0c\x42\x61tchService\x12[\n\nUploadFile\x12#.penstock.mesh.v1.UploadFileRequest\x1a$.penstock.mesh.v1.UploadFileResponse(\x01\x30\x01\x12U\n\x08ReadFile\x12!.penstock.mesh.v1.ReadFileRequest\x1a\".penstock.mesh.v1.ReadFileResponse(\x01\x30\x01\x12\x45\n\x04\x43\x61ll\x12\x1d.penstock.mesh.v1.CallRequest\x1a\x1e.penstock.mesh.v1.CallResponse2U\n\x0bLineService\x12\x46\n\x03Run\x12\x1c.penstock.mesh.v1.RunRequest\x1a\x1d.penstock.mesh.v1.RunResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.mesh.v1.batch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LINEVERDICT']._serialized_start=2484
-  _globals['_LINEVERDICT']._serialized_end=2650
+  _globals['_LINEVERDICT']._serialized_start=2506
+  _globals['_LINEVERDICT']._serialized_end=2672
   _globals['_OWNER']._serialized_start=191
   _globals['_OWNER']._serialized_end=253
-  _globals['_UPLOADFILEREQUEST']._serialized_start=255
-  _globals['_UPLOADFILEREQUEST']._serialized_end=363
-  _globals['_UPLOADFILERESPONSE']._serialized_start=365
-  _globals['_UPLOADFILERESPONSE']._serialized_end=418
-  _globals['_READFILEREQUEST']._serialized_start=420
-  _globals['_READFILEREQUEST']._serialized_end=524
-  _globals['_READFILERESPONSE']._serialized_start=526
-  _globals['_READFILERESPONSE']._serialized_end=561
-  _globals['_CALLREQUEST']._serialized_start=564
-  _globals['_CALLREQUEST']._serialized_end=1009
-  _globals['_CALLRESPONSE']._serialized_start=1012
-  _globals['_CALLRESPONSE']._serialized_end=1262
-  _globals['_RUNREQUEST']._serialized_start=1265
-  _globals['_RUNREQUEST']._serialized_end=1535
-  _globals['_STARTLINE']._serialized_start=1538
-  _globals['_STARTLINE']._serialized_end=1757
-  _globals['_STOPLINE']._serialized_start=1759
-  _globals['_STOPLINE']._serialized_end=1785
-  _globals['_RUNRESPONSE']._serialized_start=1788
-  _globals['_RUNRESPONSE']._serialized_end=2118
-  _globals['_LINERUNNING']._serialized_start=2120
-  _globals['_LINERUNNING']._serialized_end=2149
-  _globals['_LINEPROGRESS']._serialized_start=2151
-  _globals['_LINEPROGRESS']._serialized_end=2199
-  _globals['_LINESTATE']._serialized_start=2201
-  _globals['_LINESTATE']._serialized_end=2269
-  _globals['_LINEENDED']._serialized_start=2272
-  _globals['_LINEENDED']._serialized_end=2481
-  _globals['_BATCHSERVICE']._serialized_start=2653
-  _globals['_BATCHSERVICE']._serialized_end=2918
-  _globals['_LINESERVICE']._serialized_start=2920
-  _globals['_LINESERVICE']._serialized_end=3005
+  _globals['_UPLOADFILEREQUEST']._serialized_start=256
+  _globals['_UPLOADFILEREQUEST']._serialized_end=385
+  _globals['_UPLOADFILERESPONSE']._serialized_start=387
+  _globals['_UPLOADFILERESPONSE']._serialized_end=440
+  _globals['_READFILEREQUEST']._serialized_start=442
+  _globals['_READFILEREQUEST']._serialized_end=546
+  _globals['_READFILERESPONSE']._serialized_start=548
+  _globals['_READFILERESPONSE']._serialized_end=583
+  _globals['_CALLREQUEST']._serialized_start=586
+  _globals['_CALLREQUEST']._serialized_end=1031
+  _globals['_CALLRESPONSE']._serialized_start=1034
+  _globals['_CALLRESPONSE']._serialized_end=1284
+  _globals['_RUNREQUEST']._serialized_start=1287
+  _globals['_RUNREQUEST']._serialized_end=1557
+  _globals['_STARTLINE']._serialized_start=1560
+  _globals['_STARTLINE']._serialized_end=1779
+  _globals['_STOPLINE']._serialized_start=1781
+  _globals['_STOPLINE']._serialized_end=1807
+  _globals['_RUNRESPONSE']._serialized_start=1810
+  _globals['_RUNRESPONSE']._serialized_end=2140
+  _globals['_LINERUNNING']._serialized_start=2142
+  _globals['_LINERUNNING']._serialized_end=2171
+  _globals['_LINEPROGRESS']._serialized_start=2173
+  _globals['_LINEPROGRESS']._serialized_end=2221
+  _globals['_LINESTATE']._serialized_start=2223
+  _globals['_LINESTATE']._serialized_end=2291
+  _globals['_LINEENDED']._serialized_start=2294
+  _globals['_LINEENDED']._serialized_end=2503
+  _globals['_BATCHSERVICE']._serialized_start=2675
+  _globals['_BATCHSERVICE']._serialized_end=2940
+  _globals['_LINESERVICE']._serialized_start=2942
+  _globals['_LINESERVICE']._serialized_end=3027
 # @@protoc_insertion_point(module_scope)

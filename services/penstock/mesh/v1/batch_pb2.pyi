@@ -102,23 +102,27 @@ class UploadFileRequest(_message.Message):
 
     OWNER_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    IS_COMPLETE_FIELD_NUMBER: _builtins.int
+    is_complete: _builtins.bool
+    """Set in the last message: the content is whole. A stream that ends before it stores nothing."""
     @_builtins.property
     def owner(self) -> Global___Owner:
         """Of the first part."""
 
     @_builtins.property
     def request(self) -> _batches_pb2.UploadFileRequest:
-        """The part."""
+        """The part. Unset in the last message."""
 
     def __init__(
         self,
         *,
         owner: Global___Owner | None = ...,
         request: _batches_pb2.UploadFileRequest | None = ...,
+        is_complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_complete", b"is_complete", "owner", b"owner", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
