@@ -13,6 +13,7 @@ from penstock.chassis.security.process import open_security
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.protocol import hello_of
 from penstock.edge.api.doors import Doors
+from penstock.edge.api.grpc.batches import BatchesService
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
@@ -26,6 +27,7 @@ from penstock.edge.observations import observations
 from penstock.edge.runner import RequestRunner
 from penstock.edge.stored.service import StoredResponses
 from penstock.edge.text.executor import TokenizerPools
+from penstock.edge.upstreams.batches import BatchClient
 
 
 async def run_edge(config: EdgeConfig) -> None:
@@ -50,9 +52,10 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         gateway = Gateway(config, runner, catalog, planner, threads)
         doors = Doors(config, gateway)
         stored = StoredResponses(config, gateway, ResponsesFormat(), hello, clock, dialer=security.dialer)
-        async with background(catalog.run(), runner.run(), doors.run(), stored.run()):
+        batches = BatchClient(config.batches, dialer=security.dialer)
+        async with background(catalog.run(), runner.run(), doors.run(), stored.run(), batches.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
-            app = OpenAIApp(gateway, stored, runner.has_connected.is_set)
+            app = OpenAIApp(gateway, stored, batches, runner.has_connected.is_set)
             async with (
                 serving_http(
                     config.http_listen,
@@ -73,7 +76,10 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 ),
                 serving(
                     config.listen,
-                    [(doors.grpc.add_to_server, InferenceService(gateway, hello))],
+                    [
+                        (doors.grpc.add_to_server, InferenceService(gateway, hello)),
+                        (doors.grpc.add_batches_to_server, BatchesService(gateway, batches)),
+                    ],
                     admin=EdgeAdmin(
                         config.instance_id,
                         runner.history,

@@ -169,6 +169,10 @@ class AuthClient:
         """Return the caller's identity. Raises auth's rejection, or Unavailable after `timeout` seconds."""
         return await self._identifies.identify(credential, timeout)
 
+    async def delegate(self, credential: Credential, timeout: float) -> bytes:
+        """Return a proof of auth that requests may run for the caller later. Raises as `identify`."""
+        return await self._identifies.delegate(credential, timeout)
+
     def accept_identity_header(self, header: str, credential: Credential) -> bool:
         """Return whether auth has identified the caller for our proxy. It is then known as after `identify`."""
         identity = self.identity_headers.verify(header, credential, self._runner.now()) if header else None

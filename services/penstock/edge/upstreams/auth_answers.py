@@ -75,7 +75,7 @@ class AuthAnswers:
                 self._on_settled()
             case "identified":
                 self._watch.on_response(address, frame.identified.request_id)
-                self._identifies.on_identified(frame.identified.request_id, frame.identified.identity)
+                self._identifies.on_identified(frame.identified)
             case "not_owner":
                 self._watch.on_response(address, frame.not_owner.request_id)
                 self._on_not_owner(address, frame.not_owner)

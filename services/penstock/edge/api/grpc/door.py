@@ -23,6 +23,7 @@ from penstock.edge.callers.connections import UnidentifiedCalls
 from penstock.edge.callers.messages import MessageRead, UnfinishedMessages
 from penstock.edge.request.caller import PROXY_HEADER_PREFIXES, credential_of, identity_header_of
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
+from penstock.v1.batches_pb2_grpc import BatchesServicer, add_BatchesServicer_to_server
 from penstock.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
 SWEEP_INTERVAL_S = 0.5
@@ -55,10 +56,15 @@ class GrpcDoor:
         registrar: Any = _Registrar(self, server)
         add_InferenceServicer_to_server(servicer, registrar)
 
+    def add_batches_to_server(self, servicer: BatchesServicer, server: Any) -> None:
+        """Add the service of batches in the same way."""
+        registrar: Any = _Registrar(self, server)
+        add_BatchesServicer_to_server(servicer, registrar)
+
     def guarded(self, handler: Any) -> Any:
         """Return a handler that identifies the caller, then reads the message of a unary call, then runs `handler`."""
         if handler.request_streaming:
-            method = self._before_stream(handler.stream_stream)
+            method = self._before_stream(handler.stream_stream or handler.stream_unary)
         elif handler.response_streaming:
             method = self._before_message(handler.unary_stream)
         else:
