@@ -1,0 +1,95 @@
+"""Contents in a folder, which all replicas share if there are several. A content is renamed once it is whole."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.batch.blobs.blobs import BlobUnavailable
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+PART_SUFFIX = ".part"  # of a content that is not whole
+
+
+class FolderBlobs:
+    """A folder. Raises BlobUnavailable if it cannot be created."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise BlobUnavailable(f"the folder {folder} cannot be created: {error}") from error
+
+    def create(self, name: str) -> "FolderWriter":
+        return FolderWriter(self._path(name))
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        try:
+            with self._path(name).open("rb") as file:
+                file.seek(offset)
+                return file.read(size)
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
+
+    def delete(self, name: str) -> None:
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
+
+    def names(self) -> Iterator[str]:
+        yield from (path.name for path in self._folder.iterdir() if NAME.fullmatch(path.name))
+
+    def delete_parts(self, older_than: float) -> int:
+        """Delete what processes that died have left, last written before `older_than` (Unix s). Return their number."""
+        deleted = 0
+        for path in self._folder.glob(f"*{PART_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < older_than:
+                    path.unlink()
+                    deleted += 1
+        return deleted
+
+    def _path(self, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a content")
+        return self._folder / name
+
+
+class FolderWriter:
+    """Writes beside the final name, and renames at the commit."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._part = path, path.with_name(f"{path.name}{PART_SUFFIX}")
+        try:
+            self._file: BinaryIO | None = self._part.open("wb")
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
+
+    def write(self, content: bytes) -> None:
+        assert self._file, "the content is written already"
+        try:
+            self._file.write(content)
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
+
+    def commit(self) -> None:
+        assert self._file, "the content is written already"
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.rename(self._path)
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
+        self._file = None
+
+    def abort(self) -> None:
+        if self._file:
+            with contextlib.suppress(OSError):
+                self._file.close()
+                self._part.unlink(missing_ok=True)
+            self._file = None

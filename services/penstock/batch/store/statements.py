@@ -1,0 +1,158 @@
+"""Statements of the store, for SQLite and PostgreSQL. A value is written as `?`; SQLite ignores the locks of rows."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from penstock.batch.jobs.batch import Batch, Status
+
+# ruff: noqa: S608  # all parts of the statements are constants
+Row = tuple[Any, ...]
+FILE_COLUMNS = "file_id, tenant_id, filename, purpose, size_bytes, created_at, expires_at"
+BATCH_COLUMNS = (
+    "batch_id, tenant_id, key_id, delegation, endpoint, input_file_id, completion_window, output_ttl, metadata, status,"
+    " created_at, started_at, finalizing_at, ended_at, cancelled_at, expired, failure_reason, failure_message, lines,"
+    " completed, failed, input_tokens, output_tokens, output_file_id, error_file_id"
+)
+_BATCH_VALUES = ", ".join("?" for _ in BATCH_COLUMNS.split(","))
+CHANGING_COLUMNS = (
+    "status = ?, started_at = ?, finalizing_at = ?, ended_at = ?, cancelled_at = ?, expired = ?, failure_reason = ?,"
+    " failure_message = ?, lines = ?, completed = ?, failed = ?, input_tokens = ?, output_tokens = ?,"
+    " output_file_id = ?, error_file_id = ?"
+)
+
+ADD_FILE = f"INSERT INTO files ({FILE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+FIND_FILE = f"SELECT {FILE_COLUMNS} FROM files WHERE tenant_id = ? AND file_id = ? AND expires_at > ?"
+LIST_FILES = f"""
+    SELECT {FILE_COLUMNS} FROM files WHERE tenant_id = ? AND expires_at > ? AND (? = 0 OR purpose = ?)
+        AND (created_at, file_id) < (?, ?)
+    ORDER BY created_at DESC, file_id DESC LIMIT ?
+"""
+BYTES_OF_TENANT = "SELECT coalesce(sum(size_bytes), 0) FROM files WHERE tenant_id = ?"
+DELETE_FILE = "DELETE FROM files WHERE file_id = ?"
+EXPIRED_FILES = "SELECT file_id FROM files WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
+READERS_OF_FILE = "SELECT 1 FROM batches WHERE input_file_id = ? AND status IN (1, 2, 3, 7) LIMIT 1"
+HAS_FILE = "SELECT 1 FROM files WHERE file_id = ?"
+
+ADD_BATCH = f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({_BATCH_VALUES})"
+FIND_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND batch_id = ? FOR UPDATE"
+LOCK_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE number = ? FOR UPDATE"
+LIST_BATCHES = f"""
+    SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND (created_at, batch_id) < (?, ?)
+    ORDER BY created_at DESC, batch_id DESC LIMIT ?
+"""
+OPEN_OF_TENANT = "SELECT count(*) FROM batches WHERE tenant_id = ? AND status IN (1, 2, 3, 7)"
+UPDATE_BATCH = f"UPDATE batches SET {CHANGING_COLUMNS} WHERE number = ?"
+FIND_PLACE = "SELECT created_at FROM batches WHERE tenant_id = ? AND batch_id = ?"
+FIND_FILE_PLACE = "SELECT created_at FROM files WHERE tenant_id = ? AND file_id = ?"
+
+# Batches whose file has to be divided, or whose output has to be written, and of which no replica does it.
+DUE_JOBS = f"""
+    SELECT number, {BATCH_COLUMNS} FROM batches WHERE (status = 1 OR status = 3 OR status = 7) AND job_until <= ?
+    ORDER BY number FOR UPDATE SKIP LOCKED
+"""
+HOLD_JOB = "UPDATE batches SET job_epoch = job_epoch + 1, job_until = ? WHERE number = ? RETURNING job_epoch"
+RENEW_JOB = "UPDATE batches SET job_until = ? WHERE number = ? AND job_epoch = ? RETURNING number"
+LAPSING = f"""
+    SELECT number, {BATCH_COLUMNS} FROM batches WHERE status IN (1, 2) AND created_at + completion_window <= ?
+    FOR UPDATE SKIP LOCKED
+"""
+
+ADD_CHUNK = "INSERT INTO chunks (number, first_line, line_count, byte_offset, byte_length) VALUES (?, ?, ?, ?, ?)"
+DROP_CHUNKS = "DELETE FROM chunks WHERE number = ?"
+# Each batch that runs, with the chunks that replicas hold.
+RUNNING = """
+    SELECT number, tenant_id, created_at + completion_window,
+        (SELECT count(*) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?)
+    FROM batches WHERE status = 2
+"""
+NEXT_CHUNKS = """
+    SELECT first_line, line_count FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until <= ?
+    ORDER BY lease_until, first_line LIMIT ? FOR UPDATE SKIP LOCKED
+"""
+HOLD_CHUNK = "UPDATE chunks SET epoch = epoch + 1, lease_until = ? WHERE number = ? AND first_line = ? RETURNING epoch"
+LOCK_CHUNK = """
+    SELECT chunks.number, line_count, epoch, has_ended, lease_until, status FROM chunks JOIN batches USING (number)
+    WHERE batch_id = ? AND first_line = ? FOR UPDATE
+"""
+RENEW_CHUNK = "UPDATE chunks SET lease_until = ? WHERE number = ? AND first_line = ?"
+END_CHUNK = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ? AND first_line = ?"
+OPEN_CHUNKS = "SELECT count(*) FROM chunks WHERE number = ? AND has_ended = 0"
+HELD_CHUNKS = "SELECT count(*) FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until > ?"
+PLACE_OF_CHUNK = """
+    SELECT chunks.number, input_file_id, byte_offset, byte_length FROM chunks JOIN batches USING (number)
+    WHERE batch_id = ? AND first_line = ?
+"""
+
+ADD_RESULT = """
+    INSERT INTO results (number, line, is_error, content) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING line
+"""
+LINES_WITH_RESULT = "SELECT line FROM results WHERE number = ? AND line >= ? AND line < ?"
+READ_RESULTS = """
+    SELECT line, content FROM results WHERE number = ? AND line > ? AND is_error = ? ORDER BY line LIMIT ?
+"""
+DROP_RESULTS = "DELETE FROM results WHERE number = ?"
+
+
+class Transaction(Protocol):
+    """An open transaction on either database."""
+
+    @property
+    def now(self) -> float: ...
+
+    def run(self, statement: str, *values: object) -> list[Row]: ...
+
+    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        """Run a statement for each of `values`."""
+
+
+def batch_of(row: Row) -> Batch:
+    """Return a batch of its number and `BATCH_COLUMNS`."""
+    number, batch_id, tenant_id, key_id, delegation, endpoint, input_file_id, window, ttl, metadata, *rest = row
+    status, created, started, finalizing, ended, cancelled, expired, reason, message, *counts = rest
+    lines, completed, failed, input_tokens, output_tokens, output_file_id, error_file_id = counts
+    return Batch(
+        batch_id=batch_id,
+        tenant_id=tenant_id,
+        key_id=key_id,
+        delegation=bytes(delegation),
+        endpoint=endpoint,
+        input_file_id=input_file_id,
+        window=window,
+        output_ttl=ttl,
+        metadata=orjson.loads(metadata),
+        status=Status(status),
+        created_at=created,
+        started_at=started,
+        finalizing_at=finalizing,
+        ended_at=ended,
+        cancelled_at=cancelled,
+        expired=bool(expired),
+        failure_reason=reason,
+        failure_message=message,
+        lines=lines,
+        completed=completed,
+        failed=failed,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        output_file_id=output_file_id,
+        error_file_id=error_file_id,
+        number=number,
+    )
+
+
+def new_row(batch: Batch) -> Sequence[object]:
+    """Return the values of `ADD_BATCH`."""
+    fixed = batch.batch_id, batch.tenant_id, batch.key_id, batch.delegation, batch.endpoint, batch.input_file_id
+    metadata = orjson.dumps(dict(batch.metadata)).decode()
+    status, *rest = changing_row(batch)
+    return (*fixed, batch.window, batch.output_ttl, metadata, status, batch.created_at, *rest)
+
+
+def changing_row(batch: Batch) -> Sequence[object]:
+    """Return the values of `CHANGING_COLUMNS`."""
+    times = batch.started_at, batch.finalizing_at, batch.ended_at, batch.cancelled_at, int(batch.expired)
+    counts = batch.lines, batch.completed, batch.failed, batch.input_tokens, batch.output_tokens
+    failure = batch.failure_reason, batch.failure_message
+    return (batch.status.value, *times, *failure, *counts, batch.output_file_id, batch.error_file_id)
