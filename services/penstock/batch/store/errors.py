@@ -1,0 +1,42 @@
+"""Errors of the store."""
+
+from penstock.chassis.errors import FailedPrecondition, NotFound, Overloaded, Unavailable
+
+
+class StoreUnavailable(Unavailable):
+    """The database or the place of contents cannot be used now."""
+
+    default_reason = "STORE_UNAVAILABLE"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the store of batches cannot be used now: {why}; retry in 1 s", retry_after=1.0)
+
+
+class FileUnknown(NotFound):
+    """The tenant has no such file."""
+
+    default_reason = "FILE_UNKNOWN"
+
+
+class BatchUnknown(NotFound):
+    """The tenant has no such batch."""
+
+    default_reason = "BATCH_UNKNOWN"
+
+
+class FileInUse(FailedPrecondition):
+    """A batch that has not ended reads the file."""
+
+    default_reason = "FILE_IN_USE"
+
+
+class FilesFull(Overloaded):
+    """The files of the tenant are as large as they may be."""
+
+    default_reason = "FILES_FULL"
+
+
+class TooManyBatches(Overloaded):
+    """The tenant has as many batches that have not ended as it may have."""
+
+    default_reason = "TOO_MANY_BATCHES"
