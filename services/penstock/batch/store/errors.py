@@ -1,6 +1,6 @@
 """Errors of the store."""
 
-from penstock.chassis.errors import FailedPrecondition, NotFound, Overloaded, Unavailable
+from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound, Overloaded, Unavailable
 
 
 class StoreUnavailable(Unavailable):
@@ -40,3 +40,7 @@ class TooManyBatches(Overloaded):
     """The tenant has as many batches that have not ended as it may have."""
 
     default_reason = "TOO_MANY_BATCHES"
+
+
+def file_too_large(max_bytes: int) -> InvalidArgument:
+    return InvalidArgument(f"a file has at most {max_bytes} bytes; divide it", field="file", reason="FILE_TOO_LARGE")
