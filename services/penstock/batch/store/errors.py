@@ -42,5 +42,8 @@ class TooManyBatches(Overloaded):
     default_reason = "TOO_MANY_BATCHES"
 
 
-def file_too_large(max_bytes: int) -> InvalidArgument:
-    return InvalidArgument(f"a file has at most {max_bytes} bytes; divide it", field="file", reason="FILE_TOO_LARGE")
+def check_size(size: int, max_bytes: int) -> None:
+    """Raise InvalidArgument / FILE_TOO_LARGE for a file of more than `max_bytes`."""
+    if size > max_bytes:
+        text = f"a file has at most {max_bytes} bytes; divide it"
+        raise InvalidArgument(text, field="file", reason="FILE_TOO_LARGE")

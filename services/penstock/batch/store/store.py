@@ -12,7 +12,7 @@ from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line, LineResult
 from penstock.batch.jobs.division import FileDivision, LineTooLong, lines_in
 from penstock.batch.store import statements as sql
-from penstock.batch.store.errors import StoreUnavailable, file_too_large
+from penstock.batch.store.errors import StoreUnavailable, check_size
 from penstock.batch.store.operations import BatchOperations, Chunk, Job, StoredFile
 from penstock.batch.store.statements import Transaction
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH_OUTPUT
@@ -64,8 +64,7 @@ class BatchStore:
         try:
             async for content in contents:
                 size += len(content)
-                if size > self.max_file_bytes:
-                    raise file_too_large(self.max_file_bytes)
+                check_size(size, self.max_file_bytes)
                 await _in_thread(writer.write, content)
             await _in_thread(writer.commit)
         except BaseException:
