@@ -1,0 +1,217 @@
+"""The chunks that a replica holds: which lines may start, which are in the mesh, and what becomes of each. Pure."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from penstock.batch.jobs.chunks import ChunkKey, ClaimedChunk, Line, LineResult
+from penstock.batch.lines.line import (
+    LineCall,
+    LineInvalid,
+    answer_row,
+    error_row,
+    line_id,
+    parse_line,
+    refused_row,
+)
+from penstock.mesh.v1 import batch_pb2 as pb
+
+MAX_LOST_RUNS = 5  # of one line; then it is an error, because it may be the cause
+LOST_RETRY_S = 1.0  # s until a line that was lost starts again
+
+
+@dataclass(slots=True, eq=False)
+class RunnableLine:
+    """A line without a result."""
+
+    chunk: "HeldChunk"
+    number: int  # in its file
+    call: LineCall
+    line_id: str
+    lost_runs: int = 0
+    not_before: float = 0.0  # s
+    progress: bytes = b""  # of its latest run; empty: it begins anew
+    handle: int = 0  # in the mesh; 0: it waits here
+    edge: str = ""  # that has it
+    is_running: bool = False  # on a worker
+
+
+@dataclass(slots=True, eq=False)
+class HeldChunk:
+    """One chunk under a lease."""
+
+    claimed: ClaimedChunk
+    waiting: deque[RunnableLine] = field(default_factory=deque)
+    in_mesh: int = 0
+    uncommitted: int = 0  # results that the store does not have yet
+    is_stopped: bool = False  # no line of it may start
+    is_lost: bool = False  # another replica has it
+
+    @property
+    def key(self) -> ChunkKey:
+        return self.claimed.key
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it can be released."""
+        has_lines = self.waiting and not self.is_stopped
+        return not (has_lines or self.in_mesh or self.uncommitted)
+
+
+class HeldChunks:
+    """All chunks of one replica. Lines of its chunks start in turn, so that no batch waits for another."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[ChunkKey, HeldChunk] = {}
+        self._turns: deque[HeldChunk] = deque()  # chunks with lines that wait
+        self._in_mesh: dict[int, RunnableLine] = {}  # by handle
+        self._handles = count(1)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __iter__(self) -> Iterator[HeldChunk]:
+        return iter(list(self._chunks.values()))
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(each.waiting) for each in self._chunks.values() if not each.is_stopped)
+
+    @property
+    def in_mesh(self) -> int:
+        return len(self._in_mesh)
+
+    def add(self, claimed: ClaimedChunk, lines: Iterable[Line]) -> list[LineResult]:
+        """Hold a chunk. Return the results of lines that are no calls."""
+        chunk = self._chunks[claimed.key] = HeldChunk(claimed)
+        invalid: list[LineResult] = []
+        for line in lines:
+            answer_id = line_id(claimed.key.batch_id, line.number)
+            try:
+                call = parse_line(line.content, claimed.endpoint)
+            except LineInvalid as error:
+                row = error_row(answer_id, error.custom_id, code=error.code, message=error.message)
+                invalid.append(_result(chunk, line.number, row, is_error=True))
+                continue
+            chunk.waiting.append(RunnableLine(chunk, line.number, call, answer_id))
+        chunk.uncommitted += len(invalid)
+        if chunk.waiting:
+            self._turns.append(chunk)
+        return invalid
+
+    def next_line(self, edge: str, now: float) -> RunnableLine | None:
+        """Take the next line that may start, for an edge. None if there is none now."""
+        for _ in range(len(self._turns)):
+            chunk = self._turns.popleft()
+            if chunk.is_stopped or not chunk.waiting:
+                continue
+            self._turns.append(chunk)
+            for _ in range(len(chunk.waiting)):
+                line = chunk.waiting.popleft()
+                if line.not_before <= now:
+                    return self._enter_mesh(line, edge)
+                chunk.waiting.append(line)
+        return None
+
+    def _enter_mesh(self, line: RunnableLine, edge: str) -> RunnableLine:
+        line.handle, line.edge, line.is_running = next(self._handles), edge, False
+        line.chunk.in_mesh += 1
+        self._in_mesh[line.handle] = line
+        return line
+
+    def find(self, handle: int, edge: str) -> RunnableLine | None:
+        """Return a line that this edge has. Another edge cannot end it."""
+        line = self._in_mesh.get(handle)
+        return line if line and line.edge == edge else None
+
+    def on_ended(self, line: RunnableLine, ended: pb.LineEnded, now: float) -> list[LineResult]:
+        """Take a line out of the mesh. Return the results that follow."""
+        self._leave_mesh(line)
+        chunk = line.chunk
+        if chunk.is_lost:
+            return []
+        if ended.verdict == pb.LINE_VERDICT_STOP:
+            return self._stop_batch(line, ended)
+        if ended.verdict in (pb.LINE_VERDICT_ANSWERED, pb.LINE_VERDICT_REFUSED):
+            chunk.uncommitted += 1
+            return [_ended_result(line, ended)]
+        if ended.verdict == pb.LINE_VERDICT_LOST and (line.lost_runs := line.lost_runs + 1) >= MAX_LOST_RUNS:
+            text = f"{line.lost_runs} runs of the line were lost; the last reason is {ended.failure.reason}"
+            chunk.uncommitted += 1
+            return [_failed_result(line, "line_lost", text)]
+        wait = ended.failure.retry_after
+        delay = wait.seconds + wait.nanos / 1e9 if ended.failure.HasField("retry_after") else LOST_RETRY_S
+        self._wait_again(line, now + delay)
+        return []
+
+    def on_edge_lost(self, edge: str, now: float) -> list[RunnableLine]:
+        """Take back the lines of an edge that is lost. Return them, as they were in the mesh."""
+        lost = [each for each in self._in_mesh.values() if each.edge == edge]
+        for line in lost:
+            self._leave_mesh(line)
+            if not line.chunk.is_lost:
+                self._wait_again(line, now)
+        return lost
+
+    def stop(self, key: ChunkKey, *, is_lost: bool) -> list[RunnableLine]:
+        """Start no further line of a chunk. Return its lines in the mesh, which the caller stops."""
+        chunk = self._chunks[key]
+        chunk.is_stopped, chunk.is_lost = True, chunk.is_lost or is_lost
+        if is_lost:
+            chunk.uncommitted = 0
+        return [each for each in self._in_mesh.values() if each.chunk is chunk]
+
+    def on_committed(self, results: Sequence[LineResult]) -> None:
+        for each in results:
+            chunk = self._chunks.get(each.key)
+            if chunk and chunk.claimed.epoch == each.epoch and not chunk.is_lost:
+                chunk.uncommitted -= 1
+
+    def remove_over(self) -> list[HeldChunk]:
+        """Remove and return the chunks that can be released."""
+        over = [each for each in self._chunks.values() if each.is_over]
+        for each in over:
+            del self._chunks[each.key]
+        return over
+
+    def _leave_mesh(self, line: RunnableLine) -> None:
+        del self._in_mesh[line.handle]
+        line.chunk.in_mesh -= 1
+        line.handle, line.edge = 0, ""
+
+    def _wait_again(self, line: RunnableLine, not_before: float) -> None:
+        line.not_before = not_before
+        chunk = line.chunk
+        if not chunk.waiting:
+            self._turns.append(chunk)
+        chunk.waiting.appendleft(line)
+
+    def _stop_batch(self, line: RunnableLine, ended: pb.LineEnded) -> list[LineResult]:
+        """End the lines that are left of a chunk with the error that ended one of them."""
+        chunk = line.chunk
+        left = [line, *chunk.waiting]
+        chunk.waiting.clear()
+        chunk.uncommitted += len(left)
+        return [_failed_result(each, ended.failure.reason.lower(), ended.failure.message) for each in left]
+
+
+def _failed_result(line: RunnableLine, code: str, message: str) -> LineResult:
+    row = error_row(line.line_id, line.call.custom_id, code=code, message=message)
+    return _result(line.chunk, line.number, row, is_error=True)
+
+
+def _ended_result(line: RunnableLine, ended: pb.LineEnded) -> LineResult:
+    is_error = ended.verdict == pb.LINE_VERDICT_REFUSED
+    make = refused_row if is_error else answer_row
+    row = make(
+        line.line_id, line.call.custom_id, status=ended.status, request_id=ended.request_id, body=ended.body or b"null"
+    )
+    tokens = ended.input_tokens, ended.output_tokens
+    return _result(line.chunk, line.number, row, is_error=is_error, tokens=tokens)
+
+
+def _result(
+    chunk: HeldChunk, number: int, row: bytes, *, is_error: bool, tokens: tuple[int, int] = (0, 0)
+) -> LineResult:
+    return LineResult(chunk.key, chunk.claimed.epoch, number, is_error, row, *tokens)

@@ -1,0 +1,186 @@
+"""Runner: claims chunks, sends their lines to edges, and commits what comes back."""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from penstock.batch.jobs.chunks import ChunkState, ChunkStore, LineResult
+from penstock.batch.runner.edges import EdgeLinks
+from penstock.batch.runner.held import HeldChunks, RunnableLine
+from penstock.batch.window.window import LineWindow
+from penstock.chassis.errors import PenstockError
+from penstock.mesh.v1 import batch_pb2 as pb
+
+log = structlog.get_logger()
+
+LEASE_S = 10.0
+RENEW_INTERVAL_S = 1.0  # also the time in which a cancel stops further lines
+CLAIM_INTERVAL_S = 0.25
+TICK_S = 0.05
+COMMIT_INTERVAL_S = 0.1
+MAX_COMMITTED = 512  # results of one change
+MAX_CLAIMED = 4  # chunks at one time
+SPARE_LINES = 256  # that wait here beyond the window, so that a commit or a claim delays none
+STOP_TIMEOUT_S = 5.0  # at a drain, for lines that were stopped
+
+
+class BatchRunner:
+    """Holds chunks, as many as their lines fill the window."""
+
+    def __init__(self, replica: str, store: ChunkStore, edges: EdgeLinks) -> None:
+        self._replica = replica
+        self._store = store
+        self._edges = edges
+        self._held = HeldChunks()
+        self._window = LineWindow()
+        self._results: list[LineResult] = []
+        self._is_draining = False
+        edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
+        edges.on_lost, edges.on_up = self._on_edge_lost, self._send_lines
+        self.answered = self.failed = 0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the admin snapshot."""
+        return {
+            "chunks_held": len(self._held),
+            "lines_waiting": self._held.waiting,
+            "lines_in_mesh": self._held.in_mesh,
+            "lines_running": self._window.running,
+            "lines_answered": self.answered,
+            "lines_failed": self.failed,
+            "edge_links_up": self._edges.links_up,
+        }
+
+    async def run(self) -> None:
+        """Run lines until cancelled. `drain` gives the chunks back."""
+        async with asyncio.TaskGroup() as group:
+            for work in (self._claim, self._renew, self._commit, self._tick):
+                group.create_task(work())
+
+    async def drain(self) -> None:
+        """Stop all lines, commit what has ended, and give the chunks to other replicas."""
+        self._is_draining = True
+        for chunk in self._held:
+            self._stop(self._held.stop(chunk.key, is_lost=False))
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                while self._held.in_mesh or self._results:
+                    await self._commit_once()
+                    await asyncio.sleep(TICK_S)
+                await self._release_over()
+        except (TimeoutError, PenstockError) as error:
+            log.warning("chunks_not_released", chunks=len(self._held), error=str(error))
+
+    # Loops.
+
+    async def _claim(self) -> None:
+        while True:
+            await asyncio.sleep(CLAIM_INTERVAL_S)
+            if self._is_draining or not self._edges.links_up:
+                continue
+            if self._held.waiting >= SPARE_LINES:
+                continue
+            try:
+                for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
+                    self._add_results(self._held.add(chunk, await self._store.read_lines(chunk)))
+            except PenstockError as error:
+                log.warning("chunks_not_claimed", error=error.message)
+            self._send_lines()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_INTERVAL_S)
+            chunks = [each for each in self._held if not each.is_lost]
+            if not chunks:
+                continue
+            try:
+                states = await self._store.renew([(each.key, each.claimed.epoch) for each in chunks], LEASE_S)
+            except PenstockError as error:
+                log.warning("chunks_not_renewed", chunks=len(chunks), error=error.message)
+                continue
+            for chunk, state in zip(chunks, states, strict=True):
+                if state is not ChunkState.HELD and not chunk.is_stopped:
+                    self._stop(self._held.stop(chunk.key, is_lost=state is ChunkState.LOST))
+
+    async def _commit(self) -> None:
+        while True:
+            await asyncio.sleep(COMMIT_INTERVAL_S)
+            try:
+                await self._commit_once()
+                await self._release_over()
+            except PenstockError as error:
+                log.warning("results_not_committed", results=len(self._results), error=error.message)
+                await asyncio.sleep(RENEW_INTERVAL_S)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._send_lines()
+
+    async def _commit_once(self) -> None:
+        while self._results:
+            group = self._results[:MAX_COMMITTED]
+            stored = await self._store.put_results(group)
+            del self._results[: len(group)]
+            self._held.on_committed(group)
+            for each, is_new in zip(group, stored, strict=True):
+                self.answered += is_new and not each.is_error
+                self.failed += is_new and each.is_error
+
+    async def _release_over(self) -> None:
+        over = self._held.remove_over()
+        if given := [(each.key, each.claimed.epoch) for each in over if not each.is_lost]:
+            await self._store.release(given)
+
+    # Lines.
+
+    def _send_lines(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for _ in range(0 if self._is_draining else self._window.room(now)):
+            edge = self._edges.next_edge()
+            line = self._held.next_line(edge, now) if edge else None
+            if line is None:
+                return
+            self._window.on_sent()
+            if not self._edges.start(line):
+                return  # the loss of the edge takes the line back
+
+    def _stop(self, lines: Sequence[RunnableLine]) -> None:
+        for line in lines:
+            self._edges.stop(line)
+
+    def _add_results(self, results: Sequence[LineResult]) -> None:
+        self._results += results
+
+    # Of edges.
+
+    def _on_running(self, edge: str, handle: int) -> None:
+        line = self._held.find(handle, edge)
+        if line and not line.is_running:
+            line.is_running = True
+            self._window.on_running(asyncio.get_running_loop().time())
+            self._send_lines()
+
+    def _on_progress(self, edge: str, handle: int, progress: bytes) -> None:
+        if line := self._held.find(handle, edge):
+            line.progress = progress
+
+    def _on_ended(self, edge: str, ended: pb.LineEnded) -> None:
+        line, now = self._held.find(ended.number, edge), asyncio.get_running_loop().time()
+        if line is None:
+            return
+        was_running = line.is_running
+        self._window.on_ended(was_running=was_running)
+        results = self._held.on_ended(line, ended, now)
+        if ended.verdict == pb.LINE_VERDICT_LATER and not was_running:
+            wait = ended.failure.retry_after
+            self._window.on_shed(wait.seconds + wait.nanos / 1e9, now)
+        self._add_results(results)
+        self._send_lines()
+
+    def _on_edge_lost(self, edge: str) -> None:
+        for line in self._held.on_edge_lost(edge, asyncio.get_running_loop().time()):
+            self._window.on_ended(was_running=line.is_running)
+        self._send_lines()
