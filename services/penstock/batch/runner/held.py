@@ -136,7 +136,8 @@ class HeldChunks:
         if ended.verdict in (pb.LINE_VERDICT_ANSWERED, pb.LINE_VERDICT_REFUSED):
             chunk.uncommitted += 1
             return [_ended_result(line, ended)]
-        if ended.verdict == pb.LINE_VERDICT_LOST and (line.lost_runs := line.lost_runs + 1) >= MAX_LOST_RUNS:
+        line.lost_runs += ended.verdict == pb.LINE_VERDICT_LOST
+        if line.lost_runs >= MAX_LOST_RUNS:
             text = f"{line.lost_runs} runs of the line were lost; the last reason is {ended.failure.reason}"
             chunk.uncommitted += 1
             return [_failed_result(line, "line_lost", text)]
