@@ -48,7 +48,10 @@ def parse_line(content: bytes, endpoint: str) -> LineCall:
         raise LineInvalid("invalid_body", "body must be a JSON object", custom_id)
     if body.get("stream"):
         raise LineInvalid("stream_unsupported", "a line of a batch is not streamed; leave out stream", custom_id)
-    return LineCall(custom_id, orjson.dumps(body))
+    try:
+        return LineCall(custom_id, orjson.dumps(body))
+    except orjson.JSONEncodeError as error:  # reads deeper nesting than it writes
+        raise LineInvalid("invalid_body", f"body cannot be passed on: {error}", custom_id) from None
 
 
 def line_id(batch_id: str, number: int) -> str:

@@ -46,7 +46,8 @@ class HeldChunk:
     in_mesh: int = 0
     uncommitted: int = 0  # results that the store does not have yet
     is_stopped: bool = False  # no line of it may start
-    is_lost: bool = False  # another replica has it
+    is_lost: bool = False  # another replica has it, or this one under a later epoch
+    has_turn: bool = False  # whether it is among those whose lines start in turn
 
     @property
     def key(self) -> ChunkKey:
@@ -83,7 +84,10 @@ class HeldChunks:
         return len(self._in_mesh)
 
     def add(self, claimed: ClaimedChunk, lines: Iterable[Line]) -> list[LineResult]:
-        """Hold a chunk. Return the results of lines that are no calls."""
+        """Hold a chunk. Return the results of lines that are no calls.
+
+        The caller has stopped an earlier lease of the same chunk, as lost.
+        """
         chunk = self._chunks[claimed.key] = HeldChunk(claimed)
         invalid: list[LineResult] = []
         for line in lines:
@@ -96,8 +100,7 @@ class HeldChunks:
                 continue
             chunk.waiting.append(RunnableLine(chunk, line.number, call, answer_id))
         chunk.uncommitted += len(invalid)
-        if chunk.waiting:
-            self._turns.append(chunk)
+        self._give_turn(chunk)
         return invalid
 
     def next_line(self, edge: str, now: float) -> RunnableLine | None:
@@ -105,6 +108,7 @@ class HeldChunks:
         for _ in range(len(self._turns)):
             chunk = self._turns.popleft()
             if chunk.is_stopped or not chunk.waiting:
+                chunk.has_turn = False
                 continue
             self._turns.append(chunk)
             for _ in range(len(chunk.waiting)):
@@ -156,8 +160,10 @@ class HeldChunks:
         return lost
 
     def stop(self, key: ChunkKey, *, is_lost: bool) -> list[RunnableLine]:
-        """Start no further line of a chunk. Return its lines in the mesh, which the caller stops."""
-        chunk = self._chunks[key]
+        """Start no further line of a chunk, if it is held. Return its lines in the mesh, which the caller stops."""
+        chunk = self._chunks.get(key)
+        if chunk is None:
+            return []
         chunk.is_stopped, chunk.is_lost = True, chunk.is_lost or is_lost
         if is_lost:
             chunk.uncommitted = 0
@@ -183,10 +189,14 @@ class HeldChunks:
 
     def _wait_again(self, line: RunnableLine, not_before: float) -> None:
         line.not_before = not_before
-        chunk = line.chunk
-        if not chunk.waiting:
+        line.chunk.waiting.appendleft(line)
+        self._give_turn(line.chunk)
+
+    def _give_turn(self, chunk: HeldChunk) -> None:
+        """Let the chunk start lines in turn, once in each round."""
+        if chunk.waiting and not chunk.has_turn:
+            chunk.has_turn = True
             self._turns.append(chunk)
-        chunk.waiting.appendleft(line)
 
     def _stop_batch(self, line: RunnableLine, ended: pb.LineEnded) -> list[LineResult]:
         """End the lines that are left of a chunk with the error that ended one of them."""

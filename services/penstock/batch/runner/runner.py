@@ -35,6 +35,7 @@ class BatchRunner:
         self._held = HeldChunks()
         self._window = LineWindow()
         self._results: list[LineResult] = []
+        self._committing = asyncio.Lock()  # of `run` and `drain`, which would take the same results
         self._is_draining = False
         edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
         edges.on_lost, edges.on_up = self._on_edge_lost, self._send_lines
@@ -84,7 +85,9 @@ class BatchRunner:
                 continue
             try:
                 for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
-                    self._add_results(self._held.add(chunk, await self._store.read_lines(chunk)))
+                    lines = await self._store.read_lines(chunk)
+                    self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
+                    self._add_results(self._held.add(chunk, lines))
             except PenstockError as error:
                 log.warning("chunks_not_claimed", error=error.message)
             self._send_lines()
@@ -120,14 +123,15 @@ class BatchRunner:
             self._send_lines()
 
     async def _commit_once(self) -> None:
-        while self._results:
-            group = self._results[:MAX_COMMITTED]
-            stored = await self._store.put_results(group)
-            del self._results[: len(group)]
-            self._held.on_committed(group)
-            for each, is_new in zip(group, stored, strict=True):
-                self.answered += is_new and not each.is_error
-                self.failed += is_new and each.is_error
+        async with self._committing:
+            while self._results:
+                group = self._results[:MAX_COMMITTED]
+                stored = await self._store.put_results(group)
+                del self._results[: len(group)]
+                self._held.on_committed(group)
+                for each, is_new in zip(group, stored, strict=True):
+                    self.answered += is_new and not each.is_error
+                    self.failed += is_new and each.is_error
 
     async def _release_over(self) -> None:
         over = self._held.remove_over()

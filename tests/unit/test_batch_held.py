@@ -1,0 +1,121 @@
+"""Chunks that a replica holds: turns, ends of lines, lost edges, and lost leases."""
+
+import orjson
+import pytest
+
+from penstock.batch.jobs.chunks import ChunkKey, ClaimedChunk, Line
+from penstock.batch.runner.held import MAX_LOST_RUNS, HeldChunks
+from penstock.mesh.v1.batch_pb2 import (
+    LINE_VERDICT_ANSWERED,
+    LINE_VERDICT_LATER,
+    LINE_VERDICT_LOST,
+    LINE_VERDICT_STOP,
+    LineEnded,
+)
+
+ENDPOINT = "/v1/embeddings"
+
+
+def content(number):
+    return orjson.dumps({"custom_id": f"c{number}", "method": "POST", "url": ENDPOINT, "body": {}})
+
+
+def claimed(batch="batch_1", *, lines=3, epoch=1):
+    return ClaimedChunk(ChunkKey(batch, 0), epoch, lines, "acme", "k", b"d", ENDPOINT, 1_000.0, 900.0)
+
+
+def add(held, chunk):
+    return held.add(chunk, [Line(number, content(number)) for number in range(chunk.line_count)])
+
+
+def ended(line, verdict=LINE_VERDICT_ANSWERED):
+    return LineEnded(number=line.handle, verdict=verdict, status=200, body=b"{}", input_tokens=2, output_tokens=3)
+
+
+@pytest.fixture
+def held():
+    return HeldChunks()
+
+
+def started(held, count, now=0.0):
+    return [held.next_line("edge", now) for _ in range(count)]
+
+
+def test_lines_of_chunks_start_in_turn(held):
+    add(held, claimed("batch_1"))
+    add(held, claimed("batch_2"))
+    assert [each.chunk.key.batch_id for each in started(held, 4)] == ["batch_1", "batch_2"] * 2
+
+
+def test_a_chunk_has_one_turn_in_a_round_after_its_lines_have_returned(held):
+    add(held, claimed("batch_1", lines=2))
+    add(held, claimed("batch_2", lines=99))
+    for _ in range(3):
+        taken = started(held, 4)
+        for line in taken:
+            if line.chunk.key.batch_id == "batch_1":
+                held.on_ended(line, ended(line, LINE_VERDICT_LATER), -10.0)
+    assert [each.chunk.key.batch_id for each in started(held, 3)] in (
+        ["batch_1", "batch_2", "batch_1"],
+        ["batch_2", "batch_1", "batch_2"],
+    )
+
+
+def test_a_bad_line_has_its_row_at_once_and_the_chunk_waits_for_its_commit(held):
+    bad = held.add(claimed(lines=1), [Line(0, b"{")])
+    assert [(each.number, each.is_error) for each in bad] == [(0, True)]
+    assert held.remove_over() == []
+    held.on_committed(bad)
+    assert [each.key.batch_id for each in held.remove_over()] == ["batch_1"]
+
+
+def test_a_line_that_is_lost_again_and_again_is_an_error(held):
+    add(held, claimed(lines=1))
+    found = []
+    for run in range(MAX_LOST_RUNS):
+        assert found == []
+        line = held.next_line("edge", 100.0 * run)
+        found = held.on_ended(line, ended(line, LINE_VERDICT_LOST), 100.0 * run)
+    assert [each.is_error for each in found] == [True]
+    assert held.waiting == held.in_mesh == 0
+
+
+def test_a_line_that_returns_waits_and_continues_from_its_progress(held):
+    add(held, claimed(lines=1))
+    line = held.next_line("edge", 0.0)
+    line.progress = b"p"
+    assert held.on_edge_lost("edge", 5.0) == [line]
+    assert held.find(1, "edge") is None
+    assert held.next_line("other", 5.0).progress == b"p"
+
+
+def test_a_spent_budget_ends_all_lines_that_are_left(held):
+    add(held, claimed())
+    line = held.next_line("edge", 0.0)
+    assert sorted(each.number for each in held.on_ended(line, ended(line, LINE_VERDICT_STOP), 0.0)) == [0, 1, 2]
+    assert held.next_line("edge", 1e6) is None
+
+
+def test_a_stopped_chunk_starts_no_line_and_keeps_the_answers_of_those_that_run(held):
+    add(held, claimed())
+    line = held.next_line("edge", 0.0)
+    assert held.stop(line.chunk.key, is_lost=False) == [line]
+    assert held.next_line("edge", 1e6) is None
+    assert len(held.on_ended(line, ended(line), 0.0)) == 1
+
+
+def test_no_line_of_an_ended_lease_starts_once_the_chunk_is_claimed_again(held):
+    add(held, claimed(epoch=1))
+    old = held.next_line("edge", 0.0)
+    assert held.stop(old.chunk.key, is_lost=True) == [old]
+    add(held, claimed(epoch=2))
+    assert {each.chunk.claimed.epoch for each in started(held, 3)} == {2}
+    assert held.next_line("edge", 1e6) is None
+    assert held.on_ended(old, ended(old), 0.0) == []
+
+
+def test_only_the_edge_that_has_a_line_ends_it(held):
+    add(held, claimed())
+    line = held.next_line("edge", 0.0)
+    assert held.find(line.handle, "other") is None
+    assert held.find(line.handle, "edge") is line
