@@ -1,0 +1,104 @@
+"""The runner of batches over a store in memory: each line once, cancel, and drain."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import orjson
+
+from chunk_memory import ChunkMemory, FakeEdges
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line
+from penstock.batch.runner.runner import MAX_COMMITTED, BatchRunner
+
+ENDPOINT = "/v1/embeddings"
+
+
+def chunk(first, lines, *, content=None):
+    body = {"method": "POST", "url": ENDPOINT, "body": {}}
+    numbers = range(first, first + lines)
+    claimed = ClaimedChunk(ChunkKey("batch_1", first), 1, lines, "acme", "k", b"d", ENDPOINT, 1_000.0, 900.0)
+    return claimed, [Line(each, content or orjson.dumps(body | {"custom_id": f"c{each}"})) for each in numbers]
+
+
+@asynccontextmanager
+async def running(store, edges):
+    runner = BatchRunner("replica", store, edges)
+    task = asyncio.create_task(runner.run())
+    try:
+        yield runner
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition):
+    async with asyncio.timeout(20.0):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_each_line_is_committed_once_and_its_chunk_released():
+    store, edges = ChunkMemory([chunk(0, 300), chunk(300, 300)]), FakeEdges()
+    async with running(store, edges) as runner:
+        await until(lambda: len(store.released) == 2)
+        assert (runner.answered, runner.failed) == (600, 0)
+    assert set(store.commits.values()) == {1}
+    assert len(store.commits) == len(edges.started) == 600
+
+
+async def test_bad_lines_are_errors_and_start_nowhere():
+    store, edges = ChunkMemory([chunk(0, 5, content=b"{")]), FakeEdges()
+    async with running(store, edges) as runner:
+        await until(lambda: store.released)
+        assert (runner.answered, runner.failed) == (0, 5)
+    assert edges.started == []
+
+
+async def test_a_cancelled_batch_stops_its_lines_and_starts_no_other():
+    store, edges = ChunkMemory([chunk(0, 50)]), FakeEdges()
+    edges.is_answering = False
+    async with running(store, edges):
+        await until(lambda: edges.started)
+        store.state = ChunkState.STOPPED
+        await until(lambda: edges.stopped)
+        assert edges.stopped == edges.started
+        sent = len(edges.started)
+        for line in list(edges.started):
+            edges.answer(line.handle)
+        await until(lambda: store.released)
+    assert len(store.stored) == len(edges.started) == sent < 50
+
+
+async def test_a_drain_beside_the_commits_of_run_loses_no_result():
+    count = MAX_COMMITTED + 100
+    store, edges = ChunkMemory([chunk(0, count, content=b"{")]), FakeEdges()
+    store.commit_gate.clear()
+    async with running(store, edges) as runner:
+        await until(lambda: store.held)
+        await asyncio.sleep(0.3)  # run waits for its first commit
+        draining = asyncio.create_task(runner.drain())
+        await asyncio.sleep(0)
+        store.commit_gate.set()
+        await draining
+    assert len(store.commits) == count
+    assert set(store.commits.values()) == {1}
+    assert store.released == [ChunkKey("batch_1", 0)]
+
+
+async def test_a_chunk_claimed_again_stops_the_lines_of_its_ended_lease():
+    claimed, lines = chunk(0, 50)
+    store, edges = ChunkMemory([(claimed, lines)]), FakeEdges()
+    edges.is_answering = False
+    async with running(store, edges):
+        await until(lambda: edges.started)
+        old = list(edges.started)
+        store.free[claimed.key] = claimed._replace(epoch=2), lines
+        await until(lambda: edges.stopped)
+        assert edges.stopped == old
+        edges.is_answering = True
+        for line in old:
+            edges.answer(line.handle)
+        await until(lambda: store.released)
+    assert {each.chunk.claimed.epoch for each in edges.started[len(old) :]} == {2}
+    assert {each.epoch for each in store.stored.values()} == {2}
+    assert len(store.stored) == 50
