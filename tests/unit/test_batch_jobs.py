@@ -5,10 +5,12 @@ import json
 import pytest
 
 from penstock.batch.blobs.folder import FolderBlobs
+from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import LineResult
 from penstock.batch.store import jobs
 from penstock.batch.store.job_worker import JobWorker
+from penstock.batch.store.opening import opened_store
 from penstock.batch.store.operations import BatchOperations, StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.batch.store.store import BatchStore
@@ -16,6 +18,7 @@ from penstock.chassis.errors import InvalidArgument
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH
 
 LEASE_S = 10.0
+LATER = float("inf")
 ENDPOINT = "/v1/embeddings"
 
 
@@ -127,8 +130,8 @@ async def test_a_file_without_a_line_fails_its_batch(tier):
 async def test_an_upload_that_is_too_large_or_breaks_leaves_nothing(tier):
     with pytest.raises(InvalidArgument):
         await tier.upload(b"x" * (1 << 18), b"x")
-    assert list(tier.blobs.names()) == []
-    assert tier.blobs.delete_parts(float("inf")) == 0
+    assert list(tier.blobs.names(LATER)) == []
+    assert tier.blobs.delete_parts(LATER) == 0
 
 
 async def test_expired_files_and_batches_are_deleted_with_their_contents(tier):
@@ -137,5 +140,29 @@ async def test_expired_files_and_batches_are_deleted_with_their_contents(tier):
     await tier.worker.run_job()
     tier.now += 5_000.0
     await tier.worker.drop_expired()
-    assert list(tier.blobs.names()) == []
+    assert list(tier.blobs.names(LATER)) == []
     assert (await tier.store.run(tier.store.operations.list_batches, "acme", after="", limit=5)) == ([], False)
+
+
+async def test_contents_without_a_file_are_deleted_once_they_are_old(tier, tmp_path):
+    await tier.upload(line(0))
+    writer = tier.blobs.create("file-2")
+    writer.write(b"left by a process that died")
+    writer.commit()
+    (tmp_path / "contents" / "file-3.part").write_bytes(b"left by another")
+    await tier.worker.drop_orphans(0.0)
+    assert sorted(each.name for each in (tmp_path / "contents").iterdir()) == ["file-1", "file-2", "file-3.part"]
+    await tier.worker.drop_orphans(LATER)
+    assert [each.name for each in (tmp_path / "contents").iterdir()] == ["file-1"]
+
+
+def test_the_store_of_the_settings_keeps_its_batches(tmp_path):
+    config = BatchConfig(store=str(tmp_path / "db"), folder=str(tmp_path / "contents"), fsync=False)
+    file = StoredFile("file-1", "acme", "a", FILE_PURPOSE_BATCH, 1, 0.0, 10.0)
+    with opened_store(config, lambda: 1.0) as store, store.database.transaction() as transaction:
+        store.operations.add_file(transaction, file)
+    with opened_store(config, lambda: 1.0) as store, store.database.transaction() as transaction:
+        assert store.operations.find_file(transaction, "acme", "file-1") == file
+    for name in ("max_file_bytes", "batches_per_tenant"):
+        with pytest.raises(ValueError, match=name):
+            BatchConfig(**{name: 0})

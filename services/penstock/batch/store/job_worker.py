@@ -22,6 +22,8 @@ log = structlog.get_logger()
 JOB_LEASE_S = 30.0
 JOB_INTERVAL_S = 0.25  # between looks for a job
 UPKEEP_INTERVAL_S = 60.0
+ORPHAN_AGE_S = 86_400.0  # of contents without a file; longer than an upload or an output takes
+NAMES_PER_READ = 256  # contents that are looked up in one transaction
 EXPIRED_PER_SLICE = 100  # files or batches
 RESULTS_PER_READ = 512  # rows of the output
 
@@ -47,10 +49,11 @@ class JobWorker:
             await asyncio.sleep(JOB_INTERVAL_S)
 
     async def run_upkeep(self) -> None:
-        """Delete expired files and batches until cancelled."""
+        """Delete expired files and batches, and contents without a file, until cancelled."""
         while True:
             try:
                 await self.drop_expired()
+                await self.drop_orphans(self.store.clock() - ORPHAN_AGE_S)
             except PenstockError as error:
                 log.warning("batch_upkeep_failed", error=error.message)
             await asyncio.sleep(UPKEEP_INTERVAL_S)
@@ -75,6 +78,18 @@ class JobWorker:
         for file_id in await self.store.run(self.store.operations.drop_expired_files, EXPIRED_PER_SLICE):
             await in_thread(self.store.blobs.delete, file_id)
         await self.store.run(jobs.drop_ended_batches, EXPIRED_PER_SLICE)
+
+    async def drop_orphans(self, older_than: float) -> None:
+        """Delete contents that a process that died has left, written before `older_than`. Raises StoreUnavailable.
+
+        older_than: Unix time of the folder, s.
+        """
+        await in_thread(self.store.blobs.delete_parts, older_than)
+        names = await in_thread(self.store.blobs.names, older_than)
+        for first in range(0, len(names), NAMES_PER_READ):
+            group = names[first : first + NAMES_PER_READ]
+            for name in await self.store.run(self.store.operations.without_file, group):
+                await in_thread(self.store.blobs.delete, name)
 
     async def _renew(self, job: Job) -> None:
         if not await self.store.run(jobs.renew_job, job, JOB_LEASE_S):

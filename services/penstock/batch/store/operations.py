@@ -80,6 +80,10 @@ class BatchOperations:
         transaction.write(sql.DELETE_FILE, [(each,) for each in expired])
         return expired
 
+    def without_file(self, transaction: Transaction, names: Sequence[str]) -> list[str]:
+        """Return the names of contents that no file has."""
+        return [each for each in names if not transaction.run(sql.HAS_FILE, each)]
+
     # Batches.
 
     def create(self, transaction: Transaction, batch: Batch) -> None:
