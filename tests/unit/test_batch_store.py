@@ -4,8 +4,10 @@ import pytest
 
 from penstock.batch.jobs.batch import Batch, BatchEnded, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, LineResult
+from penstock.batch.store import jobs
 from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
-from penstock.batch.store.operations import BatchOperations, Chunk, StoredFile
+from penstock.batch.store.jobs import Chunk
+from penstock.batch.store.operations import BatchOperations, StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH, FILE_PURPOSE_BATCH_OUTPUT
 
@@ -22,7 +24,7 @@ class Store:
 
     def __call__(self, name, *arguments, **named):
         with self.database.transaction() as transaction:
-            return getattr(self.operations, name)(transaction, *arguments, **named)
+            return (getattr(jobs, name, None) or getattr(self.operations, name))(transaction, *arguments, **named)
 
     def file(self, file_id="file-1", tenant="acme", size=100, **changes):
         given = StoredFile(file_id, tenant, "lines.jsonl", FILE_PURPOSE_BATCH, size, self.now, self.now + 1_000.0)
@@ -265,3 +267,35 @@ def test_results_of_an_unknown_chunk_are_dropped(store):
     store.divided(chunks=1)
     unknown = LineResult(ChunkKey("batch_9", 0), 1, 0, False, b"{}", 1, 1)
     assert store("put_results", [unknown]) == [False]
+
+
+def test_a_paused_replica_adds_no_result_once_the_output_is_written(store):
+    store.file()
+    store.divided(chunks=1)
+    [chunk] = store("claim", 1, LEASE_S)
+    store("cancel", "acme", "batch_1")
+    store.now += LEASE_S + 1
+    job = store("claim_job", LEASE_S)
+    assert store("put_results", [result(chunk, 0)]) == [False]
+    assert store("renew", [(chunk.key, chunk.epoch)], LEASE_S) == [ChunkState.LOST]
+    assert store("finish", job, None, None)
+    assert store.found().completed == 0
+
+
+def test_a_file_that_expires_is_divided_for_its_batch(store):
+    store.file()
+    store.batch()
+    store.now += 2_000.0
+    assert store("input_file", store("claim_job", LEASE_S)).file_id == "file-1"
+
+
+def test_ended_batches_are_deleted_with_their_files(store):
+    store.file()
+    store.batch()
+    store("fail", store("claim_job", LEASE_S), "FILE_EMPTY", "no line")
+    store.now += 499.0
+    assert store("drop_ended_batches", 10) == 0
+    store.now += 1.0
+    assert store("drop_ended_batches", 10) == 1
+    with pytest.raises(BatchUnknown):
+        store.found()

@@ -13,6 +13,7 @@ from penstock.mesh.v1 import batch_pb2 as mesh
 from penstock.mesh.v1.batch_pb2_grpc import BatchServiceServicer
 from penstock.v1 import batches_pb2 as pb
 
+ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"})
 MAX_FILENAME_CHARS = 255
 TTL_RANGE_S = (3_600.0, 30 * 86_400.0)
 WINDOW_RANGE_S = (60.0, 7 * 86_400.0)
@@ -96,6 +97,8 @@ class BatchService(BatchServiceServicer):
     def _new_batch(self, owner: mesh.Owner, request: pb.CreateBatchRequest) -> Batch:
         if not owner.delegation:
             raise InvalidArgument("a batch needs the delegation of its key", field="delegation")
+        if request.endpoint not in ENDPOINTS:
+            raise InvalidArgument(f"endpoint must be one of {', '.join(sorted(ENDPOINTS))}", field="endpoint")
         if len(request.metadata) > MAX_METADATA_PAIRS or any(
             len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE for key, value in request.metadata.items()
         ):

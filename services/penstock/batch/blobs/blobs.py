@@ -1,6 +1,6 @@
 """The interface of a place for the contents of files. All methods block: they run in threads."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -33,5 +33,8 @@ class Blobs(Protocol):
     def delete(self, name: str) -> None:
         """No effect if there is none. Raises BlobUnavailable."""
 
-    def names(self) -> Iterator[str]:
-        """Yield the names of all contents, for the deletion of those that no file has."""
+    def names(self, older_than: float) -> Sequence[str]:
+        """Return the names of contents that were written before `older_than` (Unix s). Raises BlobUnavailable."""
+
+    def delete_parts(self, older_than: float) -> int:
+        """Delete what processes that died have left, last written before `older_than` (Unix s). Return their number."""

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,11 +40,18 @@ class FolderBlobs:
         except OSError as error:
             raise BlobUnavailable(str(error)) from error
 
-    def names(self) -> Iterator[str]:
-        yield from (path.name for path in self._folder.iterdir() if NAME.fullmatch(path.name))
+    def names(self, older_than: float) -> Sequence[str]:
+        found: list[str] = []
+        try:
+            for path in self._folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    if NAME.fullmatch(path.name) and path.stat().st_mtime < older_than:
+                        found.append(path.name)
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
+        return found
 
     def delete_parts(self, older_than: float) -> int:
-        """Delete what processes that died have left, last written before `older_than` (Unix s). Return their number."""
         deleted = 0
         for path in self._folder.glob(f"*{PART_SUFFIX}"):
             with contextlib.suppress(OSError):
@@ -83,6 +90,7 @@ class FolderWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             self._part.rename(self._path)
+            _flush_folder(self._path.parent)
         except OSError as error:
             raise BlobUnavailable(str(error)) from error
         self._file = None
@@ -93,3 +101,12 @@ class FolderWriter:
                 self._file.close()
                 self._part.unlink(missing_ok=True)
             self._file = None
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename durable. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -99,8 +99,11 @@ class Batch:
             self.status = Status.CANCELLING
 
     def lapse(self, now: float) -> bool:
-        """End the window. Return whether that changed anything."""
-        if self.status in RUNNING and now >= self.expires_at:
+        """End the window. Return whether that changed anything.
+
+        A file is divided first, as each line without an answer has an error.
+        """
+        if self.may_run and now >= self.expires_at:
             self.status, self.expired, self.finalizing_at = Status.FINALIZING, True, now
             return True
         return False

@@ -1,6 +1,6 @@
 """Operations of the store: each runs in a transaction, on either database. Pure but for the transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,22 +24,6 @@ class StoredFile(NamedTuple):
     size_bytes: int
     created_at: float
     expires_at: float
-
-
-class Chunk(NamedTuple):
-    """A chunk of a file: a range of lines and their bytes."""
-
-    first_line: int
-    line_count: int
-    byte_offset: int
-    byte_length: int
-
-
-class Job(NamedTuple):
-    """A batch whose file this replica divides, or whose output it writes, while its lease lasts."""
-
-    batch: Batch
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +80,10 @@ class BatchOperations:
         transaction.write(sql.DELETE_FILE, [(each,) for each in expired])
         return expired
 
+    def without_file(self, transaction: Transaction, names: Sequence[str]) -> list[str]:
+        """Return the names of contents that no file has."""
+        return [each for each in names if not transaction.run(sql.HAS_FILE, each)]
+
     # Batches.
 
     def create(self, transaction: Transaction, batch: Batch) -> None:
@@ -129,61 +117,8 @@ class BatchOperations:
         """Raises BatchUnknown and BatchEnded."""
         batch = self.find(transaction, tenant_id, batch_id)
         batch.cancel(transaction.now)
-        self._update(transaction, batch)
+        sql.update(transaction, batch)
         return batch
-
-    # Jobs: the division of a file, and the output.
-
-    def lapse(self, transaction: Transaction) -> None:
-        """End the windows that are over."""
-        for row in transaction.run(sql.LAPSING, transaction.now):
-            batch = batch_of(row)
-            if batch.lapse(transaction.now):
-                self._update(transaction, batch)
-
-    def claim_job(self, transaction: Transaction, lease_s: float) -> Job | None:
-        """Claim a batch to divide or to write. One whose chunks replicas still hold waits for them."""
-        for row in transaction.run(sql.DUE_JOBS, transaction.now):
-            batch = batch_of(row)
-            if batch.started_at and transaction.run(sql.HELD_CHUNKS, batch.number, transaction.now)[0][0]:
-                continue
-            epoch = transaction.run(sql.HOLD_JOB, transaction.now + lease_s, batch.number)[0][0]
-            return Job(batch, epoch)
-        return None
-
-    def renew_job(self, transaction: Transaction, job: Job, lease_s: float) -> bool:
-        """Return False if another replica has the job."""
-        return bool(transaction.run(sql.RENEW_JOB, transaction.now + lease_s, job.batch.number, job.epoch))
-
-    def divide(self, transaction: Transaction, job: Job, chunks: Iterable[Chunk], lines: int) -> bool:
-        """Store the chunks of a file and let its lines run. Return False if another replica has the job."""
-        batch = self._locked(transaction, job)
-        if batch is None:
-            return False
-        transaction.write(sql.DROP_CHUNKS, [(batch.number,)])
-        transaction.write(sql.ADD_CHUNK, [(batch.number, *each) for each in chunks])
-        batch.start(lines, transaction.now)
-        self._update(transaction, batch)
-        return True
-
-    def fail(self, transaction: Transaction, job: Job, reason: str, message: str) -> None:
-        """End a batch whose file cannot be divided."""
-        if batch := self._locked(transaction, job):
-            batch.fail(reason, message, transaction.now)
-            self._update(transaction, batch)
-
-    def finish(self, transaction: Transaction, job: Job, output: StoredFile | None, errors: StoredFile | None) -> bool:
-        """End a batch whose output is written. Return False if another replica has the job."""
-        batch = self._locked(transaction, job)
-        if batch is None:
-            return False
-        transaction.write(sql.ADD_FILE, [tuple(each) for each in (output, errors) if each])
-        transaction.write(sql.DROP_RESULTS, [(batch.number,)])
-        transaction.write(sql.DROP_CHUNKS, [(batch.number,)])
-        ids = [each.file_id if each else "" for each in (output, errors)]
-        batch.finish(transaction.now, *ids)
-        self._update(transaction, batch)
-        return True
 
     # Chunks.
 
@@ -249,7 +184,7 @@ class BatchOperations:
             batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
             for each in added:
                 batch.record(is_error=each.is_error, input_tokens=each.input_tokens, output_tokens=each.output_tokens)
-            self._update(transaction, batch)
+            sql.update(transaction, batch)
         return stored
 
     def release(self, transaction: Transaction, held: Sequence[tuple[ChunkKey, int]]) -> None:
@@ -266,13 +201,4 @@ class BatchOperations:
                 if not transaction.run(sql.OPEN_CHUNKS, number)[0][0]:
                     batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
                     batch.on_lines_ended(transaction.now)
-                    self._update(transaction, batch)
-
-    def _locked(self, transaction: Transaction, job: Job) -> Batch | None:
-        """Return the batch of a job that this replica still has."""
-        if not self.renew_job(transaction, job, 0.0):
-            return None
-        return batch_of(transaction.run(sql.LOCK_BATCH, job.batch.number)[0])
-
-    def _update(self, transaction: Transaction, batch: Batch) -> None:
-        transaction.write(sql.UPDATE_BATCH, [(*sql.changing_row(batch), batch.number)])
+                    sql.update(transaction, batch)

@@ -34,6 +34,7 @@ DELETE_FILE = "DELETE FROM files WHERE file_id = ?"
 EXPIRED_FILES = "SELECT file_id FROM files WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
 READERS_OF_FILE = "SELECT 1 FROM batches WHERE input_file_id = ? AND status IN (1, 2, 3, 7) LIMIT 1"
 HAS_FILE = "SELECT 1 FROM files WHERE file_id = ?"
+FILE_OF_BATCH = f"SELECT {FILE_COLUMNS} FROM files WHERE file_id = ?"
 
 ADD_BATCH = f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({_BATCH_VALUES})"
 FIND_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND batch_id = ? FOR UPDATE"
@@ -43,6 +44,10 @@ LIST_BATCHES = f"""
     ORDER BY created_at DESC, batch_id DESC LIMIT ?
 """
 OPEN_OF_TENANT = "SELECT count(*) FROM batches WHERE tenant_id = ? AND status IN (1, 2, 3, 7)"
+ENDED_BATCHES = """
+    SELECT number FROM batches WHERE status IN (4, 5, 6, 8) AND ended_at + output_ttl <= ? ORDER BY number LIMIT ?
+"""
+DELETE_BATCH = "DELETE FROM batches WHERE number = ?"
 UPDATE_BATCH = f"UPDATE batches SET {CHANGING_COLUMNS} WHERE number = ?"
 FIND_PLACE = "SELECT created_at FROM batches WHERE tenant_id = ? AND batch_id = ?"
 FIND_FILE_PLACE = "SELECT created_at FROM files WHERE tenant_id = ? AND file_id = ?"
@@ -55,7 +60,7 @@ DUE_JOBS = f"""
 HOLD_JOB = "UPDATE batches SET job_epoch = job_epoch + 1, job_until = ? WHERE number = ? RETURNING job_epoch"
 RENEW_JOB = "UPDATE batches SET job_until = ? WHERE number = ? AND job_epoch = ? RETURNING number"
 LAPSING = f"""
-    SELECT number, {BATCH_COLUMNS} FROM batches WHERE status IN (1, 2) AND created_at + completion_window <= ?
+    SELECT number, {BATCH_COLUMNS} FROM batches WHERE status = 2 AND created_at + completion_window <= ?
     FOR UPDATE SKIP LOCKED
 """
 
@@ -78,6 +83,11 @@ LOCK_CHUNK = """
 """
 RENEW_CHUNK = "UPDATE chunks SET lease_until = ? WHERE number = ? AND first_line = ?"
 END_CHUNK = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ? AND first_line = ?"
+END_CHUNKS = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ?"
+CHUNKS_FROM = """
+    SELECT first_line, line_count, byte_offset, byte_length FROM chunks WHERE number = ? AND first_line >= ?
+    ORDER BY first_line LIMIT 1
+"""
 OPEN_CHUNKS = "SELECT count(*) FROM chunks WHERE number = ? AND has_ended = 0"
 HELD_CHUNKS = "SELECT count(*) FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until > ?"
 PLACE_OF_CHUNK = """
@@ -156,3 +166,8 @@ def changing_row(batch: Batch) -> Sequence[object]:
     counts = batch.lines, batch.completed, batch.failed, batch.input_tokens, batch.output_tokens
     failure = batch.failure_reason, batch.failure_message
     return (batch.status.value, *times, *failure, *counts, batch.output_file_id, batch.error_file_id)
+
+
+def update(transaction: Transaction, batch: Batch) -> None:
+    """Write what has changed of a batch that is locked."""
+    transaction.write(UPDATE_BATCH, [(*changing_row(batch), batch.number)])

@@ -8,19 +8,15 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from penstock.batch.blobs.blobs import Blobs, BlobUnavailable
-from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line, LineResult
-from penstock.batch.jobs.division import FileDivision, LineTooLong, lines_in
+from penstock.batch.jobs.division import lines_in
 from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import StoreUnavailable, check_size
-from penstock.batch.store.operations import BatchOperations, Chunk, Job, StoredFile
+from penstock.batch.store.operations import BatchOperations, StoredFile
 from penstock.batch.store.statements import Transaction
-from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH_OUTPUT
+from penstock.chassis.errors import PenstockError
 
 READ_BYTES = 1 << 20
-RESULTS_PER_READ = 512  # rows of the output
-JOB_LEASE_S = 30.0
-EXPIRED_PER_SLICE = 100
 
 
 class Database(Protocol):
@@ -59,21 +55,23 @@ class BatchStore:
     async def add_file(self, file: StoredFile, contents: AsyncIterator[bytes]) -> StoredFile:
         """Store a file, whose size is that of `contents`. Raises FilesFull before it is too large."""
         await self.run(self.operations.check_room, file.tenant_id, 0)
-        writer = await _in_thread(self.blobs.create, file.file_id)
+        writer = await in_thread(self.blobs.create, file.file_id)
         size = 0
         try:
             async for content in contents:
                 size += len(content)
                 check_size(size, self.max_file_bytes)
-                await _in_thread(writer.write, content)
-            await _in_thread(writer.commit)
+                await in_thread(writer.write, content)
+            await in_thread(writer.commit)
         except BaseException:
             writer.abort()
             raise
         stored = file._replace(size_bytes=size)
         try:
             await self.run(self.operations.add_file, stored)
-        except BaseException:
+        except (
+            PenstockError
+        ):  # not of a cancel: the thread may yet add the file; the upkeep deletes contents without one
             with suppress(BlobUnavailable):
                 self.blobs.delete(file.file_id)
             raise
@@ -82,7 +80,7 @@ class BatchStore:
     async def read_file(self, file: StoredFile, offset: int = 0) -> AsyncIterator[bytes]:
         """Yield the content of a file in parts."""
         while offset < file.size_bytes:
-            part = await _in_thread(self.blobs.read, file.file_id, offset, READ_BYTES)
+            part = await in_thread(self.blobs.read, file.file_id, offset, READ_BYTES)
             if not part:
                 raise StoreUnavailable(f"the content of {file.file_id} ends early")
             yield part
@@ -90,7 +88,7 @@ class BatchStore:
 
     async def delete_file(self, tenant_id: str, file_id: str) -> None:
         await self.run(self.operations.delete_file, tenant_id, file_id)
-        await _in_thread(self.blobs.delete, file_id)
+        await in_thread(self.blobs.delete, file_id)
 
     # Chunks.
 
@@ -105,9 +103,8 @@ class BatchStore:
 
     async def read_lines(self, chunk: ClaimedChunk) -> Sequence[Line]:
         """Return the lines of a chunk without a result."""
-        number, file_id, offset, length, done = await self.run(self._place, chunk)
-        del number
-        content = await _in_thread(self.blobs.read, file_id, offset, length)
+        file_id, offset, length, done = await self.run(self._place, chunk)
+        content = await in_thread(self.blobs.read, file_id, offset, length)
         first = chunk.key.first_line
         lines = [Line(first + place, each) for place, each in enumerate(lines_in(content))]
         return [each for each in lines if each.number not in done]
@@ -119,84 +116,14 @@ class BatchStore:
     async def release(self, held: Sequence[tuple[ChunkKey, int]]) -> None:
         await self.run(self.operations.release, held)
 
-    def _place(self, transaction: Transaction, chunk: ClaimedChunk) -> tuple[int, str, int, int, set[int]]:
+    def _place(self, transaction: Transaction, chunk: ClaimedChunk) -> tuple[str, int, int, set[int]]:
         for number, file_id, offset, length in transaction.run(sql.PLACE_OF_CHUNK, *chunk.key):
             done = self.operations.lines_done(transaction, number, chunk.key.first_line, chunk.line_count)
-            return number, file_id, offset, length, done
+            return file_id, offset, length, done
         raise StoreUnavailable(f"chunk {chunk.key} is gone")
 
-    # Jobs.
 
-    async def run_job(self) -> bool:
-        """Divide a file or write an output, if one is due. Return whether one was."""
-        await self.run(self.operations.lapse)
-        job: Job | None = await self.run(self.operations.claim_job, JOB_LEASE_S)
-        if job is None:
-            return False
-        if job.batch.status == Status.VALIDATING:
-            await self._divide(job)
-        else:
-            await self._write_output(job)
-        return True
-
-    async def _divide(self, job: Job) -> None:
-        file: StoredFile = await self.run(self.operations.find_file, job.batch.tenant_id, job.batch.input_file_id)
-        division = FileDivision()
-        try:
-            async for part in self.read_file(file):
-                division.feed(part)
-                await asyncio.sleep(0)
-            division.finish()
-        except LineTooLong as error:
-            await self.run(self.operations.fail, job, "LINE_TOO_LONG", str(error))
-            return
-        if not division.lines:
-            await self.run(self.operations.fail, job, "FILE_EMPTY", "the file has no line")
-            return
-        await self.run(self.operations.divide, job, [Chunk(*each) for each in division.chunks], division.lines)
-
-    async def _write_output(self, job: Job) -> None:
-        """Write the answers and the errors in the order of their lines, and end the batch."""
-        output, errors = [await self._write(job, is_error=each) for each in (False, True)]
-        if not await self.run(self.operations.finish, job, output, errors):
-            for each in filter(None, (output, errors)):
-                await _in_thread(self.blobs.delete, each.file_id)
-
-    async def _write(self, job: Job, *, is_error: bool) -> StoredFile | None:
-        """Return the row of a file with the answers or the errors; None if there are none."""
-        batch, last, size = job.batch, -1, 0
-        rows = await self.run(_results, batch, last, is_error)
-        if not rows:
-            return None
-        file_id = new_file_id()
-        writer = await _in_thread(self.blobs.create, file_id)
-        try:
-            while rows:
-                content = b"".join(bytes(each) + b"\n" for _, each in rows)
-                await _in_thread(writer.write, content)
-                size, last = size + len(content), rows[-1][0]
-                await self.run(self.operations.renew_job, job, JOB_LEASE_S)
-                rows = await self.run(_results, batch, last, is_error)
-            await _in_thread(writer.commit)
-        except BaseException:
-            writer.abort()
-            raise
-        name, now = f"{batch.batch_id}_{'error' if is_error else 'output'}.jsonl", self.clock()
-        kept_until = now + batch.output_ttl
-        return StoredFile(file_id, batch.tenant_id, name, FILE_PURPOSE_BATCH_OUTPUT, size, now, kept_until)
-
-    async def run_upkeep(self) -> None:
-        """Delete expired files."""
-        for file_id in await self.run(self.operations.drop_expired_files, EXPIRED_PER_SLICE):
-            await _in_thread(self.blobs.delete, file_id)
-
-
-def _results(transaction: Transaction, batch: Batch, after: int, is_error: bool) -> list[tuple[int, bytes]]:
-    rows = transaction.run(sql.READ_RESULTS, batch.number, after, int(is_error), RESULTS_PER_READ)
-    return [(row[0], row[1]) for row in rows]
-
-
-async def _in_thread(work: Callable[..., Any], *arguments: Any) -> Any:
+async def in_thread(work: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return await asyncio.to_thread(work, *arguments)
     except BlobUnavailable as error:

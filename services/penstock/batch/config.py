@@ -1,0 +1,45 @@
+"""Settings of the batch tier."""
+
+from dataclasses import dataclass
+
+from penstock.chassis.config import ServiceConfig, setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchConfig(ServiceConfig):
+    """Settings of `PENSTOCK_BATCH_*`."""
+
+    listen: str = setting("127.0.0.1:7007", "Address of the gRPC server.", unit="host:port")
+    store: str = setting(
+        "batches.db",
+        "SQLite file of batches and results. All batch processes of a mesh use the same one. `:memory:`: they are lost"
+        " when the process ends.",
+        unit="path",
+    )
+    folder: str = setting(
+        "batches", "Folder of the contents of files. All batch processes of a mesh use the same one.", unit="path"
+    )
+    fsync: bool = setting(
+        True, "Whether each commit to SQLite is flushed to disk, so that an answer survives a power loss."
+    )
+    max_file_bytes: int = setting(512 << 20, "Most bytes of one uploaded file.", unit="bytes")
+    file_bytes_per_tenant: int = setting(
+        10 << 30,
+        "Most bytes of one tenant's files, outputs included. An upload beyond it fails with FILES_FULL; outputs are"
+        " written.",
+        unit="bytes",
+    )
+    batches_per_tenant: int = setting(
+        100,
+        "Most batches of one tenant that have not ended. A further one fails with TOO_MANY_BATCHES.",
+        unit="batches",
+    )
+
+    def __post_init__(self) -> None:
+        ServiceConfig.__post_init__(self)
+        for name in ("store", "folder"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty")
+        for name in ("max_file_bytes", "file_bytes_per_tenant", "batches_per_tenant"):
+            if not 1 <= getattr(self, name) < 2**62:
+                raise ValueError(f"{name} must be 1 to 2**62 - 1")
