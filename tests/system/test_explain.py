@@ -128,7 +128,7 @@ async def test_each_planted_cause_is_named_and_the_parts_add_up(tiny_model):
         async with asyncio.TaskGroup() as group:
             await busy(planted, group, 3)
             await planted.send("late-in-queue", timeout=0.3)
-        named["late-in-queue"] = "its first token would have come too late for its class or its deadline"
+        named["late-in-queue"] = "deadline"  # rejected for it at once, if the wait is predicted, or at its end
         async with asyncio.TaskGroup() as group:
             await busy(planted, group, 4)
             assert await planted.send("shed") == 503
