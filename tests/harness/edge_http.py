@@ -82,7 +82,7 @@ class FakeGateway:
     async def parse(self, size, parse):
         return parse()
 
-    def admit(self, estimate, credential, *, traceparent="", time_left=None, session=str):
+    def admit(self, estimate, credential, *, traceparent="", time_left=None, session=str, front=None):
         self.times_left.append(time_left)
         if self.rejection:
             raise self.rejection

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -98,75 +98,85 @@ async def slowly(asked):
     yield text[10:]
 
 
+async def plant_alone(planted):
+    """Plant causes of requests that are alone; return a part of each cause by request."""
+    await planted.send("warm")
+    await planted.send("warm-poor", tenant="poor")
+    await planted.send("decode", LONG)
+    await planted.send("prefill", 2, prompt="a long prompt " * 8)
+    await planted.send("upload", content=slowly)
+    await planted.send("quota", 100, tenant="poor")
+    await planted.send("unknown", model="nobody")
+    await planted.send("late", LONG, timeout=0.3)
+    await planted.send("left", LONG, leaves_after=20)
+    await wait_at_rest(planted.mesh)
+    return {
+        "decode": "Its answer of 80 tokens took",
+        "prefill": "tokens took",
+        "upload": "Its body and its caller's identity took",
+        "quota": "Tenant poor is over a limit or a budget (QUOTA_EXCEEDED)",
+        "unknown": "(MODEL_UNKNOWN)",
+        "late": "Its deadline passed after",
+        "left": "Its client cancelled it after",
+    }
+
+
+async def plant_queued(planted):
+    """Plant causes in a queue that another tenant fills."""
+    async with asyncio.TaskGroup() as group:
+        await busy(planted, group, 3)
+        await planted.send("waits", tenant="globex")
+    async with asyncio.TaskGroup() as group:
+        await busy(planted, group, 3)
+        await planted.send("late-in-queue", timeout=0.3)
+    async with asyncio.TaskGroup() as group:
+        await busy(planted, group, 4)
+        assert await planted.send("shed") == 503
+        assert await planted.send("shed-at-edge") == 503
+    return {
+        "waits": "behind 1 request, while its own tenant had 1 waiting; its class had 2 of 2 slots",
+        "late-in-queue": "deadline",  # rejected for it at once, if the wait is predicted, or at its end
+        "shed": "rejected it: the queue of its model is full (QUEUE_FULL)",
+        "shed-at-edge": "The edge rejected it: the queue of its model is full (QUEUE_FULL)",
+    }
+
+
+async def plant_faults(planted):
+    """Plant causes in a mesh whose auth stops for a while and whose workers die."""
+    mesh = planted.mesh
+    [auth] = [each.process for each in mesh.processes.children if each.spec.tier == "auth"]
+    auth.send_signal(signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(0.8, auth.send_signal, signal.SIGCONT)
+    await planted.send("auth")
+
+    await wait_at_rest(mesh)
+    lost = asyncio.create_task(planted.send("lost", LONG))
+    await kill_busy_worker(mesh)
+    await lost
+
+    [model] = (await planted.http.get("/models", headers=bearer(mesh.api_key))).json()["data"]
+    await run_models(mesh, "declare", model["id"], "--load-time", "5")
+    [last] = [each for each in mesh.processes.children if each.spec.tier == "worker" and each.is_alive]
+    last.process.kill()
+    await last.process.wait()
+    [scheduler] = mesh.plan.processes_of("scheduler")
+    await wait_for_figures(scheduler.admin_address, lambda figures: figures["workers"] == 0)
+    held = asyncio.create_task(planted.send("held", model=model["id"]))
+    await asyncio.sleep(1.0)  # the time for which it is held at the least
+    await mesh.restart(last.spec.name)
+    await held
+    return {"auth": "Auth took", "lost": "It lost a run of", "held": "It was held"}
+
+
 @pytest.mark.alone
 async def test_each_planted_cause_is_named_and_the_parts_add_up(tiny_model):
     async with causes(tiny_model) as planted:
-        named = {}
-        await planted.send("warm")
-        await planted.send("warm-poor", tenant="poor")
-
-        await planted.send("decode", LONG)
-        named["decode"] = "Its answer of 80 tokens took"
-        await planted.send("prefill", 2, prompt="a long prompt " * 8)
-        named["prefill"] = "tokens took"
-        await planted.send("upload", content=slowly)
-        named["upload"] = "Its body and its caller's identity took"
-        await planted.send("quota", 100, tenant="poor")
-        named["quota"] = "Tenant poor is over a limit or a budget (QUOTA_EXCEEDED)"
-        await planted.send("unknown", model="nobody")
-        named["unknown"] = "(MODEL_UNKNOWN)"
-        await planted.send("late", LONG, timeout=0.3)
-        named["late"] = "Its deadline passed after"
-        await planted.send("left", LONG, leaves_after=20)
-        named["left"] = "Its client cancelled it after"
+        named = {**await plant_alone(planted), **await plant_queued(planted), **await plant_faults(planted)}
         await wait_at_rest(planted.mesh)
-
-        async with asyncio.TaskGroup() as group:
-            await busy(planted, group, 3)
-            await planted.send("waits", tenant="globex")
-        named["waits"] = "behind 1 request, while its own tenant had 1 waiting; its class had 2 of 2 slots"
-        async with asyncio.TaskGroup() as group:
-            await busy(planted, group, 3)
-            await planted.send("late-in-queue", timeout=0.3)
-        named["late-in-queue"] = "its first token would have come too late for its class or its deadline"
-        async with asyncio.TaskGroup() as group:
-            await busy(planted, group, 4)
-            assert await planted.send("shed") == 503
-            assert await planted.send("shed-at-edge") == 503
-        named["shed"] = "rejected it: the queue of its model is full (QUEUE_FULL)"
-        named["shed-at-edge"] = "The edge rejected it: the queue of its model is full (QUEUE_FULL)"
-
-        [auth] = [each.process for each in planted.mesh.processes.children if each.spec.tier == "auth"]
-        auth.send_signal(signal.SIGSTOP)
-        asyncio.get_running_loop().call_later(0.8, auth.send_signal, signal.SIGCONT)
-        await planted.send("auth")
-        named["auth"] = "Auth took"
-
-        await wait_at_rest(planted.mesh)
-        lost = asyncio.create_task(planted.send("lost", LONG))
-        await kill_busy_worker(planted.mesh)
-        await lost
-        named["lost"] = "It lost a run of"
-
-        [model] = (await planted.http.get("/models", headers=bearer(planted.mesh.api_key))).json()["data"]
-        await run_models(planted.mesh, "declare", model["id"], "--load-time", "5")
-        [last] = [each for each in planted.mesh.processes.children if each.spec.tier == "worker" and each.is_alive]
-        last.process.kill()
-        await last.process.wait()
-        [scheduler], [edge] = map(planted.mesh.plan.processes_of, ("scheduler", "edge"))
-        await wait_for_figures(scheduler.admin_address, lambda figures: figures["workers"] == 0)
-        held = asyncio.create_task(planted.send("held", model=model["id"]))
-        await asyncio.sleep(1.0)
-        await planted.mesh.restart(last.spec.name)
-        await held
-        named["held"] = "It was held"
-
-        with suppress(AssertionError):
-            await wait_at_rest(planted.mesh)
         found = {name: await planted.cause(name) for name in named}
-        wrong = {name: cause for name, cause in found.items() if named[name] not in cause}
-        assert wrong == {}
+        assert {name: cause for name, cause in found.items() if named[name] not in cause} == {}
         assert len(found) == 14
+        [edge] = planted.mesh.plan.processes_of("edge")
         code, out, _ = await run_penstock("explain", "waits", "--target", edge.admin_address)
         assert code == 0
         assert out.startswith(found["waits"])

@@ -44,7 +44,6 @@ FACTS = RequestFacts(
     prompt_tokens=1_000,
     cached_prompt_tokens=200,
     output_tokens=11,
-    max_output_tokens=64,
     attempts=1,
     worker_id="worker-1",
     parts=[Part("worker", "decode", S)],

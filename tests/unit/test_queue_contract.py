@@ -10,6 +10,7 @@ ALLOWED_FIELDS = {
     "address",
     "attempt",
     "avoid_workers",
+    "busiest_tenant_id",
     "card_digest",
     "description",
     "expected_worker",

@@ -1,1 +1,1 @@
-"""What happened to recent requests, for operators: records, causes, and the Admin service that answers."""
+"""Explanations of recent requests for operators: records, causes, and the Admin service that answers."""

@@ -72,7 +72,6 @@ class RequestFacts(NamedTuple):
     prompt_tokens: int
     cached_prompt_tokens: int
     output_tokens: int
-    max_output_tokens: int
     attempts: int  # runs on workers; 0: none
     worker_id: str
     parts: Sequence[Part]
@@ -83,9 +82,6 @@ class RequestFacts(NamedTuple):
     def total(self) -> float:
         """Seconds from `began_at` to the end of the answer."""
         return sum(part.nanos for part in self.parts) / NANOS_PER_S
-
-    def seconds(self, tier: str, *names: str) -> float:
-        return sum(part.nanos for part in self.parts if part.tier == tier and part.name in names) / NANOS_PER_S
 
 
 class Record(NamedTuple):
@@ -135,7 +131,6 @@ def record_of(
         request.prompt_tokens,
         request.cached_prompt_tokens,
         request.output_tokens,
-        request.plan.max_output_tokens if request.model else 0,
         request.attempt if request.worker_id else 0,
         request.worker_id,
         [*before, *_parts(request, round(answered_at * NANOS_PER_S))],
@@ -160,7 +155,7 @@ def refusal_record_of(
     """Record a request that this edge refused before it was active. It took no time that is measured."""
     class_ = class_name(caller.priority) if caller.tenant_id else ""
     whose = caller.tenant_id, caller.key_id, class_, model
-    sizes = 0, 0, 0, 0, 0
+    sizes = 0, 0, 0, 0
     ending = "shed", error.reason, EDGE_TIER
     facts = (request_id, "", trace_id, "", *whose, *ending, now, False, None, *sizes, "", (), (), ())
     return Record((request_id, trace_id), orjson.dumps(facts))

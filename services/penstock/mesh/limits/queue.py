@@ -34,8 +34,8 @@ QUEUE: Table = {
         "ticket_id": KEY,
         "ahead_hint": UINT32,
         "predicted_wait": Part(),
-        "census": Part(),
         "rejection_windows": WINDOWS,
+        "census": Part(),
     },
     "penstock.mesh.v1.ClassCensus": {
         "busiest_tenant_id": ID,

@@ -113,7 +113,7 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
 UNRECORDED_METHODS = frozenset(  # they change nothing
     {
         *("ListKeys", "ListTenants", "ListPrices", "ListRoutes"),
-        *("QueryUsage", "ExportLedger", "GetSnapshot", "WatchSnapshot"),
+        *("QueryUsage", "ExportLedger", "GetSnapshot", "WatchSnapshot", "Explain"),
     }
 )
 

@@ -44,7 +44,7 @@ class InferenceService(InferenceServicer):
                 traceparent=traceparent,
                 time_left=context.time_remaining(),
                 session=lambda: session_of(context.invocation_metadata() or ()),
-                front=front_times(proxy_time_of(context.invocation_metadata() or ())),
+                front=front_times(_proxy_time(context)),
             )
             spec, headers = spec_of(request), self._gateway.hold_headers(request.model, admission, credential)
             generate: Callable[..., AbstractAsyncContextManager[ResponseStream | ChoiceStream]] = (
@@ -103,6 +103,11 @@ class InferenceService(InferenceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=await self._gateway.list_models(*caller_in(context)))
+
+
+def _proxy_time(context: Any) -> str:
+    """Return the time that our own proxy wrote into a call; empty without one."""
+    return proxy_time_of(context.invocation_metadata() or ()) if is_from_proxy(context) else ""
 
 
 def _credential(context: Any) -> Credential:

@@ -147,7 +147,8 @@ class Exchange:
 
     @property
     def front_times(self) -> FrontTimes:
-        return front_times(self.header(PROXY_TIME_HEADER), self.began_ns / 1e9)
+        """The time of a proxy is believed from our own alone."""
+        return front_times(self.header(PROXY_TIME_HEADER) if self._via_proxy else "", self.began_ns / 1e9)
 
     @property
     def identity_header(self) -> str:
