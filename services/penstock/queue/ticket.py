@@ -11,6 +11,7 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.prediction.worker_backlog import PendingPrompt, commitment_rank
 
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
+DEFAULT_WEIGHT = 1.0  # of most tenants
 TRACEPARENT_DASH_OFFSETS = (2, 34, 50)  # offsets in the hex digits
 
 
@@ -133,7 +134,7 @@ class QueuedTicket:
 
 
 def from_frame(ticket: Ticket, edge: str, now: float) -> QueuedTicket:
-    """Return the ticket of a frame received at `now`. Strings that many tickets share are interned."""
+    """Return the ticket of a frame received at `now`. Values that many tickets have are one object, to save memory."""
     hashes = b"".join([each.to_bytes(8, "little") for each in ticket.prefix_hashes])
     queued = QueuedTicket(
         ticket_id=ticket.ticket_id,
@@ -141,11 +142,11 @@ def from_frame(ticket: Ticket, edge: str, now: float) -> QueuedTicket:
         tenant_id=sys.intern(ticket.tenant_id),
         model=sys.intern(ticket.model),
         priority=ticket.priority,
-        weight=ticket.weight,
+        weight=DEFAULT_WEIGHT if ticket.weight == DEFAULT_WEIGHT else ticket.weight,
         prompt_tokens=ticket.prompt_tokens,
         max_output_tokens=ticket.max_output_tokens,
         deadline=now + ticket.time_left_nanos / NANOS_PER_S if ticket.time_left_nanos else 0.0,
-        enqueued=now - ticket.age_nanos / NANOS_PER_S,
+        enqueued=now - ticket.age_nanos / NANOS_PER_S if ticket.age_nanos else now,
         attempt=ticket.attempt,
         prefix_hashes=hashes,
         avoid_workers=tuple(sys.intern(each) for each in ticket.avoid_workers),
