@@ -17,6 +17,7 @@ from penstock.edge.api.grpc.batches import BatchesService
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
+from penstock.edge.api.lines.service import LineService
 from penstock.edge.api.openai.responses.stored import ResponsesFormat
 from penstock.edge.config import EdgeConfig
 from penstock.edge.explain.service import EdgeAdmin
@@ -28,6 +29,7 @@ from penstock.edge.runner import RequestRunner
 from penstock.edge.stored.service import StoredResponses
 from penstock.edge.text.executor import TokenizerPools
 from penstock.edge.upstreams.batches import BatchClient
+from penstock.mesh.v1.batch_pb2_grpc import add_LineServiceServicer_to_server
 
 
 async def run_edge(config: EdgeConfig) -> None:
@@ -53,6 +55,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         doors = Doors(config, gateway)
         stored = StoredResponses(config, gateway, ResponsesFormat(), hello, clock, dialer=security.dialer)
         batches = BatchClient(config.batches, dialer=security.dialer)
+        lines = LineService(gateway, hello)
         async with background(catalog.run(), runner.run(), doors.run(), stored.run(), batches.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
             app = OpenAIApp(gateway, stored, batches, runner.has_connected.is_set)
@@ -79,11 +82,18 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     [
                         (doors.grpc.add_to_server, InferenceService(gateway, hello)),
                         (doors.grpc.add_batches_to_server, BatchesService(gateway, batches)),
+                        (add_LineServiceServicer_to_server, lines),
                     ],
                     admin=EdgeAdmin(
                         config.instance_id,
                         runner.history,
-                        lambda: {**runner.figures(), **gateway.figures, **doors.figures, **stored.figures},
+                        lambda: {
+                            **runner.figures(),
+                            **gateway.figures,
+                            **doors.figures,
+                            **stored.figures,
+                            **lines.figures,
+                        },
                         runner.tables,
                     ),
                     observe=partial(observations, runner, doors),
@@ -102,6 +112,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 try:
                     yield server
                 finally:
+                    await lines.release()
                     await stored.release(only_background=True)
             await stored.release()
             await runner.wait_drained()

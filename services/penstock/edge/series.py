@@ -54,6 +54,12 @@ TIME_PER_OUTPUT_TOKEN = histogram(
     CLASS,
     buckets=semconv.TIME_PER_OUTPUT_TOKEN_BUCKETS,
 )
+LINES = counter(
+    "penstock.edge.lines",
+    "{line}",
+    "Lines of batches that ended here, by verdict: answered, refused, later, lost or stop.",
+    "verdict",
+)
 CANCEL_ACKNOWLEDGED = histogram(
     "penstock.cancel.acknowledged",
     "From a client's cancel to the receipt of its worker, of requests that ran.",

@@ -160,16 +160,22 @@ class AuthFallback:
             entry = self._deferred.pop(ticket_id)
             caller = entry.caller if entry else {}
             log.error("deferred_reservation_rejected", ticket_id=ticket_id, **caller, because=error.message)
+            if entry and entry.on_settled:
+                entry.on_settled()
         return True
 
-    def settle_deferred(self, ticket_id: str, settlement: Settle) -> None:
+    def settle_deferred(self, ticket_id: str, settlement: Settle, on_settled: Callable[[], None] | None = None) -> None:
         """Settle a request that ended before auth recorded its reservation, or after auth rejected it for good.
 
         Auth is told at once that the request used fewer tokens of its grant, before another request may use the others.
+        `on_settled` as in `AuthClient.settle`.
         """
         if ticket_id not in self._deferred:
+            if on_settled:
+                on_settled()
             return
         entry, unused = self._deferred.settle(ticket_id, settlement)
+        entry.on_settled = on_settled
         self._identities.release(entry.tenant_id, entry.grant, unused)
         self._send_deferred(entry)
 

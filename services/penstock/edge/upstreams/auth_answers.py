@@ -34,7 +34,7 @@ class AuthAnswers:
         identifies: IdentifyCalls,
         reservations: Reservations,
         settlements: Settlements,
-        settle: Callable[[str, str, Settle, str], None],  # ticket, reservation, settlement, tenant
+        settle: Callable[[str, str, Settle, str, Callable[[], None] | None], None],  # as `AuthClient.settle`
         on_settled: Callable[[], None],
     ) -> None:
         self._requests = requests
@@ -89,7 +89,7 @@ class AuthAnswers:
         entry = self._fallback.pop_deferred(admitted.request_id)
         self._fallback.cache_identity(admitted, context)
         if entry and entry.settlement:
-            self._settle(admitted.request_id, reservation_id, entry.settlement, tenant_id)
+            self._settle(admitted.request_id, reservation_id, entry.settlement, tenant_id, entry.on_settled)
             return
         if context is None and entry and entry.on_recorded:
             entry.on_recorded(reservation_id)
@@ -97,7 +97,9 @@ class AuthAnswers:
         if context is None:  # the request is done
             if reservation_id not in self._settlements:
                 prompt_tokens = self._abandoned_tokens.pop(admitted.request_id, 0)
-                self._settle(admitted.request_id, reservation_id, Settle(prompt_tokens, 0, "cancelled"), tenant_id)
+                self._settle(
+                    admitted.request_id, reservation_id, Settle(prompt_tokens, 0, "cancelled"), tenant_id, None
+                )
             return
         if entry:
             context.request.reservation_id = reservation_id

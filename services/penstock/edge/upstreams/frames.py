@@ -109,7 +109,7 @@ def _ticket(context: RequestContext, now: float) -> Ticket:
         avoid_workers=request.failed_attempts.avoided_workers,
         traceparent=context.telemetry.traceparent,
         fingerprint=context.poison_fingerprint,
-        may_have_run=bool(context.spec.answer_id or context.spec.resume_ids),
+        may_have_run=context.spec.is_continued,
     )
 
 

@@ -392,6 +392,7 @@ class StartLine(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    MAY_HAVE_RUN_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Chosen by the batch process; names the line in later frames of the stream."""
     line_id: _builtins.str
@@ -406,6 +407,8 @@ class StartLine(_message.Message):
     """Class of its ticket."""
     progress: _builtins.bytes
     """The latest `progress` of an earlier run. Empty: it begins anew."""
+    may_have_run: _builtins.bool
+    """Whether an earlier run was lost while it ran, so that the line may crash engines."""
     @_builtins.property
     def owner(self) -> Global___Owner:
         """Whose line it is; `delegation` is set."""
@@ -425,10 +428,11 @@ class StartLine(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         priority: _inference_pb2.Priority.ValueType = ...,
         progress: _builtins.bytes = ...,
+        may_have_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "endpoint", b"endpoint", "line_id", b"line_id", "number", b"number", "owner", b"owner", "priority", b"priority", "progress", b"progress", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "endpoint", b"endpoint", "line_id", b"line_id", "may_have_run", b"may_have_run", "number", b"number", "owner", b"owner", "priority", b"priority", "progress", b"progress", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,25 +578,25 @@ class LineState(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model that answers."""
     model_version: _builtins.str
     """Digest of its card."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens so far."""
+    def output(self) -> _inference_pb2.Delta:
+        """The answer so far, from its first token on."""
 
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         model_version: _builtins.str = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        output: _inference_pb2.Delta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "output", b"output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
