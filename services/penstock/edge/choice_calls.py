@@ -40,7 +40,7 @@ async def generate_choices(
     """Run `spec.n` requests for each of `inputs`, or for the input of `spec`, as `Gateway.generate` runs one.
 
     The requests of one prompt tokenize it once, and it is charged with the first of them. Leaving the block before the
-    last `finished` cancels all. `named` gives the spec of a choice the id of its answer. `on_created` is called with each
+    last `finished` cancels all. `named` gives the spec of a choice the id of its answer, and `on_created` receives each
     request before it starts.
     """
     specs = choice_specs(spec, inputs or (spec.input,), spec.n, lambda: _seeds.getrandbits(64))

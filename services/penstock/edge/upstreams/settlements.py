@@ -39,7 +39,11 @@ class Settlements:
         return frame.settle.partition if frame else None
 
     def settle(
-        self, reservation_id: str, settlement: Settle, partition: int, on_settled: Callable[[], None] | None
+        self,
+        reservation_id: str,
+        settlement: Settle,
+        partition: int,
+        on_settled: Callable[[], None] | None = None,
     ) -> None:
         """Send a settlement. `on_settled` is called once auth has confirmed it."""
         if on_settled:

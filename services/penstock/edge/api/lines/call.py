@@ -90,7 +90,7 @@ def parse_line(start: StartLine) -> GenerationCall | EmbeddingsCall:
     if request.has_several_choices:  # each is an answer of its own; see `choice_of_line`
         return call_of(replace(request, spec=spec))
     spec = replace(spec, answer_id=start.line_id, is_first_run=not start.may_have_run)
-    if state := _begun(start.progress):
+    if state := _begun(start.progress, spec):
         try:
             resumed = resumed_spec(spec, state)
             validate(resumed)
@@ -109,10 +109,15 @@ def resumed_spec(spec: RequestSpec, state: LineState) -> RequestSpec:
     return replace(spec, model=state.model, model_version=state.model_version, resume_ids=tuple(state.output.token_ids))
 
 
-def _begun(progress: bytes) -> LineState | None:
-    """Return what an earlier run has generated; None if there is nothing, or if this edge cannot read it."""
+def _begun(progress: bytes, spec: RequestSpec) -> LineState | None:
+    """Return what an earlier run has generated; None if there is nothing, or if this edge cannot continue it."""
     try:
         state = LineState.FromString(progress)
     except DecodeError:
         return None
-    return state if state.output.token_ids else None
+    output = state.output
+    tokens = len(output.token_ids)
+    is_whole = len(output.logprobs) == tokens * spec.logprobs and (
+        len(output.top_token_ids) == len(output.top_logprobs) == tokens * spec.top_logprobs
+    )
+    return state if tokens and is_whole else None
