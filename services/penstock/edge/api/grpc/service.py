@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.observability.telemetry import current_traceparent
+from penstock.chassis.security.identity import is_from_proxy
 from penstock.chassis.server.call_metrics import current_call
 from penstock.chassis.streams.link import accept_stream
 from penstock.edge.api.grpc.callers import caller_in
