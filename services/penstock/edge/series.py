@@ -90,7 +90,8 @@ REFUSED_CALLS = counter(
 FALLBACK_DECISIONS = counter(
     "penstock.auth_fallback.decisions",
     "{request}",
-    "Decisions while auth was unreachable: admitted, exhausted (the grant), unknown (the caller) or over (the period).",
+    "Decisions while auth was unreachable: admitted, exhausted (the grant), unknown (the caller), delegated (a line of"
+    " a batch) or over (the period).",
     "outcome",
 )
 FALLBACK_ACTIVE = gauge(

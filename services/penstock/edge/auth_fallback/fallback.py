@@ -225,6 +225,9 @@ class AuthFallback:
         identity = self._find_admissible(context.credential, context.spec.priority)
         if isinstance(identity, Refusal):
             return identity
+        if context.credential.delegation:  # its caller does not wait, so that the tokens are for callers who do
+            message = "auth is unreachable, and a line of a batch waits for it"
+            return Refusal("delegated", message, identity.tenant_id)
         request = context.request
         tokens = request.charged_prompt_tokens + max(0, request.output.tokens_left)
         now = self._runner.now()

@@ -36,6 +36,7 @@ DIGEST_CHARS: Final = 128
 ADDRESS_CHARS: Final = 300
 TRACEPARENT_CHARS: Final = 128
 BEARER_CHARS: Final = 4_096
+DELEGATION_BYTES: Final = 512
 SOURCE_CHARS: Final = 64  # of an IP address
 BUDGET_WARNING_CHARS: Final = 2_048  # of one text for each scope of a request
 REASON_CHARS: Final = 1_024

@@ -134,7 +134,9 @@ class Identify(_message.Message):
     request_id: _builtins.str
     """Chosen by the edge; correlates the response."""
     delegates: _builtins.bool
-    """Whether the caller creates a job that goes on without it, so that the response has a `delegation`."""
+    """Whether the caller creates a job that goes on without it, so that the response has a `delegation`. A credential that is
+    a delegation itself is refused.
+    """
     @_builtins.property
     def credential(self) -> Global___Credential:
         """The caller's credential."""
@@ -464,7 +466,7 @@ class Identified(_message.Message):
     request_id: _builtins.str
     """As requested."""
     delegation: _builtins.bytes
-    """If it was asked for: a proof for `Credential.delegation`, which is valid for 8 days while its key is."""
+    """If it was asked for: a proof for `Credential.delegation`, which is valid for 8 days at any edge, while its key is."""
     @_builtins.property
     def identity(self) -> Global___Identity:
         """The caller's identity."""
@@ -603,10 +605,10 @@ class Rejected(_message.Message):
     """Public part of that key, for logs."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
-        """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED, TOKEN_INVALID, TOKEN_EXPIRED;
-        PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID, MODEL_FORBIDDEN; RESOURCE_EXHAUSTED /
-        QUOTA_EXCEEDED or BUDGET_EXCEEDED with every exceeded limit and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE /
-        STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
+        """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED, TOKEN_INVALID, TOKEN_EXPIRED,
+        DELEGATION_INVALID, DELEGATION_EXPIRED; PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID,
+        MODEL_FORBIDDEN, DELEGATION_REFUSED; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED or BUDGET_EXCEEDED with every exceeded limit
+        and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE / STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
         """
 
     @_builtins.property
