@@ -19,8 +19,13 @@ class ChunkMemory:
         self.state = ChunkState.HELD
         self.commit_gate = asyncio.Event()
         self.commit_gate.set()
+        self.claims = 0
+        self.claim_gate = asyncio.Event()
+        self.claim_gate.set()
 
     async def claim(self, replica, limit, lease_s):
+        self.claims += 1
+        await self.claim_gate.wait()
         keys = list(self.free)[:limit]
         self.held |= {key: self.free.pop(key) for key in keys}
         return [self.held[key][0] for key in keys]

@@ -85,6 +85,19 @@ async def test_a_drain_beside_the_commits_of_run_loses_no_result():
     assert store.released == [ChunkKey("batch_1", 0)]
 
 
+async def test_a_drain_gives_back_what_a_claim_was_about_to_take():
+    store, edges = ChunkMemory([chunk(0, 50)]), FakeEdges()
+    store.claim_gate.clear()
+    async with running(store, edges) as runner:
+        await until(lambda: store.claims)
+        draining = asyncio.create_task(runner.drain())
+        await asyncio.sleep(0)
+        store.claim_gate.set()
+        await draining
+    assert (edges.started, store.released) == ([], [ChunkKey("batch_1", 0)])
+    assert store.claims == 1
+
+
 async def test_a_chunk_claimed_again_stops_the_lines_of_its_ended_lease():
     claimed, lines = chunk(0, 50)
     store, edges = ChunkMemory([(claimed, lines)]), FakeEdges()

@@ -35,6 +35,7 @@ class BatchRunner:
         self._held = HeldChunks()
         self._window = LineWindow()
         self._results: list[LineResult] = []
+        self._claiming = asyncio.Lock()  # of `run` and `drain`, which gives back what a claim has begun to take
         self._committing = asyncio.Lock()  # of `run` and `drain`, which would take the same results
         self._is_draining = False
         edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
@@ -63,10 +64,11 @@ class BatchRunner:
     async def drain(self) -> None:
         """Stop all lines, commit what has ended, and give the chunks to other replicas."""
         self._is_draining = True
-        for chunk in self._held:
-            self._stop(self._held.stop(chunk.key, is_lost=False))
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
+                async with self._claiming:
+                    for chunk in self._held:
+                        self._stop(self._held.stop(chunk.key, is_lost=False))
                 while self._held.in_mesh or self._results:
                     await self._commit_once()
                     await asyncio.sleep(TICK_S)
@@ -79,18 +81,22 @@ class BatchRunner:
     async def _claim(self) -> None:
         while True:
             await asyncio.sleep(CLAIM_INTERVAL_S)
-            if self._is_draining or not self._edges.links_up:
-                continue
-            if self._held.waiting >= SPARE_LINES:
+            if not self._edges.links_up or self._held.waiting >= SPARE_LINES:
                 continue
             try:
-                for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
-                    lines = await self._store.read_lines(chunk)
-                    self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
-                    self._add_results(self._held.add(chunk, lines))
+                async with self._claiming:
+                    await self._claim_once()
             except PenstockError as error:
                 log.warning("chunks_not_claimed", error=error.message)
             self._send_lines()
+
+    async def _claim_once(self) -> None:
+        if self._is_draining:
+            return
+        for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
+            lines = await self._store.read_lines(chunk)
+            self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
+            self._add_results(self._held.add(chunk, lines))
 
     async def _renew(self) -> None:
         while True:
