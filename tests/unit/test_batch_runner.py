@@ -8,6 +8,7 @@ import orjson
 from chunk_memory import ChunkMemory, FakeEdges
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line
 from penstock.batch.runner.runner import MAX_COMMITTED, BatchRunner
+from penstock.mesh.v1 import batch_pb2 as pb
 
 ENDPOINT = "/v1/embeddings"
 
@@ -44,6 +45,18 @@ async def test_each_line_is_committed_once_and_its_chunk_released():
         assert (runner.answered, runner.failed) == (600, 0)
     assert set(store.commits.values()) == {1}
     assert len(store.commits) == len(edges.started) == 600
+
+
+async def test_lines_that_start_again_are_counted_by_cause():
+    store, edges = ChunkMemory([chunk(0, 3)]), FakeEdges()
+    edges.is_answering = False
+    async with running(store, edges) as runner:
+        await until(lambda: len(edges.started) == 3)
+        for line, verdict in zip(edges.started[:2], (pb.LINE_VERDICT_LATER, pb.LINE_VERDICT_LOST), strict=True):
+            edges.on_ended("edge", pb.LineEnded(number=line.handle, verdict=verdict))
+        edges.on_lost("edge")
+        found = runner.figures
+        assert (found["lines_deferred"], found["lines_lost"], found["lines_of_lost_edges"]) == (1, 1, 1)
 
 
 async def test_bad_lines_are_errors_and_start_nowhere():

@@ -1,6 +1,8 @@
 """One process of the batch tier: `python -m penstock.batch`."""
 
+from penstock.batch.census import CensusTaker
 from penstock.batch.config import BatchConfig
+from penstock.batch.metrics import observations
 from penstock.batch.runner.edges import EdgeLinks
 from penstock.batch.runner.runner import BatchRunner
 from penstock.batch.service import BatchService
@@ -23,17 +25,23 @@ async def run_batch(config: BatchConfig) -> None:
     with opened_store(config, WallMonotonicClock().now) as store:
         edges = EdgeLinks(config.edges, hello, dialer=security.dialer)
         runner, jobs = BatchRunner(config.instance_id, store, edges), JobWorker(store)
+        census = CensusTaker(store)
+
+        def figures() -> dict[str, float]:
+            return {**runner.figures, **census.figures}
+
         async with serving(
             config.listen,
             [(add_BatchServiceServicer_to_server, BatchService(store))],
-            admin=AdminService("batch", config.instance_id, lambda: runner.figures),
+            admin=AdminService("batch", config.instance_id, figures, lambda: census.latest.tables),
+            observe=lambda: observations(figures()),
             operators=OperatorListeners.of(config),
             drain_grace=config.drain_grace,
             advertise=config.advertise,
             security=security,
         ) as server:
             hello.address = server.address
-            async with background(edges.run(), runner.run(), jobs.run(), jobs.run_upkeep()):
+            async with background(edges.run(), runner.run(), jobs.run(), jobs.run_upkeep(), census.run()):
                 await stop_requested()
                 await runner.drain()
 

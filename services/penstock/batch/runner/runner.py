@@ -1,11 +1,14 @@
 """Runner: claims chunks, sends their lines to edges, and commits what comes back."""
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Sequence
 
 import structlog
 
 from penstock.batch.jobs.chunks import ChunkState, ChunkStore, LineResult
+from penstock.batch.metrics import record_commit
 from penstock.batch.runner.edges import EdgeLinks
 from penstock.batch.runner.held import HeldChunks, RunnableLine
 from penstock.batch.window.window import LineWindow
@@ -23,6 +26,7 @@ MAX_COMMITTED = 512  # results of one change
 MAX_CLAIMED = 4  # chunks at one time
 SPARE_LINES = 256  # that wait here beyond the window, so that a commit or a claim delays none
 STOP_TIMEOUT_S = 5.0  # at a drain, for lines that were stopped
+RETURNED_FIGURES = {pb.LINE_VERDICT_LATER: "lines_deferred", pb.LINE_VERDICT_LOST: "lines_lost"}
 
 
 class BatchRunner:
@@ -41,6 +45,8 @@ class BatchRunner:
         edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
         edges.on_lost, edges.on_up = self._on_edge_lost, self._send_lines
         self.answered = self.failed = 0
+        self._refused = 0  # results
+        self._returned: Counter[str] = Counter()  # lines that start again, by figure
 
     @property
     def figures(self) -> dict[str, float]:
@@ -48,11 +54,13 @@ class BatchRunner:
         return {
             "chunks_held": len(self._held),
             "lines_waiting": self._held.waiting,
-            "lines_in_mesh": self._held.in_mesh,
+            "lines_queued": self._window.waiting,
             "lines_running": self._window.running,
             "lines_answered": self.answered,
             "lines_failed": self.failed,
-            "edge_links_up": self._edges.links_up,
+            "results_refused": self._refused,
+            **{name: self._returned[name] for name in ("lines_deferred", "lines_lost", "lines_of_lost_edges")},
+            "edges": self._edges.links_up,
         }
 
     async def run(self) -> None:
@@ -132,12 +140,15 @@ class BatchRunner:
         async with self._committing:
             while self._results:
                 group = self._results[:MAX_COMMITTED]
+                began_at = time.monotonic()
                 stored = await self._store.put_results(group)
+                record_commit(time.monotonic() - began_at)
                 del self._results[: len(group)]
                 self._held.on_committed(group)
                 for each, is_new in zip(group, stored, strict=True):
                     self.answered += is_new and not each.is_error
                     self.failed += is_new and each.is_error
+                    self._refused += not is_new
 
     async def _release_over(self) -> None:
         over = self._held.remove_over()
@@ -182,6 +193,8 @@ class BatchRunner:
         if line is None:
             return
         was_running = line.is_running
+        if figure := RETURNED_FIGURES.get(ended.verdict):
+            self._returned[figure] += 1
         self._window.on_ended(was_running=was_running)
         results = self._held.on_ended(line, ended, now)
         if ended.verdict == pb.LINE_VERDICT_LATER and not was_running:
@@ -191,6 +204,8 @@ class BatchRunner:
         self._send_lines()
 
     def _on_edge_lost(self, edge: str) -> None:
-        for line in self._held.on_edge_lost(edge, asyncio.get_running_loop().time()):
+        lines = self._held.on_edge_lost(edge, asyncio.get_running_loop().time())
+        self._returned["lines_of_lost_edges"] += len(lines)
+        for line in lines:
             self._window.on_ended(was_running=line.is_running)
         self._send_lines()
