@@ -27,26 +27,35 @@ class LineEdge(LineServiceServicer):
         self.address = ""
         self.is_answering = True
         self.started = []
+        self.running = {}  # lines that are not answered, by number
         self.stopped = 0
-        self.peer_tier = ""
+        self.peer = None  # the present stream
 
     async def Run(self, request_iterator, context):
         async with accept_stream(context, mesh.RunResponse, self.hello, tiers=("batch",)) as peer:
-            self.peer_tier = peer.hello.tier
+            self.peer = peer
+            self.running.clear()  # lines of a stream that was cut have ended
             async for frame in peer:
                 match frame.WhichOneof("frame"):
                     case "start":
                         self.started.append(frame.start)
+                        self.running[frame.start.number] = frame.start
                         peer.send(mesh.RunResponse(running=mesh.LineRunning(number=frame.start.number)))
                         if self.is_answering:
-                            self.end(peer, frame.start.number, mesh.LINE_VERDICT_ANSWERED, status=200, body=b"{}")
+                            self.answer_all()
                     case "stop":
                         self.stopped += 1
-                        self.end(peer, frame.stop.number, mesh.LINE_VERDICT_LATER)
+                        self.end(frame.stop.number, mesh.LINE_VERDICT_LATER)
 
-    def end(self, peer, number, verdict, **fields):
+    def answer_all(self):
+        """Answer the lines that run."""
+        for number in list(self.running):
+            self.end(number, mesh.LINE_VERDICT_ANSWERED, status=200, body=b"{}")
+
+    def end(self, number, verdict, **fields):
+        self.running.pop(number, None)
         ended = mesh.LineEnded(number=number, verdict=verdict, input_tokens=1, output_tokens=1, **fields)
-        assert peer.send(mesh.RunResponse(ended=ended))
+        self.peer.send(mesh.RunResponse(ended=ended))
 
 
 @asynccontextmanager

@@ -57,4 +57,4 @@ async def test_a_drained_process_leaves_its_lines_to_the_next_one(tmp_path):
             rows = [orjson.loads(each) for each in (await caller.read(ended.output_file_id)).splitlines()]
     assert (ended.lines.total, ended.lines.completed, ended.lines.failed) == (LINES, LINES, 0)
     assert [each["custom_id"] for each in rows] == [f"c{each}" for each in range(LINES)]
-    assert edge.peer_tier == "batch"
+    assert edge.peer.hello.tier == "batch"

@@ -3,21 +3,14 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
-import orjson
-
-from chunk_memory import ChunkMemory, FakeEdges
-from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line
+from chunk_memory import ChunkMemory, FakeEdges, chunk_of
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState
 from penstock.batch.runner.runner import MAX_COMMITTED, BatchRunner
 from penstock.mesh.v1 import batch_pb2 as pb
 
-ENDPOINT = "/v1/embeddings"
-
 
 def chunk(first, lines, *, content=None):
-    body = {"method": "POST", "url": ENDPOINT, "body": {}}
-    numbers = range(first, first + lines)
-    claimed = ClaimedChunk(ChunkKey("batch_1", first), 1, lines, "acme", "k", b"d", ENDPOINT, 1_000.0, 900.0)
-    return claimed, [Line(each, content or orjson.dumps(body | {"custom_id": f"c{each}"})) for each in numbers]
+    return chunk_of("batch_1", lines, first=first, content=content)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import structlog
 from penstock.batch.jobs.chunks import ChunkState, ChunkStore, LineResult
 from penstock.batch.metrics import record_commit
 from penstock.batch.runner.edges import EdgeLinks
-from penstock.batch.runner.held import HeldChunks, RunnableLine
+from penstock.batch.runner.held import HeldChunks, RunnableLine, retry_delay_of
 from penstock.batch.window.window import LineWindow
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import batch_pb2 as pb
@@ -198,8 +198,7 @@ class BatchRunner:
         self._window.on_ended(was_running=was_running)
         results = self._held.on_ended(line, ended, now)
         if ended.verdict == pb.LINE_VERDICT_LATER and not was_running:
-            wait = ended.failure.retry_after
-            self._window.on_shed(wait.seconds + wait.nanos / 1e9, now)
+            self._window.on_shed(retry_delay_of(ended), now)
         self._add_results(results)
         self._send_lines()
 
