@@ -123,6 +123,7 @@ MESH_OPTIONS = (
         show_default=True,
         help="name, Hugging Face folder, .gguf or llama2.c .bin",
     ),
+    click.option("--batch", is_flag=True, help="start the tier that runs batches, with a SQLite store"),
     click.option("--no-envoy", is_flag=True, help="start neither Envoy nor routing"),
     click.option("--insecure", is_flag=True, help="plaintext between the processes, to compare the cost"),
     click.option(
