@@ -3,8 +3,20 @@
 import asyncio
 from collections import Counter
 
-from penstock.batch.jobs.chunks import ChunkState
+import orjson
+
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line
 from penstock.mesh.v1.batch_pb2 import LINE_VERDICT_ANSWERED, LineEnded
+
+ENDPOINT = "/v1/embeddings"
+
+
+def chunk_of(batch_id, lines, *, first=0, content=None):
+    """Return a chunk under its first lease, and its lines: calls, or `content` each."""
+    body = {"method": "POST", "url": ENDPOINT, "body": {}}
+    claimed = ClaimedChunk(ChunkKey(batch_id, first), 1, lines, "acme", "k", b"d", ENDPOINT, 1_000.0, 900.0)
+    numbers = range(first, first + lines)
+    return claimed, [Line(each, content or orjson.dumps(body | {"custom_id": f"c{each}"})) for each in numbers]
 
 
 class ChunkMemory:
@@ -19,8 +31,13 @@ class ChunkMemory:
         self.state = ChunkState.HELD
         self.commit_gate = asyncio.Event()
         self.commit_gate.set()
+        self.claims = 0
+        self.claim_gate = asyncio.Event()
+        self.claim_gate.set()
 
     async def claim(self, replica, limit, lease_s):
+        self.claims += 1
+        await self.claim_gate.wait()
         keys = list(self.free)[:limit]
         self.held |= {key: self.free.pop(key) for key in keys}
         return [self.held[key][0] for key in keys]

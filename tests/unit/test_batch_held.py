@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from penstock.batch.jobs.chunks import ChunkKey, ClaimedChunk, Line
-from penstock.batch.runner.held import MAX_LOST_RUNS, HeldChunks
+from penstock.batch.runner.held import MAX_LOST_RUNS, MAX_RETRY_S, HeldChunks
 from penstock.mesh.v1.batch_pb2 import (
     LINE_VERDICT_ANSWERED,
     LINE_VERDICT_LATER,
@@ -54,6 +54,16 @@ def test_a_chunk_has_one_turn_in_a_round_after_its_lines_have_returned(held):
     for line in (first, second):
         held.on_ended(line, ended(line, LINE_VERDICT_LATER), -10.0)
     assert [each.chunk.key.batch_id for each in started(held, 3)] == ["batch_2", "batch_1", "batch_2"]
+
+
+def test_an_edge_delays_a_line_for_a_minute_at_most(held):
+    add(held, claimed(lines=1))
+    (line,) = started(held, 1)
+    later = ended(line, LINE_VERDICT_LATER)
+    later.failure.retry_after.seconds = 86_400
+    held.on_ended(line, later, 0.0)
+    assert held.next_line("edge", MAX_RETRY_S - 1.0) is None
+    assert held.next_line("edge", MAX_RETRY_S) is line
 
 
 def test_a_bad_line_has_its_row_at_once_and_the_chunk_waits_for_its_commit(held):

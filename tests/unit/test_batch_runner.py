@@ -3,20 +3,14 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
-import orjson
-
-from chunk_memory import ChunkMemory, FakeEdges
-from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line
+from chunk_memory import ChunkMemory, FakeEdges, chunk_of
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState
 from penstock.batch.runner.runner import MAX_COMMITTED, BatchRunner
-
-ENDPOINT = "/v1/embeddings"
+from penstock.mesh.v1 import batch_pb2 as pb
 
 
 def chunk(first, lines, *, content=None):
-    body = {"method": "POST", "url": ENDPOINT, "body": {}}
-    numbers = range(first, first + lines)
-    claimed = ClaimedChunk(ChunkKey("batch_1", first), 1, lines, "acme", "k", b"d", ENDPOINT, 1_000.0, 900.0)
-    return claimed, [Line(each, content or orjson.dumps(body | {"custom_id": f"c{each}"})) for each in numbers]
+    return chunk_of("batch_1", lines, first=first, content=content)
 
 
 @asynccontextmanager
@@ -44,6 +38,18 @@ async def test_each_line_is_committed_once_and_its_chunk_released():
         assert (runner.answered, runner.failed) == (600, 0)
     assert set(store.commits.values()) == {1}
     assert len(store.commits) == len(edges.started) == 600
+
+
+async def test_lines_that_start_again_are_counted_by_cause():
+    store, edges = ChunkMemory([chunk(0, 3)]), FakeEdges()
+    edges.is_answering = False
+    async with running(store, edges) as runner:
+        await until(lambda: len(edges.started) == 3)
+        for line, verdict in zip(edges.started[:2], (pb.LINE_VERDICT_LATER, pb.LINE_VERDICT_LOST), strict=True):
+            edges.on_ended("edge", pb.LineEnded(number=line.handle, verdict=verdict))
+        edges.on_lost("edge")
+        found = runner.figures
+        assert (found["lines_deferred"], found["lines_lost"], found["lines_of_lost_edges"]) == (1, 1, 1)
 
 
 async def test_bad_lines_are_errors_and_start_nowhere():
@@ -83,6 +89,19 @@ async def test_a_drain_beside_the_commits_of_run_loses_no_result():
     assert len(store.commits) == count
     assert set(store.commits.values()) == {1}
     assert store.released == [ChunkKey("batch_1", 0)]
+
+
+async def test_a_drain_gives_back_what_a_claim_was_about_to_take():
+    store, edges = ChunkMemory([chunk(0, 50)]), FakeEdges()
+    store.claim_gate.clear()
+    async with running(store, edges) as runner:
+        await until(lambda: store.claims)
+        draining = asyncio.create_task(runner.drain())
+        await asyncio.sleep(0)
+        store.claim_gate.set()
+        await draining
+    assert (edges.started, store.released) == ([], [ChunkKey("batch_1", 0)])
+    assert store.claims == 1
 
 
 async def test_a_chunk_claimed_again_stops_the_lines_of_its_ended_lease():

@@ -9,7 +9,12 @@ from penstock.chassis.config import ServiceConfig, setting
 class BatchConfig(ServiceConfig):
     """Settings of `PENSTOCK_BATCH_*`."""
 
-    listen: str = setting("127.0.0.1:7007", "Address of the gRPC server.", unit="host:port")
+    listen: str = setting("127.0.0.1:7029", "Address of the gRPC server.", unit="host:port")
+    edges: tuple[str, ...] = setting(
+        ("127.0.0.1:7001",),
+        "Every edge, on which lines run: host:port or dns:///name:port. With certificates, its"
+        " address that requires one.",
+    )
     store: str = setting(
         "batches.db",
         "SQLite file of batches and results. All batch processes of a mesh use the same one. `:memory:`: they are lost"
@@ -37,6 +42,8 @@ class BatchConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
+        if not self.edges:
+            raise ValueError("edges must name at least one edge as host:port or dns:///name:port")
         for name in ("store", "folder"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")

@@ -9,6 +9,8 @@ from penstock.batch.store.operations import StoredFile
 from penstock.batch.store.store import BatchStore, new_file_id
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
+from penstock.chassis.streams.endpoint import check_message
+from penstock.mesh.limits.compiler import check_of
 from penstock.mesh.v1 import batch_pb2 as mesh
 from penstock.mesh.v1.batch_pb2_grpc import BatchServiceServicer
 from penstock.v1 import batches_pb2 as pb
@@ -33,7 +35,8 @@ class BatchService(BatchServiceServicer):
     async def UploadFile(
         self, request_iterator: AsyncIterator[mesh.UploadFileRequest], context: Any
     ) -> AsyncIterator[mesh.UploadFileResponse]:
-        first = await anext(aiter(request_iterator), None)
+        requests = _checked(request_iterator)
+        first = await anext(requests, None)
         if first is None or first.request.WhichOneof("part") != "header":
             raise InvalidArgument("the first message of an upload has its header", field="header")
         header, now = first.request.header, self._store.clock()
@@ -42,13 +45,13 @@ class BatchService(BatchServiceServicer):
         ttl = _seconds(header, "ttl", TTL_RANGE_S, TTL_RANGE_S[1])
         name = header.filename[:MAX_FILENAME_CHARS]
         file = StoredFile(new_file_id(), _tenant_of(first.owner), name, header.purpose, 0, now, now + ttl)
-        stored = await self._store.add_file(file, _contents(request_iterator))
+        stored = await self._store.add_file(file, _contents(requests))
         yield mesh.UploadFileResponse(file=file_message(stored))
 
     async def ReadFile(
         self, request_iterator: AsyncIterator[mesh.ReadFileRequest], context: Any
     ) -> AsyncIterator[mesh.ReadFileResponse]:
-        asked = await anext(aiter(request_iterator), None)
+        asked = await anext(_checked(request_iterator), None)
         if asked is None:
             raise InvalidArgument("the call has no message; send one", reason="MESSAGE_MISSING")
         tenant_id, request = _tenant_of(asked.owner), asked.request
@@ -57,6 +60,7 @@ class BatchService(BatchServiceServicer):
             yield mesh.ReadFileResponse(content=content)
 
     async def Call(self, request: mesh.CallRequest, context: Any) -> mesh.CallResponse:
+        check_message(request, check_of(request.DESCRIPTOR))
         tenant_id, run, operations = _tenant_of(request.owner), self._store.run, self._operations
         match request.WhichOneof("operation"):
             case "get_file":
@@ -115,6 +119,13 @@ class BatchService(BatchServiceServicer):
             metadata=dict(request.metadata),
             created_at=self._store.clock(),
         )
+
+
+async def _checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Yield messages of an edge. Raises FrameOutOfRange."""
+    async for each in requests:
+        check_message(each, check_of(each.DESCRIPTOR))
+        yield each
 
 
 async def _contents(requests: AsyncIterator[mesh.UploadFileRequest]) -> AsyncIterator[bytes]:

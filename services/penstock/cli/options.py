@@ -16,7 +16,7 @@ from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions, check_model
 from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
 
-TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch")
 IMAGE_SUFFIXES = (".png", ".svg")
 EXAMPLES_FOLDER = Path(__file__).parents[1] / "simulator" / "scenarios"
 
@@ -123,6 +123,7 @@ MESH_OPTIONS = (
         show_default=True,
         help="name, Hugging Face folder, .gguf or llama2.c .bin",
     ),
+    click.option("--batch", is_flag=True, help="start the tier that runs batches, with a SQLite store"),
     click.option("--no-envoy", is_flag=True, help="start neither Envoy nor routing"),
     click.option("--insecure", is_flag=True, help="plaintext between the processes, to compare the cost"),
     click.option(

@@ -12,6 +12,7 @@ from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REPLICA_PORT_STEP = 10  # between the ports of two replicas
+BATCH_PORT = 7029
 METRICS_PORT_OFFSET = 200  # from the gRPC port of a tier to that of its /metrics
 CERTIFICATES_FOLDER = "certs"
 OPERATOR = "operator"  # name of the certificate of the commands that manage a mesh
@@ -23,7 +24,9 @@ FIGURES_ZERO_AT_REST = {
     "auth": ("reservations", "reserved_tokens", "concurrent_requests", "store_pending"),
     "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),
+    "batch": ("chunks_held", "lines_waiting", "lines_queued", "lines_running"),
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
+    "batch": ("chunks_held", "lines_waiting", "lines_queued", "lines_running"),
 }
 
 
@@ -40,6 +43,7 @@ class MeshOptions:
     engine: str = "torch"
     batching: str = "continuous"
     model: str = DEFAULT_MODEL
+    batch: bool = False  # one process of the batch tier, with its store in the folder of the mesh
     envoy: bool = True
     # If `envoy`: the number of Envoys. Each has its own routing process, because each has its own port on this host.
     envoys: int = 1
@@ -176,6 +180,8 @@ class _Planner:
             yield self.worker(replica)
         for replica in range(options.edges):
             yield self.edge(replica)
+        if options.batch:
+            yield self.batch()
         if envoy:
             for replica in range(options.envoys):
                 yield self.routing(replica)
@@ -208,6 +214,7 @@ class _Planner:
         http = self.address(7080, place)
         queues, auths = self.addresses(7003, self.options.queues), self.addresses(7002, self.options.auths)
         own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths, "RESPONSE_KEYS": self.response_keys}
+        own["BATCHES"] = self.address(BATCH_PORT) if self.options.batch else ""
         doors = self.proxy_doors(replica)
         if doors:
             own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}
@@ -222,10 +229,16 @@ class _Planner:
         return 0 if self.options.shared_edge_port else replica
 
     def proxy_doors(self, replica: int) -> tuple[str, ...]:
-        """Return the addresses of an edge for proxies; none if they use its doors for clients."""
-        if self.options.insecure or not self.has_envoy:
+        """Return the addresses of an edge for proxies and the batch tier; none if they use its doors for clients."""
+        if self.options.insecure or not (self.has_envoy or self.options.batch):
             return ()
         return tuple(self.address(port, self.edge_place(replica)) for port in (7008, 7088))
+
+    def batch(self) -> ProcessSpec:
+        port = 7001 if self.options.insecure else 7008
+        edges = dict.fromkeys(self.address(port, self.edge_place(each)) for each in range(self.options.edges))
+        own = {"STORE": str(self.folder / "batch.sqlite"), "FOLDER": str(self.folder / "batch-files")}
+        return self.tier_process("batch", 0, BATCH_PORT, EDGES=",".join(edges), **own)
 
     def routing(self, replica: int) -> ProcessSpec:
         ports = (7001, 7080) if self.options.insecure else (7008, 7088)
@@ -244,7 +257,7 @@ class _Planner:
 
     def name(self, tier: str, replica: int) -> str:
         """Return the name of a process, with a number if there may be several of its tier."""
-        counts = {"auth": self.options.auths, "routing": self.options.envoys, "envoy": self.options.envoys}
+        counts = {"auth": self.options.auths, "batch": 1, "routing": self.options.envoys, "envoy": self.options.envoys}
         return tier if counts.get(tier) == 1 else f"{tier}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:

@@ -15,10 +15,12 @@ from penstock.batch.lines.line import (
     parse_line,
     refused_row,
 )
+from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1 import batch_pb2 as pb
 
 MAX_LOST_RUNS = 5  # of one line; then it is an error, because it may be the cause
 LOST_RETRY_S = 1.0  # s until a line that was lost starts again
+MAX_RETRY_S = 60.0  # s that an edge may delay a line
 
 
 @dataclass(slots=True, eq=False)
@@ -145,8 +147,7 @@ class HeldChunks:
             text = f"{line.lost_runs} runs of the line were lost; the last reason is {ended.failure.reason}"
             chunk.uncommitted += 1
             return [_failed_result(line, "line_lost", text)]
-        wait = ended.failure.retry_after
-        delay = wait.seconds + wait.nanos / 1e9 if ended.failure.HasField("retry_after") else LOST_RETRY_S
+        delay = retry_delay_of(ended) if ended.failure.HasField("retry_after") else LOST_RETRY_S
         self._wait_again(line, now + delay)
         return []
 
@@ -205,6 +206,11 @@ class HeldChunks:
         chunk.waiting.clear()
         chunk.uncommitted += len(left)
         return [_failed_result(each, ended.failure.reason.lower(), ended.failure.message) for each in left]
+
+
+def retry_delay_of(ended: pb.LineEnded) -> float:
+    """Return the time until the line may start again, in s. An edge alone does not stop a batch for long."""
+    return min(MAX_RETRY_S, seconds_of(ended.failure.retry_after))
 
 
 def _failed_result(line: RunnableLine, code: str, message: str) -> LineResult:

@@ -1,13 +1,16 @@
 """Runner: claims chunks, sends their lines to edges, and commits what comes back."""
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Sequence
 
 import structlog
 
 from penstock.batch.jobs.chunks import ChunkState, ChunkStore, LineResult
+from penstock.batch.metrics import record_commit
 from penstock.batch.runner.edges import EdgeLinks
-from penstock.batch.runner.held import HeldChunks, RunnableLine
+from penstock.batch.runner.held import HeldChunks, RunnableLine, retry_delay_of
 from penstock.batch.window.window import LineWindow
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import batch_pb2 as pb
@@ -23,6 +26,7 @@ MAX_COMMITTED = 512  # results of one change
 MAX_CLAIMED = 4  # chunks at one time
 SPARE_LINES = 256  # that wait here beyond the window, so that a commit or a claim delays none
 STOP_TIMEOUT_S = 5.0  # at a drain, for lines that were stopped
+RETURNED_FIGURES = {pb.LINE_VERDICT_LATER: "lines_deferred", pb.LINE_VERDICT_LOST: "lines_lost"}
 
 
 class BatchRunner:
@@ -35,11 +39,14 @@ class BatchRunner:
         self._held = HeldChunks()
         self._window = LineWindow()
         self._results: list[LineResult] = []
+        self._claiming = asyncio.Lock()  # of `run` and `drain`, which gives back what a claim has begun to take
         self._committing = asyncio.Lock()  # of `run` and `drain`, which would take the same results
         self._is_draining = False
         edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
         edges.on_lost, edges.on_up = self._on_edge_lost, self._send_lines
         self.answered = self.failed = 0
+        self._refused = 0  # results
+        self._returned: Counter[str] = Counter()  # lines that start again, by figure
 
     @property
     def figures(self) -> dict[str, float]:
@@ -47,11 +54,13 @@ class BatchRunner:
         return {
             "chunks_held": len(self._held),
             "lines_waiting": self._held.waiting,
-            "lines_in_mesh": self._held.in_mesh,
+            "lines_queued": self._window.waiting,
             "lines_running": self._window.running,
             "lines_answered": self.answered,
             "lines_failed": self.failed,
-            "edge_links_up": self._edges.links_up,
+            "results_refused": self._refused,
+            **{name: self._returned[name] for name in ("lines_deferred", "lines_lost", "lines_of_lost_edges")},
+            "edges": self._edges.links_up,
         }
 
     async def run(self) -> None:
@@ -63,10 +72,11 @@ class BatchRunner:
     async def drain(self) -> None:
         """Stop all lines, commit what has ended, and give the chunks to other replicas."""
         self._is_draining = True
-        for chunk in self._held:
-            self._stop(self._held.stop(chunk.key, is_lost=False))
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
+                async with self._claiming:
+                    for chunk in self._held:
+                        self._stop(self._held.stop(chunk.key, is_lost=False))
                 while self._held.in_mesh or self._results:
                     await self._commit_once()
                     await asyncio.sleep(TICK_S)
@@ -79,18 +89,22 @@ class BatchRunner:
     async def _claim(self) -> None:
         while True:
             await asyncio.sleep(CLAIM_INTERVAL_S)
-            if self._is_draining or not self._edges.links_up:
-                continue
-            if self._held.waiting >= SPARE_LINES:
+            if not self._edges.links_up or self._held.waiting >= SPARE_LINES:
                 continue
             try:
-                for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
-                    lines = await self._store.read_lines(chunk)
-                    self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
-                    self._add_results(self._held.add(chunk, lines))
+                async with self._claiming:
+                    await self._claim_once()
             except PenstockError as error:
                 log.warning("chunks_not_claimed", error=error.message)
             self._send_lines()
+
+    async def _claim_once(self) -> None:
+        if self._is_draining:
+            return
+        for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
+            lines = await self._store.read_lines(chunk)
+            self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
+            self._add_results(self._held.add(chunk, lines))
 
     async def _renew(self) -> None:
         while True:
@@ -126,12 +140,15 @@ class BatchRunner:
         async with self._committing:
             while self._results:
                 group = self._results[:MAX_COMMITTED]
+                began_at = time.monotonic()
                 stored = await self._store.put_results(group)
+                record_commit(time.monotonic() - began_at)
                 del self._results[: len(group)]
                 self._held.on_committed(group)
                 for each, is_new in zip(group, stored, strict=True):
                     self.answered += is_new and not each.is_error
                     self.failed += is_new and each.is_error
+                    self._refused += not is_new
 
     async def _release_over(self) -> None:
         over = self._held.remove_over()
@@ -176,15 +193,18 @@ class BatchRunner:
         if line is None:
             return
         was_running = line.is_running
+        if figure := RETURNED_FIGURES.get(ended.verdict):
+            self._returned[figure] += 1
         self._window.on_ended(was_running=was_running)
         results = self._held.on_ended(line, ended, now)
         if ended.verdict == pb.LINE_VERDICT_LATER and not was_running:
-            wait = ended.failure.retry_after
-            self._window.on_shed(wait.seconds + wait.nanos / 1e9, now)
+            self._window.on_shed(retry_delay_of(ended), now)
         self._add_results(results)
         self._send_lines()
 
     def _on_edge_lost(self, edge: str) -> None:
-        for line in self._held.on_edge_lost(edge, asyncio.get_running_loop().time()):
+        lines = self._held.on_edge_lost(edge, asyncio.get_running_loop().time())
+        self._returned["lines_of_lost_edges"] += len(lines)
+        for line in lines:
             self._window.on_ended(was_running=line.is_running)
         self._send_lines()

@@ -10,6 +10,8 @@ import grpc
 from penstock.chassis.channels import AddressWatch
 from penstock.chassis.errors import PenstockError, Unavailable, Unimplemented, error_from_rpc
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
+from penstock.chassis.streams.endpoint import FrameOutOfRange, check_message
+from penstock.mesh.limits.compiler import check_of
 from penstock.mesh.v1 import batch_pb2 as mesh
 from penstock.mesh.v1.batch_pb2_grpc import BatchServiceStub
 from penstock.v1 import batches_pb2 as pb
@@ -42,6 +44,7 @@ class BatchClient:
         request = mesh.CallRequest(owner=owner, **operation)
         async with self._stub() as stub:
             response: mesh.CallResponse = await stub.Call(request, timeout=CALL_TIMEOUT_S)
+            check_message(response, check_of(response.DESCRIPTOR))
         return response
 
     async def upload(
@@ -61,6 +64,7 @@ class BatchClient:
                 response: Any = await call.read()
                 if response is grpc.aio.EOF:
                     raise _lost("it ended an upload without an answer")
+                check_message(response, check_of(response.DESCRIPTOR))
                 stored: pb.File = response.file
                 return stored
             finally:
@@ -74,6 +78,7 @@ class BatchClient:
                 request = pb.ReadFileRequest(file_id=file_id, offset=offset)
                 await call.write(mesh.ReadFileRequest(owner=owner, request=request))
                 while (response := await call.read()) is not grpc.aio.EOF:
+                    check_message(response, check_of(response.DESCRIPTOR))
                     yield response.content
             finally:
                 call.cancel()
@@ -93,6 +98,8 @@ class BatchClient:
                 error = error_from_rpc(rpc)
                 is_lost = error.reason in (rpc.code().name, "CONNECTION_LOST")
                 raise (_lost(error.message) if is_lost else error) from None
+            except FrameOutOfRange as error:
+                raise _lost(f"its answer is wrong: {error.message}") from None
 
 
 def no_batch_tier() -> PenstockError:
