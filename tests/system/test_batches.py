@@ -2,15 +2,21 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 
+import grpc
 import openai
 
 from mesh import running_mesh, wait_at_rest
+from penstock.chassis.channels import channel
+from penstock.v1 import batches_pb2 as pb
+from penstock.v1.batches_pb2_grpc import BatchesStub
 
 TIMEOUT_S = 60.0
 CHAT = "/v1/chat/completions"
 ENDED = {"completed", "failed", "expired", "cancelled"}
 GOOD_LINES = 150
+STREAM_LINES = 300  # more than one group of lines
 
 
 def line(number, model, *, tokens=6, **changes):
@@ -68,6 +74,7 @@ async def test_the_openai_client_runs_and_cancels_batches():
             model = (await api.models.list()).data[0].id
             await each_bad_line_has_an_error_and_all_others_an_answer(api, model)
             await a_cancelled_batch_has_the_answers_so_far(api, model)
+            await a_program_receives_the_results_of_its_lines_until_it_acknowledges_them(mesh, api, model)
         await wait_at_rest(mesh)
 
 
@@ -111,3 +118,47 @@ async def a_cancelled_batch_has_the_answers_so_far(api, model):
     output = await rows_of(api, batch.output_file_id)
     assert len(output) == counts.completed
     assert output[0]["custom_id"] == "c0"
+
+
+async def a_program_receives_the_results_of_its_lines_until_it_acknowledges_them(mesh, api, model):
+    """It is cut off after its lines are stored, and goes on at another edge."""
+    first, second = [spec.address for spec in mesh.plan.processes if spec.tier == "edge"]
+    files = {each.id async for each in api.files.list()}
+    async with line_stream(mesh, first) as stream:
+        for number in range(STREAM_LINES):
+            await stream.write(pb.RunLinesRequest(line=item(number, model)))
+        stored = await stream.read()
+        while stored.stored.lines < STREAM_LINES:
+            stored = await stream.read()
+    async with line_stream(mesh, second) as stream:
+        await stream.write(pb.RunLinesRequest(line=pb.BatchLine(custom_id="bad", body=b"{")))
+        await stream.write(pb.RunLinesRequest(end=pb.EndLines()))
+        results = []
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(results) < STREAM_LINES + 1:
+                if (frame := await stream.read()).WhichOneof("frame") == "result":
+                    results.append(frame.result)
+        assert [each.number for each in results] == list(range(1, STREAM_LINES + 2))
+        assert {each.custom_id for each in results if each.is_error} == {"bad"}
+        assert {each.custom_id for each in results} == {"bad", *(f"i{number}" for number in range(STREAM_LINES))}
+        await stream.write(pb.RunLinesRequest(acknowledge=pb.AcknowledgeResults(number=len(results))))
+        assert await stream.read() is grpc.aio.EOF
+    assert {each.id async for each in api.files.list()} == files
+    async with line_stream(mesh, first) as stream:  # nothing is left
+        await stream.write(pb.RunLinesRequest(end=pb.EndLines()))
+        assert await stream.read() is grpc.aio.EOF
+
+
+def item(number, model):
+    return pb.BatchLine(custom_id=f"i{number}", body=json.dumps(json.loads(line(number, model))["body"]).encode())
+
+
+@asynccontextmanager
+async def line_stream(mesh, address):
+    async with channel(address) as to_edge:
+        call = BatchesStub(to_edge).RunLines(metadata=(("authorization", f"Bearer {mesh.api_key}"),), timeout=TIMEOUT_S)
+        await call.write(pb.RunLinesRequest(open=pb.OpenLines(name="program", endpoint=CHAT)))
+        try:
+            yield call
+        finally:
+            call.cancel()

@@ -26,7 +26,6 @@ FIGURES_ZERO_AT_REST = {
     "scheduler": ("leases", "promised_blocks"),
     "batch": ("chunks_held", "lines_waiting", "lines_queued", "lines_running"),
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
-    "batch": ("chunks_held", "lines_waiting", "lines_queued", "lines_running"),
 }
 
 

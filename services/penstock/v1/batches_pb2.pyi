@@ -840,3 +840,236 @@ class CancelBatchResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelBatchResponse: _TypeAlias = CancelBatchResponse  # noqa: Y015
+
+@_typing.final
+class RunLinesRequest(_message.Message):
+    """RunLinesRequest is one frame of a program."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___OpenLines:
+        """First, once."""
+
+    @_builtins.property
+    def line(self) -> Global___BatchLine:
+        """A line to run."""
+
+    @_builtins.property
+    def acknowledge(self) -> Global___AcknowledgeResults:
+        """The program has kept results."""
+
+    @_builtins.property
+    def end(self) -> Global___EndLines:
+        """No line follows: the stream ends once all results are acknowledged."""
+
+    def __init__(
+        self,
+        *,
+        open: Global___OpenLines | None = ...,
+        line: Global___BatchLine | None = ...,
+        acknowledge: Global___AcknowledgeResults | None = ...,
+        end: Global___EndLines | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "end", b"end", "frame", b"frame", "line", b"line", "open", b"open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "end", b"end", "frame", b"frame", "line", b"line", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["open", "line", "acknowledge", "end"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___RunLinesRequest: _TypeAlias = RunLinesRequest  # noqa: Y015
+
+@_typing.final
+class OpenLines(_message.Message):
+    """OpenLines opens a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    COMPLETION_WINDOW_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the stream among those of the tenant: 1 to 64 letters, digits, `-`, `_`, `.` or `:`. One program at a time uses
+    a name.
+    """
+    endpoint: _builtins.str
+    """Path of the API that each line calls, as in CreateBatchRequest."""
+    @_builtins.property
+    def completion_window(self) -> _duration_pb2.Duration:
+        """Time within which a line should end: 1 minute to 7 days. Unset: 24 hours."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        completion_window: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window", "endpoint", b"endpoint", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenLines: _TypeAlias = OpenLines  # noqa: Y015
+
+@_typing.final
+class BatchLine(_message.Message):
+    """BatchLine is one line."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CUSTOM_ID_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    custom_id: _builtins.str
+    """Names the line in its result: 1 to 64 characters, unique within the stream."""
+    body: _builtins.bytes
+    """Body of the call, a JSON object; at most 4 MiB."""
+    def __init__(
+        self,
+        *,
+        custom_id: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "custom_id", b"custom_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchLine: _TypeAlias = BatchLine  # noqa: Y015
+
+@_typing.final
+class AcknowledgeResults(_message.Message):
+    """AcknowledgeResults lets the mesh delete results."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """All results of this stream up to this number."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcknowledgeResults: _TypeAlias = AcknowledgeResults  # noqa: Y015
+
+@_typing.final
+class EndLines(_message.Message):
+    """EndLines says that no line follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndLines: _TypeAlias = EndLines  # noqa: Y015
+
+@_typing.final
+class RunLinesResponse(_message.Message):
+    """RunLinesResponse is one frame to a program."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stored(self) -> Global___LinesStored:
+        """Lines are stored."""
+
+    @_builtins.property
+    def result(self) -> Global___LineResult:
+        """A line has ended."""
+
+    def __init__(
+        self,
+        *,
+        stored: Global___LinesStored | None = ...,
+        result: Global___LineResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "result", b"result", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "result", b"result", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["stored", "result"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___RunLinesResponse: _TypeAlias = RunLinesResponse  # noqa: Y015
+
+@_typing.final
+class LinesStored(_message.Message):
+    """LinesStored says that lines run, whatever becomes of this stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    lines: _builtins.int
+    """The first so many lines that this stream has sent. The program sends the others again on another stream."""
+    def __init__(
+        self,
+        *,
+        lines: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinesStored: _TypeAlias = LinesStored  # noqa: Y015
+
+@_typing.final
+class LineResult(_message.Message):
+    """LineResult is the end of one line, also of a line that an earlier stream of the same name has sent. Results of lines
+    that were sent together are in their order. A line that is in a batch which was cancelled has none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CUSTOM_ID_FIELD_NUMBER: _builtins.int
+    IS_ERROR_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts from 1 on each stream."""
+    custom_id: _builtins.str
+    """Of the line; empty if it had none."""
+    is_error: _builtins.bool
+    """Whether the line has an error in place of an answer."""
+    row: _builtins.bytes
+    """A row as in the files of a batch, JSON in UTF-8."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        custom_id: _builtins.str = ...,
+        is_error: _builtins.bool = ...,
+        row: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_id", b"custom_id", "is_error", b"is_error", "number", b"number", "row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LineResult: _TypeAlias = LineResult  # noqa: Y015

@@ -82,6 +82,11 @@ class BatchesStub:
                 request_serializer=penstock_dot_v1_dot_batches__pb2.CancelBatchRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_batches__pb2.CancelBatchResponse.FromString,
                 _registered_method=True)
+        self.RunLines = channel.stream_stream(
+                '/penstock.v1.Batches/RunLines',
+                request_serializer=penstock_dot_v1_dot_batches__pb2.RunLinesRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_batches__pb2.RunLinesResponse.FromString,
+                _registered_method=True)
 
 
 class BatchesServicer:
@@ -156,6 +161,16 @@ class BatchesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunLines(self, request_iterator, context):
+        """RunLines takes lines from a program and returns their results: `open` first, then lines. The mesh keeps lines and
+        results until they are acknowledged, in small batches with the stream's name in their metadata. A program that was
+        cut off opens a stream of the same name at any edge, and receives the results again that it has not acknowledged.
+        INVALID_ARGUMENT with BadRequest; UNAVAILABLE / DRAINING; statuses of UploadFile and CreateBatch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BatchesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -203,6 +218,11 @@ def add_BatchesServicer_to_server(servicer, server):
                     servicer.CancelBatch,
                     request_deserializer=penstock_dot_v1_dot_batches__pb2.CancelBatchRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_batches__pb2.CancelBatchResponse.SerializeToString,
+            ),
+            'RunLines': grpc.stream_stream_rpc_method_handler(
+                    servicer.RunLines,
+                    request_deserializer=penstock_dot_v1_dot_batches__pb2.RunLinesRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_batches__pb2.RunLinesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -451,6 +471,33 @@ class Batches:
             '/penstock.v1.Batches/CancelBatch',
             penstock_dot_v1_dot_batches__pb2.CancelBatchRequest.SerializeToString,
             penstock_dot_v1_dot_batches__pb2.CancelBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunLines(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/penstock.v1.Batches/RunLines',
+            penstock_dot_v1_dot_batches__pb2.RunLinesRequest.SerializeToString,
+            penstock_dot_v1_dot_batches__pb2.RunLinesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,6 +60,12 @@ class BatchesStub:
     """CancelBatch starts no further line and ends the batch with the answers so far. Idempotent. NOT_FOUND /
     BATCH_UNKNOWN; FAILED_PRECONDITION / BATCH_ENDED.
     """
+    RunLines: _grpc.StreamStreamMultiCallable[_batches_pb2.RunLinesRequest, _batches_pb2.RunLinesResponse]
+    """RunLines takes lines from a program and returns their results: `open` first, then lines. The mesh keeps lines and
+    results until they are acknowledged, in small batches with the stream's name in their metadata. A program that was
+    cut off opens a stream of the same name at any edge, and receives the results again that it has not acknowledged.
+    INVALID_ARGUMENT with BadRequest; UNAVAILABLE / DRAINING; statuses of UploadFile and CreateBatch.
+    """
 
 @_typing.type_check_only
 class BatchesAsyncStub(BatchesStub):
@@ -92,6 +98,12 @@ class BatchesAsyncStub(BatchesStub):
     CancelBatch: _aio.UnaryUnaryMultiCallable[_batches_pb2.CancelBatchRequest, _batches_pb2.CancelBatchResponse]  # type: ignore[assignment]
     """CancelBatch starts no further line and ends the batch with the answers so far. Idempotent. NOT_FOUND /
     BATCH_UNKNOWN; FAILED_PRECONDITION / BATCH_ENDED.
+    """
+    RunLines: _aio.StreamStreamMultiCallable[_batches_pb2.RunLinesRequest, _batches_pb2.RunLinesResponse]  # type: ignore[assignment]
+    """RunLines takes lines from a program and returns their results: `open` first, then lines. The mesh keeps lines and
+    results until they are acknowledged, in small batches with the stream's name in their metadata. A program that was
+    cut off opens a stream of the same name at any edge, and receives the results again that it has not acknowledged.
+    INVALID_ARGUMENT with BadRequest; UNAVAILABLE / DRAINING; statuses of UploadFile and CreateBatch.
     """
 
 class BatchesServicer(metaclass=_abc_1.ABCMeta):
@@ -176,6 +188,18 @@ class BatchesServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_batches_pb2.CancelBatchResponse, _abc.Awaitable[_batches_pb2.CancelBatchResponse]]:
         """CancelBatch starts no further line and ends the batch with the answers so far. Idempotent. NOT_FOUND /
         BATCH_UNKNOWN; FAILED_PRECONDITION / BATCH_ENDED.
+        """
+
+    @_abc_1.abstractmethod
+    def RunLines(
+        self,
+        request_iterator: _MaybeAsyncIterator[_batches_pb2.RunLinesRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_batches_pb2.RunLinesResponse], _abc.AsyncIterator[_batches_pb2.RunLinesResponse]]:
+        """RunLines takes lines from a program and returns their results: `open` first, then lines. The mesh keeps lines and
+        results until they are acknowledged, in small batches with the stream's name in their metadata. A program that was
+        cut off opens a stream of the same name at any edge, and receives the results again that it has not acknowledged.
+        INVALID_ARGUMENT with BadRequest; UNAVAILABLE / DRAINING; statuses of UploadFile and CreateBatch.
         """
 
 def add_BatchesServicer_to_server(servicer: BatchesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,7 +28,7 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
         yield f"penstock.v1.Inference/{rpc}", DOOR_TIERS
     for rpc in (
         *("UploadFile", "GetFile", "ListFiles", "ReadFile", "DeleteFile"),
-        *("CreateBatch", "GetBatch", "ListBatches", "CancelBatch"),
+        *("CreateBatch", "GetBatch", "ListBatches", "CancelBatch", "RunLines"),
     ):
         yield f"penstock.v1.Batches/{rpc}", DOOR_TIERS
     for rpc in ("GetSnapshot", "WatchSnapshot", "Explain", "Drain", "CreateKey", "ListKeys", "RevokeKey"):

@@ -49,7 +49,7 @@ def reserve_abandoned(context: RequestContext, plan: GenerationPlan) -> AdmitReq
 
 
 def _lasting_name(context: RequestContext) -> str:
-    """Return what names the caller over all requests of an answer: API key, delegation, or the subject of its tokens."""
+    """Return what names the caller in all requests of an answer: API key, delegation, or the subject of its tokens."""
     if context.credential.delegation:
         return context.credential.delegation.hex()
     bearer, key_id = context.credential.bearer, context.request.identity.key_id

@@ -1,10 +1,12 @@
 """The service `penstock.v1.Batches` of an edge: files and batches, passed on to the tier that keeps them."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.edge.api.grpc.callers import caller_in
+from penstock.edge.api.grpc.line_stream import LineStream
 from penstock.edge.api.openai.batches.objects import ENDPOINTS
 from penstock.edge.gateway import Gateway
 from penstock.edge.upstreams.batches import BatchClient
@@ -61,6 +63,19 @@ class BatchesService(BatchesServicer):
 
     async def CancelBatch(self, request: pb.CancelBatchRequest, context: Any) -> pb.CancelBatchResponse:
         return pb.CancelBatchResponse(batch=(await self._call(context, cancel_batch=request)).batch)
+
+    async def RunLines(
+        self, request_iterator: AsyncIterator[pb.RunLinesRequest], context: Any
+    ) -> AsyncIterator[pb.RunLinesResponse]:
+        owner = await self._owner(context)
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("frame") != "open":
+            raise InvalidArgument("the first frame of a stream is `open`", field="frame")
+        stream = LineStream(self._gateway, self._batches, caller_in(context)[0], owner, first.open)
+        async with aclosing(stream.responses(requests)) as responses:
+            async for response in responses:
+                yield response
 
     async def _call(self, context: Any, **operation: Any) -> CallResponse:
         return await self._batches.call(await self._owner(context), **operation)

@@ -90,10 +90,16 @@ class GrpcDoor:
                 errors.append(error)
                 timeout.reschedule(0.0)
 
-    def _before_stream(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _before_stream(self, method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        is_generator = inspect.isasyncgenfunction(method)
+
         async def call(frames: Any, context: Any) -> Any:
             await self._identify(context)
-            return await method(frames, context)
+            if not is_generator:
+                return await method(frames, context)
+            async with aclosing(method(frames, context)) as responses:
+                await write_responses(context, responses)
+            return None
 
         return call
 

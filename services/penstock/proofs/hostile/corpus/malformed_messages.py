@@ -20,7 +20,7 @@ DOOR_METHODS = (
     "/penstock.v1.Inference/ListModels",
     "/penstock.v1.Inference/Session",
     *(f"/penstock.v1.Batches/{name}" for name in ("UploadFile", "GetFile", "ListFiles", "ReadFile", "DeleteFile")),
-    *(f"/penstock.v1.Batches/{name}" for name in ("CreateBatch", "GetBatch", "ListBatches", "CancelBatch")),
+    *(f"/penstock.v1.Batches/{name}" for name in ("CreateBatch", "GetBatch", "ListBatches", "CancelBatch", "RunLines")),
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
 )
