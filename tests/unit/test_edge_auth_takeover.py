@@ -49,6 +49,34 @@ def test_known_tenants_go_on_after_a_second_newcomers_are_admitted_by_the_succes
     assert high.received[-2:] == [("deferred", LOW_TENANT), ("reserve", NEWCOMER)]
 
 
+def test_a_line_of_a_batch_waits_for_the_successor_and_takes_no_tokens_of_the_grant(mesh):
+    low, high = mesh.replicas
+    known = mesh.request(LOW_TENANT, "first line", is_delegated=True)
+    mesh.pass_by(ROUND_TRIP_S)
+    assert known.state == "queued"
+    mesh.kill(low)
+    mesh.pass_by(0.3)
+    line = mesh.request(LOW_TENANT, "line", is_delegated=True)
+    mesh.pass_by(1.5)
+    assert (line.state, line.error) == ("reserving", "")
+    mesh.claim(high, {**high.epochs, **claims(LOW, 2)})
+    mesh.pass_by(ROUND_TRIP_S)
+    assert line.state == "queued"
+    figures = mesh.runner.figures()
+    assert (figures["fallback_admitted"], figures["deferred_reservations"]) == (0, 0)
+    assert high.received[-1] == ("reserve", "line")
+
+
+def test_a_line_of_a_batch_is_rejected_if_no_replica_takes_over(mesh):
+    mesh.request(LOW_TENANT, "first line", is_delegated=True)
+    mesh.pass_by(ROUND_TRIP_S)
+    mesh.kill(mesh.replicas[0])
+    mesh.pass_by(2.0)
+    line = mesh.request(LOW_TENANT, "line", is_delegated=True)
+    mesh.pass_by(2.4)
+    assert (line.state, line.error) == ("done", "AUTH_LOST")
+
+
 def test_a_newcomer_is_rejected_4_s_after_the_death_if_no_replica_takes_over(mesh):
     mesh.kill(mesh.replicas[0])
     mesh.pass_by(2.0)
