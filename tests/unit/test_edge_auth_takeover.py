@@ -5,7 +5,10 @@ import asyncio
 import pytest
 
 from auth_replicas import HIGH, LOW, claims, tenant_in
+from penstock.edge.upstreams import frames
 from penstock.mesh.partitions import partition_of
+from penstock.mesh.v1.admission_pb2 import Identity
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 from virtual_auth import VirtualAuthMesh
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
@@ -75,6 +78,28 @@ def test_a_line_of_a_batch_is_rejected_if_no_replica_takes_over(mesh):
     line = mesh.request(LOW_TENANT, "line", is_delegated=True)
     mesh.pass_by(2.4)
     assert (line.state, line.error) == ("done", "AUTH_LOST")
+
+
+def test_all_runs_of_a_line_have_one_fingerprint_also_if_the_edge_does_not_know_its_key(mesh):
+    known, other, stranger = (
+        mesh.request(tenant, name, is_delegated=True)
+        for tenant, name in ((LOW_TENANT, "run 1"), (LOW_TENANT, "run 2"), (HIGH_TENANT, "another line"))
+    )
+    mesh.pass_by(ROUND_TRIP_S)
+    other.context.request.identity = Identity()
+    sent = [frames.reserve(each.context).reserve for each in (known, other, stranger)]
+    assert [each.credential.delegation.decode() for each in sent] == [LOW_TENANT, LOW_TENANT, HIGH_TENANT]
+    first, again, foreign = (each.answer_fingerprint for each in sent)
+    assert first == again != foreign
+
+
+def test_a_deferred_reservation_names_the_granted_class_and_no_credential(mesh):
+    request = mesh.request(LOW_TENANT, "request")
+    mesh.pass_by(ROUND_TRIP_S)
+    caller = Identity(key_id="oidc/acme/anna", priority=PRIORITY_BATCH)
+    sent = frames.reserve_admitted(request.context, caller, b"grant").reserve
+    assert (sent.priority, sent.fallback_admission.key_id) == (PRIORITY_BATCH, "oidc/acme/anna")
+    assert not sent.HasField("credential")
 
 
 def test_a_newcomer_is_rejected_4_s_after_the_death_if_no_replica_takes_over(mesh):
