@@ -8,6 +8,7 @@ from penstock.v1.inference_pb2 import PRIORITY_BATCH, Priority
 DEFAULT_MODEL = "*"  # of the price for models without a price of their own
 PRICED_TOKENS = 1_000_000  # tokens that a price is for
 FULL_PERCENT = 100  # of a price
+_PERCENT_TOKENS = PRICED_TOKENS * FULL_PERCENT
 MAX_UNPRICED = 1_000  # models without a price that are remembered
 
 
@@ -19,9 +20,7 @@ class Price(NamedTuple):
     cached_input_nanos: int  # at most `input_nanos`, so that a cached prompt costs at most its reservation
     output_nanos: int
 
-    def cost(
-        self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0, *, percent: int = FULL_PERCENT
-    ) -> int:
+    def cost(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0, percent: int = FULL_PERCENT) -> int:
         """Return the cost in nanos at `percent` of the price, rounded up once.
 
         `cached_tokens` of the prompt cost the price of cached input.
@@ -32,7 +31,7 @@ class Price(NamedTuple):
             + cached * self.cached_input_nanos
             + output_tokens * self.output_nanos
         )
-        return -(-total * percent // (PRICED_TOKENS * FULL_PERCENT))
+        return -(-total * percent // _PERCENT_TOKENS)
 
 
 class PriceList:

@@ -185,9 +185,10 @@ class ReservationTable:
     ) -> tuple[TakeRun | None, Metering]:
         """Reserve tokens and money. Raises LimitsExceeded if it `is_checked`."""
         price = self.prices.find(request.model) if self.prices or quota.has_money_budget else None
-        percent = self.prices.percent_of(request.priority)
-        most = request.prompt_tokens, request.max_chargeable_output_tokens
-        nanos = price.cost(*most, percent=percent) if price else 0
+        nanos = 0
+        if price:
+            percent = self.prices.percent_of(request.priority)
+            nanos = price.cost(request.prompt_tokens, request.max_chargeable_output_tokens, 0, percent)
         shadow_refusals = quota.check_limits(request, now, nanos) if is_checked else ()
         take_run = quota.reserve(request, now, shadow_refusals)
         holds = quota.hold_scopes(request, now, nanos, is_shadowed=bool(shadow_refusals))
@@ -253,8 +254,10 @@ class ReservationTable:
         """Return the cost of a charge by price and class of the reservation, and never more than it has reserved."""
         reserved = reservation.metering.reserved_nanos
         price = reservation.metering.price or self.prices.find(reservation.request.model)
+        if price is None:
+            return 0
         percent = self.prices.percent_of(reservation.request.priority)
-        cost = price.cost(*charged, cached_tokens, percent=percent) if price else 0
+        cost = price.cost(charged.prompt_tokens, charged.output_tokens, cached_tokens, percent)
         return cost if reserved is None else min(cost, reserved)
 
     def expire(self, now: float) -> list[Charge]:
