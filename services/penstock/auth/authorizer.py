@@ -108,6 +108,8 @@ class Authorizer:
             answer_id=frame.answer_id,
             emitted_tokens=frame.emitted_tokens,
             fingerprint=frame.answer_fingerprint,
+            priority=identity.priority,
+            is_delegated=not is_fallback and bool(frame.credential.delegation),
         )
         return identity, self.reservations.reserve(request, reservation_id, now, is_deferred=is_fallback), True
 

@@ -51,7 +51,8 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
 
 
 def _reservations(config: AuthConfig, state: StoredState, now: float) -> ReservationTable:
-    reservations = ReservationTable(ttl=config.reservation_ttl, prices=PriceList(state.prices), region=config.region)
+    prices = PriceList(state.prices, batch_percent=config.batch_price_percent)
+    reservations = ReservationTable(ttl=config.reservation_ttl, prices=prices, region=config.region)
     uses = state.uses_by_tenant
     for tenant in state.tenants:
         balance = state.balances.get(tenant.tenant_id)

@@ -49,7 +49,7 @@ class AuthFallback:
         self,
         limits: AuthFallbackLimits,
         runner: EffectRunner,
-        deferred_frame: Callable[[RequestContext, str, bytes], AdmitRequest],  # of a request, its key id and its grant
+        deferred_frame: Callable[[RequestContext, Identity, bytes], AdmitRequest],  # of request, caller and grant
         watch: OutageWatch,
         *,
         send: Callable[[int, AdmitRequest], object],  # to the owner of a partition
@@ -239,7 +239,7 @@ class AuthFallback:
         if grant is None:
             message = "auth is unreachable and the tokens that it granted to this tenant are used up"
             return Refusal("exhausted", message, identity.tenant_id)
-        frame = self._deferred_frame(context, identity.key_id, grant.proof)
+        frame = self._deferred_frame(context, identity, grant.proof)
         entry = DeferredReservation(identity.tenant_id, tokens, grant, now, frame)
         self._deferred.add(request.ticket_id, entry)
         self._send_deferred(entry)

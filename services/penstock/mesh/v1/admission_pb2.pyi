@@ -182,12 +182,13 @@ class Reserve(_message.Message):
     max_output_tokens: _builtins.int
     """Most tokens to generate."""
     priority: _inference_pb2.Priority.ValueType
-    """Requested class. Unspecified: the tenant's own."""
+    """Requested class; with `fallback_admission` the granted one. Unspecified: the tenant's own."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
     answer_id: _builtins.str
     """Id of the answer that this request resumes. Empty: the request begins an answer, whose id is its request_id. Over
-    all requests of an answer, auth charges its prompt once and each token once.
+    all requests of an answer, auth charges its prompt once and each token once; tokens that are generated again are
+    charged again, unless the credential is a delegation.
     """
     emitted_tokens: _builtins.int
     """Tokens of the answer before this request, as the client reports them. If `answer_id` is set they are charged, except

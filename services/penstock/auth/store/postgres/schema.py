@@ -147,6 +147,12 @@ MIGRATIONS = (
     );
     """,
     STORED_RESPONSES,
+    """
+    ALTER TABLE reservations
+        ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
+    ALTER TABLE ledger
+        ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
+    """,
 )
 
 

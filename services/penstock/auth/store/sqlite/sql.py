@@ -127,6 +127,12 @@ MIGRATIONS = (
         former TEXT NOT NULL, PRIMARY KEY (name, tenant_id)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE reservations ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE reservations ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE ledger ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE ledger ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 
@@ -152,7 +158,8 @@ _PUT_PRICE = "INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)"
 _PUT_ROUTE = "INSERT OR REPLACE INTO routes VALUES (?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = f"""
-    INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS})
+    VALUES ({", ".join("?" * len(rows.PRICED_RESERVATION_COLUMNS.split(",")))})
 """  # noqa: S608  # as above
 _SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses"  # noqa: S608  # as above
 _SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations"  # noqa: S608  # as above
