@@ -50,7 +50,10 @@ class LineEdge(LineServiceServicer):
     def answer_all(self):
         """Answer the lines that run."""
         for number in list(self.running):
-            self.end(number, mesh.LINE_VERDICT_ANSWERED, status=200, body=b"{}")
+            self.answer(number)
+
+    def answer(self, number):
+        self.end(number, mesh.LINE_VERDICT_ANSWERED, status=200, body=b"{}")
 
     def end(self, number, verdict, **fields):
         self.running.pop(number, None)

@@ -24,7 +24,6 @@ FIGURES_ZERO_AT_REST = {
     "auth": ("reservations", "reserved_tokens", "concurrent_requests", "store_pending"),
     "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),
-    "batch": ("chunks_held", "lines_waiting", "lines_queued", "lines_running"),
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
 }
 
