@@ -5,9 +5,11 @@ import pytest
 from batch_stores import LEASE_S, SetClock, StoreOperations, empty_database, memory_database, result, results
 from penstock.batch.jobs.batch import BatchEnded, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, LineResult
+from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
 from penstock.batch.store.jobs import Chunk
 from penstock.batch.store.operations import StoredFile
+from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH, FILE_PURPOSE_BATCH_OUTPUT
 from stores import new_database
 
@@ -271,3 +273,35 @@ def test_ended_batches_are_deleted_with_their_files(store):
     assert store("drop_ended_batches", 10) == 1
     with pytest.raises(BatchUnknown):
         store.found()
+
+
+def test_looks_for_work_read_no_row_of_a_chunk_that_is_free_or_has_ended(store):
+    store.file()
+    store.divided(chunks=4_000, lines=256)
+    claimed = store("claim", 4, LEASE_S)
+    with store.database.transaction() as transaction:
+        explain = "EXPLAIN " if is_postgres(store) else "EXPLAIN QUERY PLAN "
+        if is_postgres(store):
+            transaction.run("ANALYZE chunks")
+            transaction.run("ANALYZE batches")
+        now = store.now
+        looks = {
+            sql.RUNNING: (now,),
+            sql.HOLD_CHUNKS: (1, now, 4, now, 1),
+            sql.DUE_JOB: (now, now),
+            sql.OPEN_CHUNK: (1,),
+            sql.LOCK_CHUNK: claimed[0].key,
+        }
+        plans = {
+            each: "\n".join(str(row[-1]) for row in transaction.run(explain + each, *values))
+            for each, values in looks.items()
+        }
+    for each, plan in plans.items():
+        assert "Seq Scan on chunks" not in plan, (each, plan)
+        assert "SCAN chunks" not in plan, (each, plan)
+    for each in (sql.RUNNING, sql.HOLD_CHUNKS, sql.DUE_JOB):
+        assert "chunks_open" in plans[each], plans[each]
+
+
+def is_postgres(store):
+    return not isinstance(store.database, SqliteDatabase)

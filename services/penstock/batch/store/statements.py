@@ -102,7 +102,7 @@ CHUNKS_FROM = """
     SELECT first_line, line_count, byte_offset, byte_length FROM chunks WHERE number = ? AND first_line >= ?
     ORDER BY first_line LIMIT 1
 """
-OPEN_CHUNK = "SELECT 1 FROM chunks WHERE number = ? AND has_ended = 0 LIMIT 1"
+OPEN_CHUNK = "SELECT 1 FROM chunks WHERE number = ? AND has_ended = 0 ORDER BY lease_until LIMIT 1"  # by the index
 PLACE_OF_CHUNK = """
     SELECT chunks.number, input_file_id, byte_offset, byte_length FROM chunks JOIN batches USING (number)
     WHERE batch_id = ? AND first_line = ?
