@@ -203,7 +203,7 @@ def test_a_cancelled_batch_stops_its_chunks_and_keeps_its_answers(store):
 
 def test_a_batch_that_has_ended_is_not_cancelled(store):
     store.file()
-    store.divided(chunks=0)
+    store.divided(chunks=1)
     store("lapse")
     store.now += 200.0
     store("lapse")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import structlog
 
 from penstock.batch.jobs.batch import Status
-from penstock.batch.jobs.division import FileDivision, LineTooLong, lines_in
+from penstock.batch.jobs.division import lines_in
 from penstock.batch.lines.line import LineInvalid, error_row, line_id, parse_line
 from penstock.batch.store import jobs
+from penstock.batch.store.file_division import FileDivider
 from penstock.batch.store.job_lease import JOB_LEASE_S, JobLease, JobLost
-from penstock.batch.store.jobs import Chunk, ErrorRow, Job
-from penstock.batch.store.operations import StoredFile
+from penstock.batch.store.jobs import ErrorRow, Job
 from penstock.batch.store.output import write_output
 from penstock.batch.store.store import BatchStore, in_thread
 from penstock.chassis.errors import PenstockError
@@ -65,7 +65,7 @@ class JobWorker:
         lease = JobLease(self.store, job)
         try:
             if job.batch.status is Status.VALIDATING:
-                await self._divide(lease)
+                await FileDivider(self.store, lease).divide()
             else:
                 if job.batch.expired:
                     await self._add_expired(lease)
@@ -91,26 +91,6 @@ class JobWorker:
             group = names[first : first + NAMES_PER_READ]
             for name in await self.store.run(self.store.operations.without_file, group):
                 await in_thread(self.store.blobs.delete, name)
-
-    async def _divide(self, lease: JobLease) -> None:
-        job = lease.job
-        file: StoredFile | None = await self.store.run(jobs.input_file, job)
-        if file is None:
-            await self.store.run(jobs.fail, job, "FILE_UNKNOWN", "the file of its lines was deleted")
-            return
-        division = FileDivision()
-        try:
-            async for part in self.store.read_file(file):
-                division.feed(part)
-                await lease.keep()
-            division.finish()
-        except LineTooLong as error:
-            await self.store.run(jobs.fail, job, "LINE_TOO_LONG", str(error))
-            return
-        if not division.lines:
-            await self.store.run(jobs.fail, job, "FILE_EMPTY", "the file has no line")
-            return
-        await self.store.run(jobs.divide, job, [Chunk(*each) for each in division.chunks], division.lines)
 
     async def _add_expired(self, lease: JobLease) -> None:
         """Give each line without a result an error."""

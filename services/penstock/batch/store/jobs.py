@@ -1,6 +1,6 @@
 """Operations on jobs: the division of a file into chunks, and the output of a batch. Each runs in a transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.batch.jobs.batch import Batch, Status
@@ -75,7 +75,7 @@ def input_file(transaction: Transaction, job: Job) -> StoredFile | None:
     return None
 
 
-def divide(transaction: Transaction, job: Job, chunks: Iterable[Chunk], lines: int) -> bool:
+def divide(transaction: Transaction, job: Job, chunks: Sequence[Chunk], lines: int) -> bool:
     """Store the chunks of a file and let its lines run. Return False if another replica has the job."""
     batch = _locked(transaction, job)
     if batch is None:
@@ -83,6 +83,8 @@ def divide(transaction: Transaction, job: Job, chunks: Iterable[Chunk], lines: i
     transaction.write(sql.DROP_CHUNKS, [(batch.number,)])
     transaction.write(sql.ADD_CHUNK, [(batch.number, *each) for each in chunks])
     batch.start(lines, transaction.now)
+    if not chunks:
+        batch.on_lines_ended(transaction.now)
     sql.update(transaction, batch)
     return True
 
