@@ -11,12 +11,12 @@ import pytest
 from auth_server import auth_process, edge
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST
-from penstock.auth.store.location import parse_location
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.store import PutTenant
 from penstock.auth.usage import reader as usage_reader
 from penstock.auth.usage.query import POSTGRES, UsageFilter, UsageQuery, totals_statement
 from penstock.auth.usage.reader import UsageReader
+from penstock.chassis.database.location import parse_location
 from penstock.chassis.errors import DeadlineExceeded, Overloaded, error_from_rpc
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_BATCH

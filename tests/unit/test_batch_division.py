@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batch.jobs import division
-from penstock.batch.jobs.division import FileDivision, LineTooLong, lines_in
+from penstock.batch.jobs.division import FileDivision, lines_in
 
 LINES = st.lists(st.sampled_from([b"", b" ", b"{}", b'{"a": 1}', b"x" * 50, b"\r"]), max_size=40)
 
@@ -39,8 +39,20 @@ def test_a_chunk_ends_at_its_bytes(monkeypatch):
     assert [count for _, count, _, _ in divided(b"12345\n12345\n12345\n", 4).chunks] == [2, 1]
 
 
-@pytest.mark.parametrize("size", [3, 1_000])
-def test_a_line_that_is_too_long_is_named(monkeypatch, size):
+@pytest.mark.parametrize("size", [1, 3, 1_000])
+def test_a_line_that_is_too_long_is_in_no_chunk(monkeypatch, size):
     monkeypatch.setattr(division, "LINE_BYTES", 20)
-    with pytest.raises(LineTooLong, match="line 2"):
-        divided(b"{}\n" + b"x" * 21 + b"\n", size)
+    long = b"x" * 21
+    found = divided(b"\n".join([b"{}", long, b"[]", b"{}", long, long, b"x" * 20, long]), size)
+    assert (found.lines, found.too_long) == (8, [1, 4, 5, 7])
+    assert found.chunks == [(0, 1, 0, 3), (2, 2, 25, 6), (6, 1, 75, 21)]
+
+
+def test_a_line_without_an_end_takes_little_memory(monkeypatch):
+    monkeypatch.setattr(division, "LINE_BYTES", 1_000)
+    found = FileDivision()
+    for _ in range(100):
+        found.feed(b"x" * 100)
+        assert len(found._line) <= 1_000  # it has no other content
+    found.finish()
+    assert (found.lines, found.too_long, found.chunks) == (1, [0], [])

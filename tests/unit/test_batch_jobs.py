@@ -6,9 +6,12 @@ import pytest
 
 from penstock.batch.blobs.folder import FolderBlobs
 from penstock.batch.config import BatchConfig
+from penstock.batch.jobs import division
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import LineResult
-from penstock.batch.store import jobs
+from penstock.batch.store import file_division, jobs
+from penstock.batch.store.errors import StoreUnavailable
+from penstock.batch.store.job_lease import JOB_LEASE_S
 from penstock.batch.store.job_worker import JobWorker
 from penstock.batch.store.opening import opened_store
 from penstock.batch.store.operations import BatchOperations, StoredFile
@@ -125,6 +128,72 @@ async def test_a_file_without_a_line_fails_its_batch(tier):
     await tier.create()
     assert await tier.worker.run_job()
     assert ((await tier.batch()).status, (await tier.batch()).failure_reason) == (Status.FAILED, "FILE_EMPTY")
+
+
+async def test_a_second_line_with_a_custom_id_is_an_error_over_the_whole_file(tier, monkeypatch):
+    monkeypatch.setattr(file_division, "LINES_PER_PART", 200)  # so that the file is looked at in parts
+    lines = [line(number % 500) for number in range(600)]
+    lines[3] = b"{\n"  # no line has its id
+    await tier.upload(b"".join(lines))
+    await tier.create()
+    assert await tier.worker.run_job()
+    assert ((await tier.batch()).lines, (await tier.batch()).failed) == (600, 99)
+    numbers = []
+    for chunk in await tier.store.claim("a", 5, LEASE_S):
+        lines = await tier.store.read_lines(chunk)
+        numbers += [each.number for each in lines]
+        await tier.store.put_results([result(chunk, each.number) for each in lines])
+        await tier.store.release([(chunk.key, chunk.epoch)])
+    assert numbers == [*range(500), 503]
+    assert await tier.worker.run_job()
+    batch = await tier.batch()
+    assert (batch.status, batch.completed, batch.failed) == (Status.COMPLETED, 501, 99)
+    errors = [json.loads(row) for row in await tier.rows(batch.error_file_id)]
+    assert {each["error"]["code"] for each in errors} == {"duplicate_custom_id"}
+    assert [each["custom_id"] for each in errors] == [f"line-{number}" for number in range(100) if number != 3]
+
+
+async def test_a_line_that_is_too_long_is_an_error_and_the_others_run(tier, monkeypatch):
+    monkeypatch.setattr(division, "LINE_BYTES", 200)
+    long = b"x" * 300 + b"\n"
+    await tier.upload(line(0) + long + line(2) + long)
+    await tier.create()
+    assert await tier.worker.run_job()
+    chunks = await tier.store.claim("a", 5, LEASE_S)
+    assert [[each.number for each in await tier.store.read_lines(chunk)] for chunk in chunks] == [[0], [2]]
+    for chunk, number in zip(chunks, (0, 2), strict=True):
+        await tier.store.put_results([result(chunk, number)])
+        await tier.store.release([(chunk.key, chunk.epoch)])
+    assert await tier.worker.run_job()
+    batch = await tier.batch()
+    assert (batch.status, batch.lines, batch.completed, batch.failed) == (Status.COMPLETED, 4, 2, 2)
+    errors = [json.loads(row) for row in await tier.rows(batch.error_file_id)]
+    assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [(None, "line_too_long")] * 2
+
+
+async def test_a_file_of_long_lines_alone_ends_with_its_errors(tier, monkeypatch):
+    monkeypatch.setattr(division, "LINE_BYTES", 20)
+    await tier.upload(line(0))
+    await tier.create()
+    assert await tier.worker.run_job()
+    assert await tier.worker.run_job()
+    batch = await tier.batch()
+    assert (batch.status, batch.failed, batch.output_file_id) == (Status.COMPLETED, 1, "")
+
+
+async def test_a_division_that_is_repeated_counts_its_errors_once(tier, monkeypatch):
+    await tier.upload(line(0), line(0))
+    await tier.create()
+
+    def fail(*_):
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
+        patch.setattr(jobs, "divide", fail)
+        await tier.worker.run_job()
+    tier.now += JOB_LEASE_S
+    assert await tier.worker.run_job()
+    assert ((await tier.batch()).lines, (await tier.batch()).failed) == (2, 1)
 
 
 async def test_an_upload_that_is_too_large_or_breaks_leaves_nothing(tier):

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from penstock.auth.identity.keys import key_id_of
 from penstock.auth.quota.prices import FULL_PERCENT
-from penstock.auth.store.location import StoreLocation, parse_location, without_password
 from penstock.auth.store.roll_up import MIN_LEDGER_ROWS
 from penstock.chassis.config import ServiceConfig, setting
+from penstock.chassis.database.location import StoreLocation, parse_location, without_password
 
 MAX_REGION_CHARS = 63
 

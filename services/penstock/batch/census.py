@@ -9,8 +9,9 @@ import structlog
 
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.metrics import STATE_FIGURE
-from penstock.batch.store.statements import BATCH_COLUMNS, Transaction, batch_of
+from penstock.batch.store.statements import BATCH_COLUMNS, batch_of
 from penstock.batch.store.store import BatchStore
+from penstock.chassis.database.statements import Transaction
 from penstock.chassis.errors import PenstockError
 
 # ruff: noqa: S608  # all parts of the statements are constants

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.chassis.config import ServiceConfig, setting
+from penstock.chassis.database.location import StoreLocation, parse_location, without_password
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,15 +18,19 @@ class BatchConfig(ServiceConfig):
     )
     store: str = setting(
         "batches.db",
-        "SQLite file of batches and results. All batch processes of a mesh use the same one. `:memory:`: they are lost"
-        " when the process ends.",
-        unit="path",
+        "SQLite file of batches and results, as a path or `sqlite:///absolute/path`, or PostgreSQL database, as"
+        " `postgresql://user@host/database` (any URL of libpq; the password may also be in PGPASSWORD or a password"
+        " file). All batch processes of a mesh use the same one. `:memory:`: batches are lost when the process ends.",
+        unit="path or URL",
+        show=without_password,
     )
     folder: str = setting(
         "batches", "Folder of the contents of files. All batch processes of a mesh use the same one.", unit="path"
     )
     fsync: bool = setting(
-        True, "Whether each commit to SQLite is flushed to disk, so that an answer survives a power loss."
+        True,
+        "Whether each commit to SQLite is flushed to disk, so that an answer survives a power loss. PostgreSQL has"
+        " `synchronous_commit`.",
     )
     max_file_bytes: int = setting(512 << 20, "Most bytes of one uploaded file.", unit="bytes")
     file_bytes_per_tenant: int = setting(
@@ -40,13 +45,20 @@ class BatchConfig(ServiceConfig):
         unit="batches",
     )
 
+    @property
+    def store_location(self) -> StoreLocation:
+        return parse_location(self.store)
+
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         if not self.edges:
             raise ValueError("edges must name at least one edge as host:port or dns:///name:port")
-        for name in ("store", "folder"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty")
+        try:
+            parse_location(self.store)
+        except ValueError as error:
+            raise ValueError(f"store {error}") from None
+        if not self.folder:
+            raise ValueError("folder must not be empty")
         for name in ("max_file_bytes", "file_bytes_per_tenant", "batches_per_tenant"):
             if not 1 <= getattr(self, name) < 2**62:
                 raise ValueError(f"{name} must be 1 to 2**62 - 1")

@@ -113,13 +113,6 @@ class Batch:
         if self.status is Status.IN_PROGRESS:
             self.status, self.finalizing_at = Status.FINALIZING, now
 
-    def record(self, *, is_error: bool, input_tokens: int, output_tokens: int) -> None:
-        """Count a result."""
-        self.completed += not is_error
-        self.failed += is_error
-        self.input_tokens += input_tokens
-        self.output_tokens += output_tokens
-
     def finish(self, now: float, output_file_id: str, error_file_id: str) -> None:
         """Its output is written. The files of an empty output have no id."""
         self.output_file_id, self.error_file_id = output_file_id, error_file_id

@@ -27,6 +27,20 @@ class LineInvalid(Exception):
     custom_id: str = ""  # if the line has one
 
 
+def custom_id_of(content: bytes) -> str:
+    """Return the custom_id of a line, valid or not otherwise; empty if it has none."""
+    try:
+        members = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return ""
+    return _custom_id(members) if isinstance(members, dict) else ""
+
+
+def _custom_id(members: dict[str, Any]) -> str:
+    found = members.get("custom_id")
+    return found if isinstance(found, str) and len(found) <= MAX_CUSTOM_ID_CHARS else ""
+
+
 def parse_line(content: bytes, endpoint: str) -> LineCall:
     """Return the call of a line. Raises LineInvalid."""
     try:
@@ -35,8 +49,8 @@ def parse_line(content: bytes, endpoint: str) -> LineCall:
         raise LineInvalid("invalid_json_line", f"the line is not JSON: {error}") from None
     if not isinstance(members, dict):
         raise LineInvalid("invalid_json_line", "the line must be a JSON object")
-    custom_id = members.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+    custom_id = _custom_id(members)
+    if not custom_id:
         text = f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_CHARS} characters"
         raise LineInvalid("invalid_custom_id", text)
     if members.get("method") != "POST":

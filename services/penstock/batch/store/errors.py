@@ -8,7 +8,9 @@ class StoreUnavailable(Unavailable):
 
     default_reason = "STORE_UNAVAILABLE"
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, *, is_in_doubt: bool = False) -> None:
+        """is_in_doubt: what the transaction wrote may be there nevertheless."""
+        self.is_in_doubt = is_in_doubt
         super().__init__(f"the store of batches cannot be used now: {why}; retry in 1 s", retry_after=1.0)
 
 

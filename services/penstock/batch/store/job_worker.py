@@ -6,30 +6,24 @@ from dataclasses import dataclass
 import structlog
 
 from penstock.batch.jobs.batch import Status
-from penstock.batch.jobs.division import FileDivision, LineTooLong, lines_in
+from penstock.batch.jobs.division import lines_in
 from penstock.batch.lines.line import LineInvalid, error_row, line_id, parse_line
 from penstock.batch.store import jobs
-from penstock.batch.store import statements as sql
-from penstock.batch.store.jobs import Chunk, ErrorRow, Job
-from penstock.batch.store.operations import StoredFile
-from penstock.batch.store.statements import Transaction
-from penstock.batch.store.store import BatchStore, in_thread, new_file_id
+from penstock.batch.store.file_division import FileDivider
+from penstock.batch.store.job_lease import JOB_LEASE_S, JobLease, JobLost
+from penstock.batch.store.jobs import ErrorRow, Job
+from penstock.batch.store.output import write_output
+from penstock.batch.store.store import BatchStore, in_thread
 from penstock.chassis.errors import PenstockError
-from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH_OUTPUT
 
 log = structlog.get_logger()
 
-JOB_LEASE_S = 30.0
 JOB_INTERVAL_S = 0.25  # between looks for a job
 UPKEEP_INTERVAL_S = 60.0
 ORPHAN_AGE_S = 86_400.0  # of contents without a file; longer than an upload or an output takes
 NAMES_PER_READ = 256  # contents that are looked up in one transaction
 EXPIRED_PER_SLICE = 100  # files or batches
-RESULTS_PER_READ = 512  # rows of the output
-
-
-class JobLost(Exception):
-    """Another replica has the job."""
+ROWS_PER_SLICE = 2_000  # results of ended batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +53,23 @@ class JobWorker:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
 
     async def run_job(self) -> bool:
-        """Divide a file or write an output, if one is due. Return whether one was. Raises StoreUnavailable."""
+        """Divide a file, write an output, or delete results of a batch that has ended, if one of them is due.
+
+        Return whether one was. Raises StoreUnavailable.
+        """
         await self.store.run(jobs.lapse)
         job: Job | None = await self.store.run(jobs.claim_job, JOB_LEASE_S)
         if job is None:
-            return False
+            found: bool = await self.store.run(jobs.drop_rows, ROWS_PER_SLICE)
+            return found
+        lease = JobLease(self.store, job)
         try:
             if job.batch.status is Status.VALIDATING:
-                await self._divide(job)
+                await FileDivider(self.store, lease).divide()
             else:
-                await self._write_output(job)
+                if job.batch.expired:
+                    await self._add_expired(lease)
+                await write_output(self.store, lease)
         except JobLost:
             log.warning("batch_job_lost", batch_id=job.batch.batch_id)
         return True
@@ -91,47 +92,9 @@ class JobWorker:
             for name in await self.store.run(self.store.operations.without_file, group):
                 await in_thread(self.store.blobs.delete, name)
 
-    async def _renew(self, job: Job) -> None:
-        if not await self.store.run(jobs.renew_job, job, JOB_LEASE_S):
-            raise JobLost
-
-    async def _divide(self, job: Job) -> None:
-        file: StoredFile | None = await self.store.run(jobs.input_file, job)
-        if file is None:
-            await self.store.run(jobs.fail, job, "FILE_UNKNOWN", "the file of its lines was deleted")
-            return
-        division = FileDivision()
-        try:
-            async for part in self.store.read_file(file):
-                division.feed(part)
-                await self._renew(job)
-            division.finish()
-        except LineTooLong as error:
-            await self.store.run(jobs.fail, job, "LINE_TOO_LONG", str(error))
-            return
-        if not division.lines:
-            await self.store.run(jobs.fail, job, "FILE_EMPTY", "the file has no line")
-            return
-        await self.store.run(jobs.divide, job, [Chunk(*each) for each in division.chunks], division.lines)
-
-    async def _write_output(self, job: Job) -> None:
-        """Write the answers and the errors in the order of their lines, and end the batch."""
-        if job.batch.expired:
-            await self._add_expired(job)
-        written: list[StoredFile] = []
-        is_finished = False
-        try:
-            output, errors = [await self._write(job, written, is_error=each) for each in (False, True)]
-            is_finished = await self.store.run(jobs.finish, job, output, errors)
-        except JobLost:
-            log.warning("batch_job_lost", batch_id=job.batch.batch_id)
-        if not is_finished:
-            for each in written:
-                await in_thread(self.store.blobs.delete, each.file_id)
-
-    async def _add_expired(self, job: Job) -> None:
+    async def _add_expired(self, lease: JobLease) -> None:
         """Give each line without a result an error."""
-        first_line = 0
+        job, first_line = lease.job, 0
         while found := await self.store.run(jobs.next_chunk, job, first_line):
             chunk, done = found
             first_line = chunk.first_line + chunk.line_count
@@ -143,35 +106,6 @@ class JobWorker:
             rows = [_expired_row(job, number, content) for number, content in numbered if number not in done]
             if not await self.store.run(jobs.add_errors, job, rows, JOB_LEASE_S):
                 raise JobLost
-
-    async def _write(self, job: Job, written: list[StoredFile], *, is_error: bool) -> StoredFile | None:
-        """Return the row of a file with the answers or the errors, also in `written`; None if there are none."""
-        batch, last, size = job.batch, -1, 0
-        rows = await self.store.run(_results, batch.number, last, is_error)
-        if not rows:
-            return None
-        file_id = new_file_id()
-        writer = await in_thread(self.store.blobs.create, file_id)
-        try:
-            while rows:
-                content = b"".join(row + b"\n" for _, row in rows)
-                await in_thread(writer.write, content)
-                size, last = size + len(content), rows[-1][0]
-                await self._renew(job)
-                rows = await self.store.run(_results, batch.number, last, is_error)
-            await in_thread(writer.commit)
-        except BaseException:
-            writer.abort()
-            raise
-        name, now = f"{batch.batch_id}_{'error' if is_error else 'output'}.jsonl", self.store.clock()
-        kept_until = now + batch.output_ttl
-        written.append(StoredFile(file_id, batch.tenant_id, name, FILE_PURPOSE_BATCH_OUTPUT, size, now, kept_until))
-        return written[-1]
-
-
-def _results(transaction: Transaction, number: int, after: int, is_error: bool) -> list[tuple[int, bytes]]:
-    rows = transaction.run(sql.READ_RESULTS, number, after, int(is_error), RESULTS_PER_READ)
-    return [(line, bytes(content)) for line, content in rows]
 
 
 def _expired_row(job: Job, number: int, content: bytes) -> ErrorRow:

@@ -1,12 +1,13 @@
 """Operations on jobs: the division of a file into chunks, and the output of a batch. Each runs in a transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.store import statements as sql
 from penstock.batch.store.operations import StoredFile
-from penstock.batch.store.statements import Transaction, batch_of
+from penstock.batch.store.statements import batch_of
+from penstock.chassis.database.statements import Transaction
 
 
 class Chunk(NamedTuple):
@@ -32,6 +33,14 @@ class ErrorRow(NamedTuple):
     content: bytes  # JSON without a line break
 
 
+class StoredResult(NamedTuple):
+    """The row of a line in one of the files of the output."""
+
+    line: int
+    is_error: bool
+    content: bytes
+
+
 def lapse(transaction: Transaction) -> None:
     """End the windows that are over."""
     for row in transaction.run(sql.LAPSING, transaction.now):
@@ -45,11 +54,9 @@ def claim_job(transaction: Transaction, lease_s: float) -> Job | None:
 
     A batch that is written takes no further result: a replica that was paused would count one that the output lacks.
     """
-    for row in transaction.run(sql.DUE_JOBS, transaction.now):
+    for row in transaction.run(sql.DUE_JOB, transaction.now, transaction.now):
         batch = batch_of(row)
         if batch.status is not Status.VALIDATING:
-            if transaction.run(sql.HELD_CHUNKS, batch.number, transaction.now)[0][0]:
-                continue
             transaction.write(sql.END_CHUNKS, [(batch.number,)])
         epoch = transaction.run(sql.HOLD_JOB, transaction.now + lease_s, batch.number)[0][0]
         return Job(batch, epoch)
@@ -68,7 +75,7 @@ def input_file(transaction: Transaction, job: Job) -> StoredFile | None:
     return None
 
 
-def divide(transaction: Transaction, job: Job, chunks: Iterable[Chunk], lines: int) -> bool:
+def divide(transaction: Transaction, job: Job, chunks: Sequence[Chunk], lines: int) -> bool:
     """Store the chunks of a file and let its lines run. Return False if another replica has the job."""
     batch = _locked(transaction, job)
     if batch is None:
@@ -76,6 +83,8 @@ def divide(transaction: Transaction, job: Job, chunks: Iterable[Chunk], lines: i
     transaction.write(sql.DROP_CHUNKS, [(batch.number,)])
     transaction.write(sql.ADD_CHUNK, [(batch.number, *each) for each in chunks])
     batch.start(lines, transaction.now)
+    if not chunks:
+        batch.on_lines_ended(transaction.now)
     sql.update(transaction, batch)
     return True
 
@@ -102,11 +111,9 @@ def add_errors(transaction: Transaction, job: Job, rows: Sequence[ErrorRow], lea
     """Store and count the errors of lines without a result. Return False if another replica has the job."""
     if not renew_job(transaction, job, lease_s):
         return False
-    batch = batch_of(transaction.run(sql.LOCK_BATCH, job.batch.number)[0])
-    for each in rows:
-        if transaction.run(sql.ADD_RESULT, batch.number, each.line, 1, each.content):
-            batch.record(is_error=True, input_tokens=0, output_tokens=0)
-    sql.update(transaction, batch)
+    number = job.batch.number
+    added = transaction.run_many(sql.ADD_RESULT, [(number, each.line, 1, each.content) for each in rows])
+    transaction.write(sql.ADD_COUNTS, [(0, len(added), 0, 0, number)])
     return True
 
 
@@ -116,12 +123,29 @@ def finish(transaction: Transaction, job: Job, output: StoredFile | None, errors
     if batch is None:
         return False
     transaction.write(sql.ADD_FILE, [tuple(each) for each in (output, errors) if each])
-    transaction.write(sql.DROP_RESULTS, [(batch.number,)])
-    transaction.write(sql.DROP_CHUNKS, [(batch.number,)])
     ids = [each.file_id if each else "" for each in (output, errors)]
     batch.finish(transaction.now, *ids)
     sql.update(transaction, batch)
     return True
+
+
+def read_results(transaction: Transaction, number: int, after: int, limit: int) -> list[StoredResult]:
+    """Return results of the lines after line `after`."""
+    rows = transaction.run(sql.READ_RESULTS, number, after, limit)
+    return [StoredResult(line, bool(is_error), content) for line, is_error, content in rows]
+
+
+def drop_rows(transaction: Transaction, limit: int) -> bool:
+    """Delete at most `limit` results of a batch that has ended. Return whether there was one."""
+    for (number,) in transaction.run(sql.BATCH_WITH_ROWS):
+        first = transaction.run(sql.FIRST_RESULT, number)[0][0]
+        if first is not None:
+            transaction.write(sql.DROP_RESULTS, [(number, first + limit)])
+        else:
+            transaction.write(sql.DROP_CHUNKS, [(number,)])
+            transaction.write(sql.FORGET_ROWS, [(number,)])
+        return True
+    return False
 
 
 def drop_ended_batches(transaction: Transaction, limit: int) -> int:

@@ -8,20 +8,28 @@ from penstock.batch.blobs.folder import FolderBlobs
 from penstock.batch.config import BatchConfig
 from penstock.batch.store.operations import BatchOperations
 from penstock.batch.store.sqlite import SqliteDatabase
-from penstock.batch.store.store import BatchStore
+from penstock.batch.store.store import BatchStore, Database
 
 
 @contextmanager
 def opened_store(config: BatchConfig, clock: Callable[[], float]) -> Iterator[BatchStore]:
-    """Open the store, and close it after the block. Raises StoreUnavailable and BlobUnavailable.
+    """Open the store, and close it after the block. Raises StoreUnusable, StoreTooNew and BlobUnavailable.
 
-    clock: Unix time, s.
+    clock: Unix time, s; that of PostgreSQL is its own.
     """
-    database = SqliteDatabase(config.store, clock, fsync=config.fsync)
+    database = _database(config, clock)
     operations = BatchOperations(config.file_bytes_per_tenant, config.batches_per_tenant)
     try:
-        with database.transaction():  # opens and migrates the file
-            pass
+        database.open()
         yield BatchStore(database, FolderBlobs(Path(config.folder)), operations, clock, config.max_file_bytes)
     finally:
         database.close()
+
+
+def _database(config: BatchConfig, clock: Callable[[], float]) -> Database:
+    location = config.store_location
+    if not location.is_postgres:
+        return SqliteDatabase(location.path, clock, fsync=config.fsync)
+    from penstock.batch.store.postgres import PostgresDatabase  # noqa: PLC0415  # its driver loads only if used
+
+    return PostgresDatabase(location)

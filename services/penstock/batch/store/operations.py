@@ -1,14 +1,16 @@
 """Operations of the store: each runs in a transaction, on either database. Pure but for the transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, LineResult
+from penstock.batch.jobs.claims import RunningBatch, shares
 from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
-from penstock.batch.store.statements import Transaction, batch_of
+from penstock.batch.store.statements import batch_of
+from penstock.chassis.database.statements import Row, Transaction
 
 FAR = 1e18  # s, after every time
 MAX_ID = "~"  # after every id
@@ -49,9 +51,7 @@ class BatchOperations:
 
     def find_file(self, transaction: Transaction, tenant_id: str, file_id: str) -> StoredFile:
         """Raises FileUnknown."""
-        for row in transaction.run(sql.FIND_FILE, tenant_id, file_id, transaction.now):
-            return StoredFile(*row)
-        raise FileUnknown(f"file {file_id!r} does not exist; GET /v1/files lists those that do")
+        return _first_file(transaction.run(sql.FIND_FILE, tenant_id, file_id, transaction.now), file_id)
 
     def list_files(
         self, transaction: Transaction, tenant_id: str, *, purpose: int, after: str, limit: int
@@ -68,7 +68,7 @@ class BatchOperations:
 
     def delete_file(self, transaction: Transaction, tenant_id: str, file_id: str) -> None:
         """Raises FileUnknown and FileInUse."""
-        self.find_file(transaction, tenant_id, file_id)
+        _first_file(transaction.run(sql.LOCK_FILE, tenant_id, file_id, transaction.now), file_id)
         if transaction.run(sql.READERS_OF_FILE, file_id):
             raise FileInUse(f"a batch reads file {file_id!r}; cancel it, or wait for its end")
         transaction.write(sql.DELETE_FILE, [(file_id,)])
@@ -88,7 +88,8 @@ class BatchOperations:
 
     def create(self, transaction: Transaction, batch: Batch) -> None:
         """Raises FileUnknown and TooManyBatches."""
-        self.find_file(transaction, batch.tenant_id, batch.input_file_id)
+        file_id = batch.input_file_id
+        _first_file(transaction.run(sql.LOCK_FILE, batch.tenant_id, file_id, transaction.now), file_id)
         if transaction.run(sql.OPEN_OF_TENANT, batch.tenant_id)[0][0] >= self.batches_per_tenant:
             text = f"the tenant has {self.batches_per_tenant} batches that have not ended"
             raise TooManyBatches(text, retry_after=60.0)
@@ -96,9 +97,7 @@ class BatchOperations:
 
     def find(self, transaction: Transaction, tenant_id: str, batch_id: str) -> Batch:
         """Raises BatchUnknown."""
-        for row in transaction.run(sql.FIND_BATCH, tenant_id, batch_id):
-            return batch_of(row)
-        raise BatchUnknown(f"batch {batch_id!r} does not exist; GET /v1/batches lists those that do")
+        return _first_batch(transaction.run(sql.FIND_BATCH, tenant_id, batch_id), batch_id)
 
     def list_batches(
         self, transaction: Transaction, tenant_id: str, *, after: str, limit: int
@@ -115,7 +114,7 @@ class BatchOperations:
 
     def cancel(self, transaction: Transaction, tenant_id: str, batch_id: str) -> Batch:
         """Raises BatchUnknown and BatchEnded."""
-        batch = self.find(transaction, tenant_id, batch_id)
+        batch = _first_batch(transaction.run(sql.LOCK_BATCH_OF_TENANT, tenant_id, batch_id), batch_id)
         batch.cancel(transaction.now)
         sql.update(transaction, batch)
         return batch
@@ -123,43 +122,38 @@ class BatchOperations:
     # Chunks.
 
     def claim(self, transaction: Transaction, limit: int, lease_s: float) -> list[ClaimedChunk]:
-        """Claim chunks for this replica, from the tenants that have the fewest at work, the earliest deadline first."""
-        now = transaction.now
-        running = [list(row) for row in transaction.run(sql.RUNNING, now)]
-        claimed: list[ClaimedChunk] = []
+        """Claim chunks for this replica, of the batches that `shares` names."""
+        now, claimed = transaction.now, list[ClaimedChunk]()
+        running = {row[0]: _running(row, now) for row in transaction.run(sql.RUNNING, now)}
         while running and len(claimed) < limit:
-            held: dict[str, int] = {}
-            for _, tenant_id, _, count in running:
-                held[tenant_id] = held.get(tenant_id, 0) + count
-            chosen = min(running, key=lambda row: (held[row[1]], row[2]))
-            chunk = self._claim_next(transaction, chosen[0], lease_s)
-            if chunk is None:
-                running.remove(chosen)
-                continue
-            chosen[3] += 1
-            claimed.append(chunk)
+            for number, count in shares(list(running.values()), limit - len(claimed)).items():
+                found = self._claim_of(transaction, number, count, lease_s)
+                claimed += found
+                running[number].held += len(found)
+                if len(found) < count:  # the others are held, or another replica claims them now
+                    del running[number]
         return claimed
 
-    def _claim_next(self, transaction: Transaction, number: int, lease_s: float) -> ClaimedChunk | None:
+    def _claim_of(self, transaction: Transaction, number: int, count: int, lease_s: float) -> list[ClaimedChunk]:
         now = transaction.now
-        for first_line, line_count in transaction.run(sql.NEXT_CHUNKS, number, now, 1):
-            epoch = transaction.run(sql.HOLD_CHUNK, now + lease_s, number, first_line)[0][0]
-            batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
-            whose = batch.tenant_id, batch.key_id, batch.delegation, batch.endpoint
-            key, left = ChunkKey(batch.batch_id, first_line), batch.expires_at - now
-            return ClaimedChunk(key, epoch, line_count, *whose, batch.expires_at, left)
-        return None
+        found = transaction.run(sql.HOLD_CHUNKS, number, now, count, now + lease_s, number)
+        if not found:
+            return []
+        batch = batch_of(transaction.run(sql.READ_BATCH, number)[0])
+        whose = batch.tenant_id, batch.key_id, batch.delegation, batch.endpoint
+        times = batch.expires_at, batch.expires_at - now
+        return [
+            ClaimedChunk(ChunkKey(batch.batch_id, first_line), epoch, line_count, *whose, *times)
+            for first_line, line_count, epoch in sorted(found)
+        ]
 
     def renew(self, transaction: Transaction, held: Sequence[tuple[ChunkKey, int]], lease_s: float) -> list[ChunkState]:
-        return [self._renew_one(transaction, key, epoch, lease_s) for key, epoch in held]
-
-    def _renew_one(self, transaction: Transaction, key: ChunkKey, epoch: int, lease_s: float) -> ChunkState:
-        for number, _, present, has_ended, _, status in transaction.run(sql.LOCK_CHUNK, *key):
-            if epoch != present or has_ended:
-                return ChunkState.LOST
-            transaction.write(sql.RENEW_CHUNK, [(transaction.now + lease_s, number, key.first_line)])
-            return ChunkState.HELD if status == Status.IN_PROGRESS else ChunkState.STOPPED
-        return ChunkState.LOST
+        locked = _locked_chunks(transaction, sql.LOCK_CHUNK_ALONE, [key for key, _ in held])
+        states = {each: locked[each[0]].state_under(each[1]) if each[0] in locked else ChunkState.LOST for each in held}
+        kept = [locked[key] for (key, _), state in states.items() if state is not ChunkState.LOST]
+        until = transaction.now + lease_s
+        transaction.write(sql.LEASE_CHUNK, [(until, each.number, each.first_line) for each in kept])
+        return [states[each] for each in held]
 
     def lines_done(self, transaction: Transaction, number: int, first_line: int, line_count: int) -> set[int]:
         rows = transaction.run(sql.LINES_WITH_RESULT, number, first_line, first_line + line_count)
@@ -167,38 +161,90 @@ class BatchOperations:
 
     def put_results(self, transaction: Transaction, results: Sequence[LineResult]) -> list[bool]:
         """Store results under the epochs of their chunks, each line once, and count them."""
-        epochs: dict[ChunkKey, tuple[int, int]] = {}  # number of the batch, present epoch
-        for key in sorted({each.key for each in results}):
-            for number, _, epoch, has_ended, *_ in transaction.run(sql.LOCK_CHUNK, *key):
-                epochs[key] = number, -1 if has_ended else epoch
+        locked = _locked_chunks(transaction, sql.LOCK_CHUNK, {each.key for each in results})
+        present = [each.key in locked and locked[each.key].is_held_under(each.epoch) for each in results]
+        rows = [
+            (locked[each.key].number, each.number, int(each.is_error), each.row)
+            for each, is_present in zip(results, present, strict=True)
+            if is_present
+        ]
+        added = set(transaction.run_many(sql.ADD_RESULT, rows))
         stored: list[bool] = []
-        by_number: dict[int, list[LineResult]] = {}
-        for each in results:
-            number, epoch = epochs.get(each.key, (0, -1))
-            row = number, each.number, int(each.is_error), each.row
-            is_new = epoch == each.epoch and bool(transaction.run(sql.ADD_RESULT, *row))
+        counts: dict[int, list[int]] = {}  # of each batch: completed, failed, input and output tokens
+        for each, is_present in zip(results, present, strict=True):
+            number = locked[each.key].number if is_present else 0
+            is_new = (number, each.number) in added
+            added.discard((number, each.number))  # a second result of the line in this group is not stored
             stored.append(is_new)
             if is_new:
-                by_number.setdefault(number, []).append(each)
-        for number, added in sorted(by_number.items()):
-            batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
-            for each in added:
-                batch.record(is_error=each.is_error, input_tokens=each.input_tokens, output_tokens=each.output_tokens)
-            sql.update(transaction, batch)
+                new = not each.is_error, each.is_error, each.input_tokens, each.output_tokens
+                counts[number] = [sum(pair) for pair in zip(counts.get(number, (0, 0, 0, 0)), new, strict=True)]
+        transaction.write(sql.ADD_COUNTS, [(*found, number) for number, found in sorted(counts.items())])
         return stored
 
     def release(self, transaction: Transaction, held: Sequence[tuple[ChunkKey, int]]) -> None:
         """Give chunks back, or end those whose lines all have results. The last one ends its batch."""
-        for key, epoch in sorted(held):
-            for number, line_count, present, has_ended, *_ in transaction.run(sql.LOCK_CHUNK, *key):
-                if epoch != present or has_ended:
-                    continue
-                done = self.lines_done(transaction, number, key.first_line, line_count)
-                if len(done) < line_count:
-                    transaction.write(sql.RENEW_CHUNK, [(0.0, number, key.first_line)])
-                    continue
-                transaction.write(sql.END_CHUNK, [(number, key.first_line)])
-                if not transaction.run(sql.OPEN_CHUNKS, number)[0][0]:
-                    batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
-                    batch.on_lines_ended(transaction.now)
-                    sql.update(transaction, batch)
+        locked = _locked_chunks(transaction, sql.LOCK_CHUNK, [key for key, _ in held])
+        ended: list[tuple[int, int]] = []
+        for key, epoch in held:
+            chunk = locked.get(key)
+            if chunk is None or not chunk.is_held_under(epoch):
+                continue
+            end = chunk.first_line + chunk.line_count
+            if transaction.run(sql.COUNT_RESULTS, chunk.number, chunk.first_line, end)[0][0] == chunk.line_count:
+                ended.append((chunk.number, chunk.first_line))
+            else:
+                transaction.write(sql.LEASE_CHUNK, [(0.0, chunk.number, chunk.first_line)])
+        transaction.write(sql.END_CHUNK, ended)
+        for number in sorted({number for number, _ in ended}):
+            if not transaction.run(sql.OPEN_CHUNK, number):
+                batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
+                batch.on_lines_ended(transaction.now)
+                sql.update(transaction, batch)
+
+
+class LockedChunk(NamedTuple):
+    """A chunk's row, with the state of its batch."""
+
+    number: int  # of its batch
+    first_line: int
+    line_count: int
+    epoch: int
+    has_ended: bool
+    status: int
+
+    def is_held_under(self, epoch: int) -> bool:
+        return epoch == self.epoch and not self.has_ended
+
+    def state_under(self, epoch: int) -> ChunkState:
+        if not self.is_held_under(epoch):
+            return ChunkState.LOST
+        return ChunkState.HELD if self.status == Status.IN_PROGRESS else ChunkState.STOPPED
+
+
+def _locked_chunks(transaction: Transaction, lock: str, keys: Iterable[ChunkKey]) -> dict[ChunkKey, LockedChunk]:
+    """Lock chunks in the order of their keys, so that no two transactions wait for each other."""
+    return {
+        ChunkKey(batch_id, first_line): LockedChunk(number, first_line, line_count, epoch, bool(has_ended), status)
+        for batch_id, first_line, number, line_count, epoch, has_ended, status in transaction.run_many(
+            lock, sorted(keys)
+        )
+    }
+
+
+def _running(row: Row, now: float) -> RunningBatch:
+    number, tenant_id, lines, done, expires_at, started_at, held = row
+    pace = done / (now - started_at) if now > started_at else 0.0
+    return RunningBatch(number, tenant_id, lines - done, expires_at - now, pace, held)
+
+
+def _first_file(rows: Sequence[Row], file_id: str) -> StoredFile:
+    for row in rows:
+        return StoredFile(*row)
+    raise FileUnknown(f"file {file_id!r} does not exist; GET /v1/files lists those that do")
+
+
+def _first_batch(rows: Sequence[Row], batch_id: str) -> Batch:
+    for row in rows:
+        return batch_of(row)
+    raise BatchUnknown(f"batch {batch_id!r} does not exist; GET /v1/batches lists those that do")

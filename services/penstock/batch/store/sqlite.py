@@ -2,36 +2,15 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 
 from penstock.batch.store.errors import StoreUnavailable
 from penstock.batch.store.schema import SQLITE_MIGRATIONS
-from penstock.batch.store.statements import Row
+from penstock.chassis.database.sqlite import SqliteTransaction, explained_errors, migrate, prepare
 
-MEMORY = ":memory:"
 LOCK_TIMEOUT_S = 5.0
-
-
-@cache
-def _in_sqlite(statement: str) -> str:
-    return statement.replace("FOR UPDATE SKIP LOCKED", "").replace("FOR UPDATE", "")
-
-
-@dataclass(frozen=True, slots=True)
-class SqliteTransaction:
-    """An open transaction."""
-
-    connection: sqlite3.Connection
-    now: float
-
-    def run(self, statement: str, *values: object) -> list[Row]:
-        return self.connection.execute(_in_sqlite(statement), values).fetchall()
-
-    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
-        self.connection.executemany(_in_sqlite(statement), values)
 
 
 @dataclass(eq=False)
@@ -43,6 +22,11 @@ class SqliteDatabase:
     fsync: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _connection: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        """Open and migrate the file. Raises StoreUnusable and StoreTooNew."""
+        with self._lock, explained_errors(self.path):
+            self._connect()
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
@@ -80,20 +64,10 @@ class SqliteDatabase:
             self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
         )
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
-            connection.execute("PRAGMA foreign_keys = ON")
-            _migrate(connection)
+            prepare(connection, fsync=self.fsync)
+            migrate(connection, SQLITE_MIGRATIONS)
         except BaseException:
             connection.close()
             raise
         self._connection = connection
         return connection
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    [(version,)] = connection.execute("PRAGMA user_version")
-    if version > len(SQLITE_MIGRATIONS):
-        raise StoreUnavailable(f"it is of a later release (version {version}); run that release")
-    for number, script in enumerate(SQLITE_MIGRATIONS[version:], version + 1):
-        connection.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")

@@ -1,14 +1,13 @@
 """Statements of the store, for SQLite and PostgreSQL. A value is written as `?`; SQLite ignores the locks of rows."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import orjson
 
 from penstock.batch.jobs.batch import Batch, Status
+from penstock.chassis.database.statements import Row, Transaction
 
 # ruff: noqa: S608  # all parts of the statements are constants
-Row = tuple[Any, ...]
 FILE_COLUMNS = "file_id, tenant_id, filename, purpose, size_bytes, created_at, expires_at"
 BATCH_COLUMNS = (
     "batch_id, tenant_id, key_id, delegation, endpoint, input_file_id, completion_window, output_ttl, metadata, status,"
@@ -24,12 +23,13 @@ CHANGING_COLUMNS = (
 
 ADD_FILE = f"INSERT INTO files ({FILE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 FIND_FILE = f"SELECT {FILE_COLUMNS} FROM files WHERE tenant_id = ? AND file_id = ? AND expires_at > ?"
+LOCK_FILE = f"{FIND_FILE} FOR UPDATE"  # a file is not deleted while a batch of it is created
 LIST_FILES = f"""
     SELECT {FILE_COLUMNS} FROM files WHERE tenant_id = ? AND expires_at > ? AND (? = 0 OR purpose = ?)
         AND (created_at, file_id) < (?, ?)
     ORDER BY created_at DESC, file_id DESC LIMIT ?
 """
-BYTES_OF_TENANT = "SELECT coalesce(sum(size_bytes), 0) FROM files WHERE tenant_id = ?"
+BYTES_OF_TENANT = "SELECT CAST(coalesce(sum(size_bytes), 0) AS bigint) FROM files WHERE tenant_id = ?"
 DELETE_FILE = "DELETE FROM files WHERE file_id = ?"
 EXPIRED_FILES = "SELECT file_id FROM files WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
 READERS_OF_FILE = "SELECT 1 FROM batches WHERE input_file_id = ? AND status IN (1, 2, 3, 7) LIMIT 1"
@@ -37,8 +37,10 @@ HAS_FILE = "SELECT 1 FROM files WHERE file_id = ?"
 FILE_OF_BATCH = f"SELECT {FILE_COLUMNS} FROM files WHERE file_id = ?"
 
 ADD_BATCH = f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({_BATCH_VALUES})"
-FIND_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND batch_id = ? FOR UPDATE"
-LOCK_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE number = ? FOR UPDATE"
+FIND_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND batch_id = ?"
+LOCK_BATCH_OF_TENANT = f"{FIND_BATCH} FOR UPDATE"
+READ_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE number = ?"
+LOCK_BATCH = f"{READ_BATCH} FOR UPDATE"
 LIST_BATCHES = f"""
     SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND (created_at, batch_id) < (?, ?)
     ORDER BY created_at DESC, batch_id DESC LIMIT ?
@@ -52,12 +54,17 @@ UPDATE_BATCH = f"UPDATE batches SET {CHANGING_COLUMNS} WHERE number = ?"
 FIND_PLACE = "SELECT created_at FROM batches WHERE tenant_id = ? AND batch_id = ?"
 FIND_FILE_PLACE = "SELECT created_at FROM files WHERE tenant_id = ? AND file_id = ?"
 
-# Batches whose file has to be divided, or whose output has to be written, and of which no replica does it.
-DUE_JOBS = f"""
-    SELECT number, {BATCH_COLUMNS} FROM batches WHERE (status = 1 OR status = 3 OR status = 7) AND job_until <= ?
-    ORDER BY number FOR UPDATE SKIP LOCKED
+# A batch whose file has to be divided, or whose output has to be written once replicas hold none of its chunks.
+DUE_JOB = f"""
+    SELECT number, {BATCH_COLUMNS} FROM batches
+    WHERE status IN (1, 3, 7) AND job_until <= ? AND (status = 1 OR NOT EXISTS (
+        SELECT 1 FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?
+    ))
+    ORDER BY number LIMIT 1 FOR UPDATE SKIP LOCKED
 """
-HOLD_JOB = "UPDATE batches SET job_epoch = job_epoch + 1, job_until = ? WHERE number = ? RETURNING job_epoch"
+HOLD_JOB = """
+    UPDATE batches SET job_epoch = job_epoch + 1, job_until = ?, has_rows = 1 WHERE number = ? RETURNING job_epoch
+"""
 RENEW_JOB = "UPDATE batches SET job_until = ? WHERE number = ? AND job_epoch = ? RETURNING number"
 LAPSING = f"""
     SELECT number, {BATCH_COLUMNS} FROM batches WHERE status = 2 AND created_at + completion_window <= ?
@@ -66,55 +73,62 @@ LAPSING = f"""
 
 ADD_CHUNK = "INSERT INTO chunks (number, first_line, line_count, byte_offset, byte_length) VALUES (?, ?, ?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunks WHERE number = ?"
-# Each batch that runs, with the chunks that replicas hold.
+# Each batch that runs, with the number of chunks that replicas hold.
 RUNNING = """
-    SELECT number, tenant_id, created_at + completion_window,
+    SELECT number, tenant_id, lines, completed + failed, created_at + completion_window, started_at,
         (SELECT count(*) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?)
     FROM batches WHERE status = 2
 """
-NEXT_CHUNKS = """
-    SELECT first_line, line_count FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until <= ?
-    ORDER BY lease_until, first_line LIMIT ? FOR UPDATE SKIP LOCKED
+HOLD_CHUNKS = """
+    WITH free AS MATERIALIZED (
+        SELECT first_line FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until <= ?
+        ORDER BY lease_until, first_line LIMIT ? FOR UPDATE SKIP LOCKED
+    )
+    UPDATE chunks SET epoch = epoch + 1, lease_until = ?
+    WHERE number = ? AND first_line IN (SELECT first_line FROM free)
+    RETURNING first_line, line_count, epoch
 """
-HOLD_CHUNK = "UPDATE chunks SET epoch = epoch + 1, lease_until = ? WHERE number = ? AND first_line = ? RETURNING epoch"
-LOCK_CHUNK = """
-    SELECT chunks.number, line_count, epoch, has_ended, lease_until, status FROM chunks JOIN batches USING (number)
-    WHERE batch_id = ? AND first_line = ? FOR UPDATE
+_CHUNK = """
+    SELECT batch_id, first_line, number, line_count, epoch, has_ended, status FROM batches JOIN chunks USING (number)
+    WHERE batch_id = ? AND first_line = ?
 """
-RENEW_CHUNK = "UPDATE chunks SET lease_until = ? WHERE number = ? AND first_line = ?"
+# For what may change the batch, too: it is locked before its chunks, as by `DUE_JOB` and `END_CHUNKS`.
+LOCK_CHUNK = f"{_CHUNK} FOR UPDATE"
+LOCK_CHUNK_ALONE = f"{_CHUNK} FOR UPDATE OF chunks"
+LEASE_CHUNK = "UPDATE chunks SET lease_until = ? WHERE number = ? AND first_line = ?"
 END_CHUNK = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ? AND first_line = ?"
-END_CHUNKS = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ?"
+END_CHUNKS = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ? AND has_ended = 0"
 CHUNKS_FROM = """
     SELECT first_line, line_count, byte_offset, byte_length FROM chunks WHERE number = ? AND first_line >= ?
     ORDER BY first_line LIMIT 1
 """
-OPEN_CHUNKS = "SELECT count(*) FROM chunks WHERE number = ? AND has_ended = 0"
-HELD_CHUNKS = "SELECT count(*) FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until > ?"
+OPEN_CHUNK = "SELECT 1 FROM chunks WHERE number = ? AND has_ended = 0 ORDER BY lease_until LIMIT 1"  # by the index
 PLACE_OF_CHUNK = """
     SELECT chunks.number, input_file_id, byte_offset, byte_length FROM chunks JOIN batches USING (number)
     WHERE batch_id = ? AND first_line = ?
 """
 
 ADD_RESULT = """
-    INSERT INTO results (number, line, is_error, content) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING line
+    INSERT INTO results (number, line, is_error, content) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+    RETURNING number, line
+"""
+ADD_COUNTS = """
+    UPDATE batches SET completed = completed + ?, failed = failed + ?, input_tokens = input_tokens + ?,
+        output_tokens = output_tokens + ?
+    WHERE number = ?
 """
 LINES_WITH_RESULT = "SELECT line FROM results WHERE number = ? AND line >= ? AND line < ?"
-READ_RESULTS = """
-    SELECT line, content FROM results WHERE number = ? AND line > ? AND is_error = ? ORDER BY line LIMIT ?
+COUNT_RESULTS = "SELECT count(*) FROM results WHERE number = ? AND line >= ? AND line < ?"
+READ_RESULTS = "SELECT line, is_error, content FROM results WHERE number = ? AND line > ? ORDER BY line LIMIT ?"
+
+# A batch that has ended, whose results and chunks are deleted in slices.
+BATCH_WITH_ROWS = """
+    SELECT number FROM batches WHERE has_rows = 1 AND status IN (4, 5, 6, 8) ORDER BY number LIMIT 1
+    FOR UPDATE SKIP LOCKED
 """
-DROP_RESULTS = "DELETE FROM results WHERE number = ?"
-
-
-class Transaction(Protocol):
-    """An open transaction on either database."""
-
-    @property
-    def now(self) -> float: ...
-
-    def run(self, statement: str, *values: object) -> list[Row]: ...
-
-    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each of `values`."""
+FIRST_RESULT = "SELECT min(line) FROM results WHERE number = ?"
+DROP_RESULTS = "DELETE FROM results WHERE number = ? AND line < ?"
+FORGET_ROWS = "UPDATE batches SET has_rows = 0 WHERE number = ?"
 
 
 def batch_of(row: Row) -> Batch:

@@ -13,7 +13,7 @@ from penstock.batch.jobs.division import lines_in
 from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import StoreUnavailable, check_size
 from penstock.batch.store.operations import BatchOperations, StoredFile
-from penstock.batch.store.statements import Transaction
+from penstock.chassis.database.statements import Transaction
 from penstock.chassis.errors import PenstockError
 
 READ_BYTES = 1 << 20
@@ -21,6 +21,9 @@ READ_BYTES = 1 << 20
 
 class Database(Protocol):
     """Opens transactions, one or several at a time. Raises StoreUnavailable."""
+
+    def open(self) -> None:
+        """Migrate the database. Raises StoreUnusable and StoreTooNew."""
 
     def transaction(self) -> AbstractContextManager[Transaction]: ...
 
@@ -64,16 +67,15 @@ class BatchStore:
                 await in_thread(writer.write, content)
             await in_thread(writer.commit)
         except BaseException:
-            writer.abort()
+            await asyncio.to_thread(writer.abort)
             raise
         stored = file._replace(size_bytes=size)
         try:
             await self.run(self.operations.add_file, stored)
-        except (
-            PenstockError
-        ):  # not of a cancel: the thread may yet add the file; the upkeep deletes contents without one
-            with suppress(BlobUnavailable):
-                self.blobs.delete(file.file_id)
+        except PenstockError as error:  # the file may be there after a cancel; the upkeep deletes contents without one
+            if not (isinstance(error, StoreUnavailable) and error.is_in_doubt):
+                with suppress(BlobUnavailable):
+                    await asyncio.to_thread(self.blobs.delete, file.file_id)
             raise
         return stored
 

@@ -4,7 +4,6 @@ Times are REAL Unix seconds, bucket times INTEGER µs.
 """
 
 import sqlite3
-from collections.abc import Sequence
 
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
@@ -30,7 +29,6 @@ from penstock.auth.store.store import (
     Release,
     Reserved,
     StoredState,
-    StoreTooNew,
 )
 
 # One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
@@ -134,15 +132,6 @@ MIGRATIONS = (
     ALTER TABLE ledger ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
     """,
 )
-
-
-def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Migrate the file to the present version, each step in one transaction. Raises StoreTooNew."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(migrations):
-        raise StoreTooNew.of(version, len(migrations))
-    for number, script in enumerate(migrations[version:], version + 1):
-        connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
 _PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({rows.TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant

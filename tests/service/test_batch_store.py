@@ -2,71 +2,32 @@
 
 import pytest
 
-from penstock.batch.jobs.batch import Batch, BatchEnded, Status
+from batch_stores import LEASE_S, SetClock, StoreOperations, empty_database, memory_database, result, results
+from penstock.batch.jobs.batch import BatchEnded, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, LineResult
-from penstock.batch.store import jobs
+from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
 from penstock.batch.store.jobs import Chunk
-from penstock.batch.store.operations import BatchOperations, StoredFile
+from penstock.batch.store.operations import StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH, FILE_PURPOSE_BATCH_OUTPUT
-
-LEASE_S = 10.0
-
-
-class Store:
-    """A database in memory with the time of the test."""
-
-    def __init__(self):
-        self.now = 1_000.0
-        self.database = SqliteDatabase(":memory:", lambda: self.now)
-        self.operations = BatchOperations(file_bytes_per_tenant=1_000, batches_per_tenant=3)
-
-    def __call__(self, name, *arguments, **named):
-        with self.database.transaction() as transaction:
-            return (getattr(jobs, name, None) or getattr(self.operations, name))(transaction, *arguments, **named)
-
-    def file(self, file_id="file-1", tenant="acme", size=100, **changes):
-        given = StoredFile(file_id, tenant, "lines.jsonl", FILE_PURPOSE_BATCH, size, self.now, self.now + 1_000.0)
-        self("add_file", given._replace(**changes))
-
-    def batch(self, batch_id="batch_1", tenant="acme", file_id="file-1", **changes):
-        given = {
-            "key_id": "k",
-            "delegation": b"d",
-            "endpoint": "/v1/embeddings",
-            "window": 100.0,
-            "output_ttl": 500.0,
-            "metadata": {"a": "b"},
-            **changes,
-        }
-        batch = Batch(batch_id=batch_id, tenant_id=tenant, input_file_id=file_id, created_at=self.now, **given)
-        self("create", batch)
-
-    def divided(self, chunks=2, lines=3, **batch):
-        """A batch that runs, with chunks of `lines` lines."""
-        self.batch(**batch)
-        job = self("claim_job", LEASE_S)
-        self("divide", job, [Chunk(number * lines, lines, number * 30, 30) for number in range(chunks)], chunks * lines)
-
-    def found(self, batch_id="batch_1", tenant="acme"):
-        return self("find", tenant, batch_id)
+from stores import new_database
 
 
-@pytest.fixture
-def store():
-    found = Store()
-    yield found
-    found.database.close()
+@pytest.fixture(scope="module")
+def url(postgres):
+    with new_database(postgres) as found:
+        yield found
 
 
-def result(chunk, number, *, is_error=False, epoch=None):
-    return LineResult(chunk.key, epoch or chunk.epoch, number, is_error, b"{%d}" % number, 2, 3)
-
-
-def results(chunk):
-    first = chunk.key.first_line
-    return [result(chunk, number) for number in range(first, first + chunk.line_count)]
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request):
+    """A store on each database."""
+    clock = SetClock()
+    is_postgres = request.param == "postgres"
+    database = empty_database(request.getfixturevalue("url"), clock) if is_postgres else memory_database(clock)
+    yield StoreOperations(database, clock)
+    database.close()
 
 
 def test_a_file_is_found_by_its_tenant_until_it_expires(store):
@@ -159,12 +120,23 @@ def test_chunks_are_claimed_once_until_their_lease_ends(store):
     assert store("renew", [(first.key, first.epoch)], LEASE_S) == [ChunkState.LOST]
 
 
-def test_tenants_have_as_many_chunks_at_work_and_the_earlier_deadline_goes_first(store):
+def test_tenants_have_as_many_chunks_at_work(store):
     store.file()
     store.file("file-2", tenant="globex")
     store.divided(chunks=4)
     store.divided(chunks=4, batch_id="batch_2", tenant="globex", file_id="file-2", window=50.0)
-    assert [each.tenant_id for each in store("claim", 4, LEASE_S)] == ["globex", "acme", "globex", "acme"]
+    store.divided(chunks=1, batch_id="batch_3", tenant="globex", file_id="file-2")
+    for count in (4, 2, 3):  # the last one takes what is left: one tenant has no more
+        tenants = [each.tenant_id for each in store("claim", count, LEASE_S)]
+        assert tenants.count("acme") == min(2, count // 2)
+    assert store("claim", 1, LEASE_S) == []
+
+
+def test_a_chunk_that_another_replica_claims_meanwhile_is_replaced_by_one_of_another_batch(store):
+    store.file()
+    store.divided(chunks=1)
+    store.divided(chunks=3, batch_id="batch_2", window=200.0)
+    assert [each.key.batch_id for each in store("claim", 4, LEASE_S)] == ["batch_1", "batch_2", "batch_2", "batch_2"]
 
 
 def test_a_result_is_stored_once_under_the_present_epoch(store):
@@ -194,8 +166,10 @@ def test_the_last_chunk_ends_a_batch_and_its_output_is_written_by_one_replica(st
     assert store.found().status is Status.FINALIZING
     job = store("claim_job", LEASE_S)
     output = StoredFile("file-out", "acme", "o", FILE_PURPOSE_BATCH_OUTPUT, 10, store.now, store.now + 100.0)
+    assert not store("drop_rows", 2)  # they are read until the batch has ended
     assert store("finish", job, output, None)
     assert not store("finish", job._replace(epoch=9), output, None)
+    assert [store("drop_rows", 2) for _ in range(5)] == [True, True, True, True, False]  # 6 results, then the chunks
     found = store.found()
     assert (found.status, found.output_file_id, found.error_file_id) == (Status.COMPLETED, "file-out", "")
     assert store("find_file", "acme", "file-out").size_bytes == 10
@@ -229,7 +203,7 @@ def test_a_cancelled_batch_stops_its_chunks_and_keeps_its_answers(store):
 
 def test_a_batch_that_has_ended_is_not_cancelled(store):
     store.file()
-    store.divided(chunks=0)
+    store.divided(chunks=1)
     store("lapse")
     store.now += 200.0
     store("lapse")
@@ -299,3 +273,35 @@ def test_ended_batches_are_deleted_with_their_files(store):
     assert store("drop_ended_batches", 10) == 1
     with pytest.raises(BatchUnknown):
         store.found()
+
+
+def test_looks_for_work_read_no_row_of_a_chunk_that_is_free_or_has_ended(store):
+    store.file()
+    store.divided(chunks=4_000, lines=256)
+    claimed = store("claim", 4, LEASE_S)
+    with store.database.transaction() as transaction:
+        explain = "EXPLAIN " if is_postgres(store) else "EXPLAIN QUERY PLAN "
+        if is_postgres(store):
+            transaction.run("ANALYZE chunks")
+            transaction.run("ANALYZE batches")
+        now = store.now
+        looks = {
+            sql.RUNNING: (now,),
+            sql.HOLD_CHUNKS: (1, now, 4, now, 1),
+            sql.DUE_JOB: (now, now),
+            sql.OPEN_CHUNK: (1,),
+            sql.LOCK_CHUNK: claimed[0].key,
+        }
+        plans = {
+            each: "\n".join(str(row[-1]) for row in transaction.run(explain + each, *values))
+            for each, values in looks.items()
+        }
+    for each, plan in plans.items():
+        assert "Seq Scan on chunks" not in plan, (each, plan)
+        assert "SCAN chunks" not in plan, (each, plan)
+    for each in (sql.RUNNING, sql.HOLD_CHUNKS, sql.DUE_JOB):
+        assert "chunks_open" in plans[each], plans[each]
+
+
+def is_postgres(store):
+    return not isinstance(store.database, SqliteDatabase)
