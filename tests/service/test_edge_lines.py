@@ -127,7 +127,7 @@ async def test_a_stopped_line_is_free_and_another_edge_continues_it_from_its_pro
         assert (stopped.verdict, stopped.failure.reason) == (pb.LINE_VERDICT_LATER, "LINE_STOPPED")
         assert await charges(mesh, 1) == [(0, 0)]
         state = pb.LineState.FromString(lines.progress[1])
-        assert (state.model_version, state.output.text) == ("d1", text_of(3))
+        assert (state.model_version, state.text) == ("d1", text_of(3))
 
         worker.pause_at_index = None
         lines.start(2, completion(), line_id=LINE_ID, progress=lines.progress[1], may_have_run=True)
@@ -143,7 +143,7 @@ async def test_a_stopped_line_is_free_and_another_edge_continues_it_from_its_pro
 async def test_progress_that_cannot_be_read_begins_the_line_anew():
     async with edge_mesh() as mesh, line_client(mesh.address) as lines:
         state = pb.LineState(model="tiny", model_version="d1")
-        state.output.token_ids.append(5)
+        state.token_ids.append(5)
         empty = pb.LineState(model="tiny", model_version="d1")
         of_plain_text = state.SerializeToString()
         for number, progress in enumerate((b"\xff", empty.SerializeToString(), of_plain_text)):
@@ -171,7 +171,7 @@ async def test_a_draining_edge_gives_its_lines_back_with_their_tokens():
         await mesh.drain()
         ended = await lines.end_of(1)
         assert (ended.verdict, ended.failure.reason) == (pb.LINE_VERDICT_LATER, "DRAINING")
-        assert pb.LineState.FromString(lines.progress[1]).output.text == text_of(3)
+        assert pb.LineState.FromString(lines.progress[1]).text == text_of(3)
         await lines.wait(lines.has_ended.is_set)
         assert await charges(mesh, 1) == [(0, 0)]
 

@@ -11,6 +11,8 @@ CONTENT = Data(bounds.FILE_PART_BYTES)
 OFFSET = Whole(bounds.FILE_BYTES)
 LINES = Whole(bounds.BATCH_LINES)
 METADATA = Pairs(256, bounds.REASON_CHARS)  # the service judges what a caller may give
+TOKEN_IDS = Many(bounds.LINE_PROGRESS_BYTES, Whole(bounds.VOCABULARY))
+LOGPROBS = Unchecked("passed on to the client")
 TOTAL_TOKENS = Whole(bounds.TOTAL_TOKENS)
 
 
@@ -87,6 +89,7 @@ LINE_STREAM: Table = {
         "timeout": Part(),
         "priority": PRIORITY,
         "progress": Data(bounds.LINE_PROGRESS_BYTES),
+        "may_have_run": FLAG,
     },
     "penstock.mesh.v1.StopLine": {"number": NUMBER},
     "penstock.mesh.v1.LineRunning": {"number": NUMBER},
@@ -105,7 +108,11 @@ LINE_STREAM: Table = {
     "penstock.mesh.v1.LineState": {
         "model": MODEL_NAME,
         "model_version": DIGEST,
-        "token_ids": Many(bounds.TOKENS, Whole(bounds.VOCABULARY)),
+        "text": Text(bounds.LINE_PROGRESS_BYTES),
+        "token_ids": TOKEN_IDS,
+        "logprobs": LOGPROBS,
+        "top_token_ids": TOKEN_IDS,
+        "top_logprobs": LOGPROBS,
     },
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.chassis.streams.endpoint import FrameOutOfRange, check_message
 from penstock.edge.api.openai.body.fields import Fields, parse_body, quoted
 from penstock.edge.api.openai.chat import parse_chat
 from penstock.edge.api.openai.common import ApiRequest
@@ -18,6 +19,7 @@ from penstock.edge.api.openai.responses.response import parse_response
 from penstock.edge.api.openai.serializers import chat_serializer, completion_serializer, responses_serializer
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.request.validation import validate
+from penstock.mesh.limits.compiler import check_of
 from penstock.mesh.v1.batch_pb2 import LineState, StartLine
 
 EMBEDDINGS_ENDPOINT = "/v1/embeddings"
@@ -106,18 +108,18 @@ def choice_of_line(spec: RequestSpec, start: StartLine, choice: int) -> RequestS
 
 
 def resumed_spec(spec: RequestSpec, state: LineState) -> RequestSpec:
-    return replace(spec, model=state.model, model_version=state.model_version, resume_ids=tuple(state.output.token_ids))
+    return replace(spec, model=state.model, model_version=state.model_version, resume_ids=tuple(state.token_ids))
 
 
 def _begun(progress: bytes, spec: RequestSpec) -> LineState | None:
     """Return what an earlier run has generated; None if there is nothing, or if this edge cannot continue it."""
     try:
         state = LineState.FromString(progress)
-    except DecodeError:
+        check_message(state, check_of(LineState.DESCRIPTOR))
+    except (DecodeError, FrameOutOfRange):
         return None
-    output = state.output
-    tokens = len(output.token_ids)
-    is_whole = len(output.logprobs) == tokens * spec.logprobs and (
-        len(output.top_token_ids) == len(output.top_logprobs) == tokens * spec.top_logprobs
+    tokens = len(state.token_ids)
+    is_whole = len(state.logprobs) == tokens * spec.logprobs and (
+        len(state.top_token_ids) == len(state.top_logprobs) == tokens * spec.top_logprobs
     )
     return state if tokens and is_whole else None

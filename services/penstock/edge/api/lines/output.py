@@ -13,7 +13,7 @@ class LineOutput:
         self._rest = ""  # text that no token has; it is generated again by the edge that continues
         self._reported = 0  # tokens
         if begun:
-            self.add(begun.output)
+            self.add(_delta_of(begun))
             self._reported = self.tokens
 
     @property
@@ -50,4 +50,23 @@ class LineOutput:
     def state(self, accepted: Accepted) -> LineState:
         """Return what another edge needs to continue, and count it as reported."""
         self._reported = self.tokens
-        return LineState(model=accepted.model, model_version=accepted.model_version, output=self.whole())
+        tokens = self._tokens
+        return LineState(
+            model=accepted.model,
+            model_version=accepted.model_version,
+            text="".join(self._texts),
+            token_ids=tokens.token_ids,
+            logprobs=tokens.logprobs,
+            top_token_ids=tokens.top_token_ids,
+            top_logprobs=tokens.top_logprobs,
+        )
+
+
+def _delta_of(state: LineState) -> Delta:
+    return Delta(
+        text=state.text,
+        token_ids=state.token_ids,
+        logprobs=state.logprobs,
+        top_token_ids=state.top_token_ids,
+        top_logprobs=state.top_logprobs,
+    )

@@ -21,6 +21,7 @@ from penstock.edge.api.lines.run import LineRun
 from penstock.edge.api.lines.verdict import verdict_of
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.gateway import Gateway
+from penstock.mesh.limits.bounds import LINE_PROGRESS_BYTES
 from penstock.mesh.v1 import batch_pb2 as pb
 from penstock.mesh.v1.batch_pb2_grpc import LineServiceServicer
 from penstock.v1.stream_pb2 import Hello
@@ -191,7 +192,9 @@ class _LineStream:
                     self._send_progress(number, state.SerializeToString())
 
     def _send_progress(self, number: int, progress: bytes) -> None:
-        self._peer.send(pb.RunResponse(progress=pb.LineProgress(number=number, progress=progress)))
+        """A line whose progress is too large for a frame begins anew elsewhere."""
+        if len(progress) <= LINE_PROGRESS_BYTES:
+            self._peer.send(pb.RunResponse(progress=pb.LineProgress(number=number, progress=progress)))
 
     async def close(self) -> None:
         """Cancel the lines that are left: another edge may run them."""
