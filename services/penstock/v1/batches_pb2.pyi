@@ -1018,7 +1018,9 @@ Global___RunLinesResponse: _TypeAlias = RunLinesResponse  # noqa: Y015
 
 @_typing.final
 class LinesStored(_message.Message):
-    """LinesStored says that lines run, whatever becomes of this stream."""
+    """LinesStored says that lines run, whatever becomes of this stream. It is sent every 10 s at least, so that a program
+    which hears nothing for longer opens another stream.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -5,6 +5,7 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import orjson
@@ -28,6 +29,7 @@ MAX_CUSTOM_ID_CHARS = 64
 MAX_OPEN_BATCHES = 16  # of one stream; then lines wait at the program
 MAX_WAITING_FRAMES = 64  # to the program
 POLL_INTERVAL_S = 0.5
+POLLS_PER_FRAME = 10  # the program hears from the edge as often at least
 OUTPUT_TTL_S = 86_400  # for which results wait for a program
 UPLOAD_TIMEOUT_S = 60.0
 BATCHES_PER_PAGE = 100
@@ -152,13 +154,16 @@ class LineStream:
         batch = (await self._batches.call(owner, create_batch=request)).batch
         self._open.append(batch.id)
         self._stored += group.lines
+        await self._send_stored()
+
+    async def _send_stored(self) -> None:
         await self._frames.put(pb.RunLinesResponse(stored=pb.LinesStored(lines=self._stored)))
 
     # Results.
 
     async def _collect(self) -> None:
         """Send the results of batches that have ended, in any order of batches."""
-        while True:
+        for poll in count(1):
             for batch_id in list(self._open):
                 request = pb.GetBatchRequest(batch_id=batch_id)
                 batch = (await self._batches.call(self._owner, get_batch=request)).batch
@@ -166,6 +171,8 @@ class LineStream:
                     await self._send_results(batch)
                     self._open.remove(batch_id)
             await self._end_if_done()
+            if poll % POLLS_PER_FRAME == 0:
+                await self._send_stored()
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _send_results(self, batch: pb.Batch) -> None:
