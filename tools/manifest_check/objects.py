@@ -12,7 +12,7 @@ from typing import Any
 Object = dict[str, Any]
 
 COMPONENT = "app.kubernetes.io/component"
-TIERS = ("auth", "edge", "queue", "routing", "scheduler", "worker")
+TIERS = ("auth", "batch", "edge", "queue", "routing", "scheduler", "worker")
 WORKLOAD_KINDS = ("Deployment", "StatefulSet", "DaemonSet", "Job")
 POD_IP = "10.0.0.1"  # made up for values that are known only in a cluster
 _SECRETS_WITH_A_FORM = {"PENSTOCK_EDGE_RESPONSE_KEYS": f"key:{'A' * 43}="}  # by variable; any text is another secret
@@ -134,7 +134,7 @@ class Workload:
     def is_written_by_one(self) -> bool:
         """Whether a volume claim that pods may write to limits the workload to one pod."""
         claims = [each.get("persistentVolumeClaim") for each in self.volumes.values()]
-        return self.tier == "auth" and any(claim and not claim.get("readOnly") for claim in claims)
+        return self.tier in {"auth", "batch"} and any(claim and not claim.get("readOnly") for claim in claims)
 
 
 class Manifests:

@@ -21,7 +21,8 @@ _LISTENERS = {  # setting: name of its port
     "admin_listen": "admin",
     "health_listen": "health",
 }
-_SLOW_STARTS = ("auth", "worker")  # they read a store or a model before they serve
+_SLOW_STARTS = ("auth", "batch", "worker")  # they read a store or a model before they serve
+_STORED = {"auth": "keys and the ledger", "batch": "files and batches"}
 _SECRET_NAME = re.compile(r"(^|_)(PASSWORD|PEPPER|SECRET|TOKEN)$")
 
 
@@ -200,8 +201,8 @@ def _check_values(config: ServiceConfig, workload: Workload) -> Iterator[str]:
             yield f"edges are given the address {config.advertise!r}, which is not the address of the pod"
         if getattr(config, "engine", "") == "sim":
             yield "its engine is sim, which makes up its answers"
-    if workload.tier == "auth" and getattr(config, "store", "") == ":memory:":
-        yield "its store :memory: loses keys and the ledger with the process"
+    if getattr(config, "store", "") == ":memory:":
+        yield f"its store :memory: loses {_STORED[workload.tier]} with the process"
     context = workload.pod.get("securityContext") or {}
     if workload.is_written_by_one() and "fsGroup" in context and context.get("fsGroupChangePolicy") != "OnRootMismatch":
         yield "without fsGroupChangePolicy OnRootMismatch, each mount opens its secrets to the group"
