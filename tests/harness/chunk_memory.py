@@ -72,7 +72,7 @@ class FakeEdges:
     def next_edge(self):
         return "edge"
 
-    def start(self, line):
+    def start(self, line, now):
         self.started.append(line)
         if self.is_answering:
             asyncio.get_running_loop().call_soon(self.answer, line.handle)

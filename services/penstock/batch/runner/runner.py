@@ -101,10 +101,11 @@ class BatchRunner:
     async def _claim_once(self) -> None:
         if self._is_draining:
             return
+        claimed_at = asyncio.get_running_loop().time()
         for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
             lines = await self._store.read_lines(chunk)
             self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
-            self._add_results(self._held.add(chunk, lines))
+            self._add_results(self._held.add(chunk, lines, claimed_at))
 
     async def _renew(self) -> None:
         while True:
@@ -165,7 +166,7 @@ class BatchRunner:
             if line is None:
                 return
             self._window.on_sent()
-            if not self._edges.start(line):
+            if not self._edges.start(line, now):
                 return  # the loss of the edge takes the line back
 
     def _stop(self, lines: Sequence[RunnableLine]) -> None:
@@ -203,8 +204,9 @@ class BatchRunner:
         self._send_lines()
 
     def _on_edge_lost(self, edge: str) -> None:
-        lines = self._held.on_edge_lost(edge, asyncio.get_running_loop().time())
+        lines, results = self._held.on_edge_lost(edge, asyncio.get_running_loop().time())
         self._returned["lines_of_lost_edges"] += len(lines)
         for line in lines:
             self._window.on_ended(was_running=line.is_running)
+        self._add_results(results)
         self._send_lines()
