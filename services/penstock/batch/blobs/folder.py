@@ -96,8 +96,9 @@ class FolderWriter:
     def abort(self) -> None:
         if self._file:
             with contextlib.suppress(OSError):
-                self._file.close()
                 self._part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a full disk it cannot write what it has kept in memory
+                self._file.close()
             self._file = None
 
 
