@@ -6,6 +6,7 @@ from collections import Counter
 import orjson
 
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line
+from penstock.batch.store.errors import StoreUnavailable
 from penstock.mesh.v1.batch_pb2 import LINE_VERDICT_ANSWERED, LineEnded
 
 ENDPOINT = "/v1/embeddings"
@@ -32,17 +33,21 @@ class ChunkMemory:
         self.commit_gate = asyncio.Event()
         self.commit_gate.set()
         self.claims = 0
+        self.is_away = False
+        self.done = []  # names of the calls that did not fail
         self.claim_gate = asyncio.Event()
         self.claim_gate.set()
 
     async def claim(self, replica, limit, lease_s):
         self.claims += 1
         await self.claim_gate.wait()
+        self._take_call("claim")
         keys = list(self.free)[:limit]
         self.held |= {key: self.free.pop(key) for key in keys}
         return [self.held[key][0] for key in keys]
 
     async def renew(self, held, lease_s):
+        self._take_call("renew")
         return [self.state for _ in held]
 
     async def read_lines(self, chunk):
@@ -50,6 +55,7 @@ class ChunkMemory:
 
     async def put_results(self, results):
         await self.commit_gate.wait()
+        self._take_call("put_results")
         self.commits.update((each.key, each.number) for each in results)
         new = [(each.key, each.number) not in self.stored for each in results]
         self.stored |= {(each.key, each.number): each for each in results}
@@ -57,6 +63,11 @@ class ChunkMemory:
 
     async def release(self, held):
         self.released += [key for key, _ in held]
+
+    def _take_call(self, name):
+        if self.is_away:
+            raise StoreUnavailable("it is away")
+        self.done.append(name)
 
 
 class FakeEdges:
@@ -72,7 +83,7 @@ class FakeEdges:
     def next_edge(self):
         return "edge"
 
-    def start(self, line):
+    def start(self, line, now):
         self.started.append(line)
         if self.is_answering:
             asyncio.get_running_loop().call_soon(self.answer, line.handle)

@@ -4,7 +4,8 @@ import orjson
 import pytest
 
 from penstock.batch.jobs.chunks import ChunkKey, ClaimedChunk, Line
-from penstock.batch.runner.held import MAX_LOST_RUNS, MAX_RETRY_S, HeldChunks
+from penstock.batch.runner.held import MAX_RETRY_S, HeldChunks
+from penstock.batch.runner.suspects import MAX_LOST_RUNS
 from penstock.mesh.v1.batch_pb2 import (
     LINE_VERDICT_ANSWERED,
     LINE_VERDICT_LATER,
@@ -25,7 +26,7 @@ def claimed(batch="batch_1", *, lines=3, epoch=1):
 
 
 def add(held, chunk):
-    return held.add(chunk, [Line(number, content(number)) for number in range(chunk.line_count)])
+    return held.add(chunk, [Line(number, content(number)) for number in range(chunk.line_count)], 0.0)
 
 
 def ended(line, verdict=LINE_VERDICT_ANSWERED):
@@ -67,7 +68,7 @@ def test_an_edge_delays_a_line_for_a_minute_at_most(held):
 
 
 def test_a_bad_line_has_its_row_at_once_and_the_chunk_waits_for_its_commit(held):
-    bad = held.add(claimed(lines=1), [Line(0, b"{")])
+    bad = held.add(claimed(lines=1), [Line(0, b"{")], 0.0)
     assert [(each.number, each.is_error) for each in bad] == [(0, True)]
     assert held.remove_over() == []
     held.on_committed(bad)
@@ -89,7 +90,7 @@ def test_a_line_that_returns_waits_and_continues_from_its_progress(held):
     add(held, claimed(lines=1))
     line = held.next_line("edge", 0.0)
     line.progress = b"p"
-    assert held.on_edge_lost("edge", 5.0) == [line]
+    assert held.on_edge_lost("edge", 5.0) == ([line], [])
     assert held.find(1, "edge") is None
     assert held.next_line("other", 5.0).progress == b"p"
 
@@ -124,3 +125,62 @@ def test_only_the_edge_that_has_a_line_ends_it(held):
     line = held.next_line("edge", 0.0)
     assert held.find(line.handle, "other") is None
     assert held.find(line.handle, "edge") is line
+
+
+def running(held, edge, count, now=0.0):
+    """Start lines that leave the queue."""
+    found = []
+    for _ in range(count):
+        if line := held.next_line(edge, now):
+            line.is_running = True
+            found.append(line)
+    return found
+
+
+def answer(held, lines):
+    for line in lines:
+        held.on_ended(line, ended(line), 0.0)
+
+
+def test_a_line_that_only_waited_at_lost_edges_is_never_an_error(held):
+    add(held, claimed(lines=1))
+    for loss in range(3 * MAX_LOST_RUNS):
+        assert held.next_line("edge", float(loss))
+        lost, results = held.on_edge_lost("edge", float(loss))
+        assert (len(lost), results) == (1, [])
+
+
+def test_a_line_that_kills_its_edge_is_the_only_error_of_those_that_ran_beside_it(held):
+    add(held, claimed("batch_1", lines=200))
+    deadly, errors, losses = 7, [], 0
+    while held.waiting:
+        lines = running(held, "edge", 60)
+        if deadly in [each.number for each in lines]:
+            losses += 1
+            errors += held.on_edge_lost("edge", 0.0)[1]
+        else:
+            answer(held, lines)
+    assert [(each.number, each.is_error) for each in errors] == [(deadly, True)]
+    assert losses == MAX_LOST_RUNS
+    assert orjson.loads(errors[0].row)["error"]["code"] == "line_lost"
+
+
+def test_a_suspect_does_not_keep_other_lines_from_its_edge(held):
+    add(held, claimed("batch_1", lines=20))
+    for _ in range(MAX_LOST_RUNS - 1):
+        [first] = running(held, "edge", 1)
+        held.on_edge_lost("edge", 0.0)
+    assert first.lost_runs == MAX_LOST_RUNS - 1
+    assert len(running(held, "edge", 30)) == 20
+
+
+def test_a_batch_that_is_stopped_gets_no_error_of_its_last_lines(held):
+    add(held, claimed(lines=3))
+    first, _ = started(held, 2)
+    held.stop(claimed().key, is_lost=False)
+    assert held.on_ended(first, ended(first, LINE_VERDICT_STOP), 0.0) == []
+
+
+def test_the_window_of_a_chunk_ends_as_long_after_its_claim_as_the_store_said(held):
+    held.add(claimed(lines=1), [Line(0, content(0))], 50.0)
+    assert held.next_line("edge", 60.0).chunk.ends_at == 950.0

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, suppress
 
 from chunk_memory import ChunkMemory, FakeEdges, chunk_of
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState
+from penstock.batch.runner import runner as runner_module
 from penstock.batch.runner.runner import MAX_COMMITTED, BatchRunner
 from penstock.mesh.v1 import batch_pb2 as pb
 
@@ -102,6 +103,28 @@ async def test_a_drain_gives_back_what_a_claim_was_about_to_take():
         await draining
     assert (edges.started, store.released) == ([], [ChunkKey("batch_1", 0)])
     assert store.claims == 1
+
+
+async def test_results_wait_for_a_store_that_is_away_and_leases_are_renewed_before_a_claim(monkeypatch):
+    monkeypatch.setattr(runner_module, "RENEW_INTERVAL_S", 0.02)
+    monkeypatch.setattr(runner_module, "CLAIM_INTERVAL_S", 0.01)
+    monkeypatch.setattr(runner_module, "AWAY_GRACE_S", 0.2)
+    store, edges = ChunkMemory([chunk(0, 20), chunk(20, 20)]), FakeEdges()
+    edges.is_answering = False
+    async with running(store, edges) as runner:
+        await until(lambda: edges.started)
+        store.is_away = edges.is_answering = True
+        for line in list(edges.started):
+            edges.answer(line.handle)
+        store.free[ChunkKey("batch_1", 40)] = chunk(40, 20)
+        await until(lambda: runner.figures["lines_waiting"] == 0)
+        assert runner.answered == 0
+        store.done.clear()
+        store.is_away = False
+        await until(lambda: len(store.released) == 3)
+        assert "renew" in store.done[: store.done.index("claim")]
+        assert runner.answered == 60
+    assert set(store.commits.values()) == {1}
 
 
 async def test_a_chunk_claimed_again_stops_the_lines_of_its_ended_lease():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.batch.blobs.bucket_location import parse_bucket
 from penstock.chassis.config import ServiceConfig, setting
 from penstock.chassis.database.location import StoreLocation, parse_location, without_password
 
@@ -25,7 +26,16 @@ class BatchConfig(ServiceConfig):
         show=without_password,
     )
     folder: str = setting(
-        "batches", "Folder of the contents of files. All batch processes of a mesh use the same one.", unit="path"
+        "batches",
+        "Folder of the contents of files, unless BUCKET is set. All batch processes of a mesh use the same one.",
+        unit="path",
+    )
+    bucket: str = setting(
+        "",
+        "S3-compatible object storage of the contents of files: `s3://bucket` or `s3://bucket/prefix`. Endpoint, region"
+        " and credentials are those of the AWS environment variables (AWS_ENDPOINT_URL_S3, AWS_REGION,"
+        " AWS_ACCESS_KEY_ID, ...), files and services. Needs the extra `s3`. Empty: FOLDER.",
+        unit="URL",
     )
     fsync: bool = setting(
         True,
@@ -57,6 +67,11 @@ class BatchConfig(ServiceConfig):
             parse_location(self.store)
         except ValueError as error:
             raise ValueError(f"store {error}") from None
+        try:
+            if self.bucket:
+                parse_bucket(self.bucket)
+        except ValueError as error:
+            raise ValueError(f"bucket {error}") from None
         if not self.folder:
             raise ValueError("folder must not be empty")
         for name in ("max_file_bytes", "file_bytes_per_tenant", "batches_per_tenant"):

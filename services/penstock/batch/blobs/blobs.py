@@ -1,7 +1,10 @@
 """The interface of a place for the contents of files. All methods block: they run in threads."""
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")  # of a content
 
 
 class BlobUnavailable(Exception):

@@ -2,14 +2,12 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.batch.blobs.blobs import BlobUnavailable
+from penstock.batch.blobs.blobs import NAME, BlobUnavailable
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 PART_SUFFIX = ".part"  # of a content that is not whole
 
 
@@ -98,8 +96,9 @@ class FolderWriter:
     def abort(self) -> None:
         if self._file:
             with contextlib.suppress(OSError):
-                self._file.close()
                 self._part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a full disk it cannot write what it has kept in memory
+                self._file.close()
             self._file = None
 
 

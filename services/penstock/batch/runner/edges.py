@@ -44,7 +44,7 @@ class EdgeLinks:
         """Return the edge that receives the next line; empty if none is connected."""
         return min(self._links, key=lambda each: self._lines.get(each, 0), default="")
 
-    def start(self, line: RunnableLine) -> bool:
+    def start(self, line: RunnableLine, now: float) -> bool:
         """Send a line to its edge. Return False if the edge is lost, which `on_lost` tells or has told."""
         claimed = line.chunk.claimed
         start = pb.StartLine(
@@ -55,8 +55,9 @@ class EdgeLinks:
             body=line.call.body,
             priority=PRIORITY_BATCH,
             progress=line.progress,
+            may_have_run=line.lost_runs > 0,
         )
-        set_seconds(start.timeout, max(1.0, min(MAX_LINE_S, claimed.seconds_left)))
+        set_seconds(start.timeout, max(1.0, min(MAX_LINE_S, line.chunk.ends_at - now)))
         link = self._links.get(line.edge)
         if link is None or not link.send(pb.RunRequest(start=start)):
             return False

@@ -15,10 +15,10 @@ from penstock.batch.lines.line import (
     parse_line,
     refused_row,
 )
+from penstock.batch.runner.suspects import MAX_LOST_RUNS, Suspects
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1 import batch_pb2 as pb
 
-MAX_LOST_RUNS = 5  # of one line; then it is an error, because it may be the cause
 LOST_RETRY_S = 1.0  # s until a line that was lost starts again
 MAX_RETRY_S = 60.0  # s that an edge may delay a line
 
@@ -44,6 +44,7 @@ class HeldChunk:
     """One chunk under a lease."""
 
     claimed: ClaimedChunk
+    ends_at: float  # of the window of its batch, s
     waiting: deque[RunnableLine] = field(default_factory=deque)
     in_mesh: int = 0
     uncommitted: int = 0  # results that the store does not have yet
@@ -69,6 +70,7 @@ class HeldChunks:
         self._chunks: dict[ChunkKey, HeldChunk] = {}
         self._turns: deque[HeldChunk] = deque()  # chunks with lines that wait
         self._in_mesh: dict[int, RunnableLine] = {}  # by handle
+        self._suspects = Suspects()
         self._handles = count(1)
 
     def __len__(self) -> int:
@@ -85,12 +87,12 @@ class HeldChunks:
     def in_mesh(self) -> int:
         return len(self._in_mesh)
 
-    def add(self, claimed: ClaimedChunk, lines: Iterable[Line]) -> list[LineResult]:
+    def add(self, claimed: ClaimedChunk, lines: Iterable[Line], claimed_at: float) -> list[LineResult]:
         """Hold a chunk. Return the results of lines that are no calls.
 
-        The caller has stopped an earlier lease of the same chunk, as lost.
+        claimed_at: s of the clock of `now`. The caller has stopped an earlier lease of the same chunk, as lost.
         """
-        chunk = self._chunks[claimed.key] = HeldChunk(claimed)
+        chunk = self._chunks[claimed.key] = HeldChunk(claimed, claimed_at + claimed.seconds_left)
         invalid: list[LineResult] = []
         for line in lines:
             answer_id = line_id(claimed.key.batch_id, line.number)
@@ -115,7 +117,7 @@ class HeldChunks:
             self._turns.append(chunk)
             for _ in range(len(chunk.waiting)):
                 line = chunk.waiting.popleft()
-                if line.not_before <= now:
+                if line.not_before <= now and self._suspects.may_join(edge, line.lost_runs):
                     return self._enter_mesh(line, edge)
                 chunk.waiting.append(line)
         return None
@@ -123,6 +125,7 @@ class HeldChunks:
     def _enter_mesh(self, line: RunnableLine, edge: str) -> RunnableLine:
         line.handle, line.edge, line.is_running = next(self._handles), edge, False
         line.chunk.in_mesh += 1
+        self._suspects.add(edge, line.lost_runs)
         self._in_mesh[line.handle] = line
         return line
 
@@ -137,28 +140,35 @@ class HeldChunks:
         chunk = line.chunk
         if chunk.is_lost:
             return []
-        if ended.verdict == pb.LINE_VERDICT_STOP:
-            return self._stop_batch(line, ended)
+        if ended.verdict == pb.LINE_VERDICT_STOP:  # of a batch that was cancelled, the answers alone are kept
+            return [] if chunk.is_stopped else self._stop_batch(line, ended)
         if ended.verdict in (pb.LINE_VERDICT_ANSWERED, pb.LINE_VERDICT_REFUSED):
             chunk.uncommitted += 1
             return [_ended_result(line, ended)]
         line.lost_runs += ended.verdict == pb.LINE_VERDICT_LOST
         if line.lost_runs >= MAX_LOST_RUNS:
-            text = f"{line.lost_runs} runs of the line were lost; the last reason is {ended.failure.reason}"
-            chunk.uncommitted += 1
-            return [_failed_result(line, "line_lost", text)]
+            return [self._give_up(line, ended.failure.reason)]
         delay = retry_delay_of(ended) if ended.failure.HasField("retry_after") else LOST_RETRY_S
         self._wait_again(line, now + delay)
         return []
 
-    def on_edge_lost(self, edge: str, now: float) -> list[RunnableLine]:
-        """Take back the lines of an edge that is lost. Return them, as they were in the mesh."""
+    def on_edge_lost(self, edge: str, now: float) -> tuple[list[RunnableLine], list[LineResult]]:
+        """Take back the lines of an edge that is lost. Return them, as they were in the mesh, and the results.
+
+        The run of a line that only waited is not lost.
+        """
         lost = [each for each in self._in_mesh.values() if each.edge == edge]
+        results: list[LineResult] = []
         for line in lost:
             self._leave_mesh(line)
-            if not line.chunk.is_lost:
+            if line.chunk.is_lost:
+                continue
+            line.lost_runs += line.is_running
+            if line.lost_runs >= MAX_LOST_RUNS:
+                results.append(self._give_up(line, "EDGE_LOST"))
+            else:
                 self._wait_again(line, now)
-        return lost
+        return lost, results
 
     def stop(self, key: ChunkKey, *, is_lost: bool) -> list[RunnableLine]:
         """Start no further line of a chunk, if it is held. Return its lines in the mesh, which the caller stops."""
@@ -185,8 +195,15 @@ class HeldChunks:
 
     def _leave_mesh(self, line: RunnableLine) -> None:
         del self._in_mesh[line.handle]
+        self._suspects.remove(line.edge, line.lost_runs)
         line.chunk.in_mesh -= 1
         line.handle, line.edge = 0, ""
+
+    def _give_up(self, line: RunnableLine, reason: str) -> LineResult:
+        line.chunk.uncommitted += 1
+        return _failed_result(
+            line, "line_lost", f"{line.lost_runs} runs of the line were lost; the last reason is {reason}"
+        )
 
     def _wait_again(self, line: RunnableLine, not_before: float) -> None:
         line.not_before = not_before

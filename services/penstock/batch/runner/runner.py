@@ -25,6 +25,7 @@ COMMIT_INTERVAL_S = 0.1
 MAX_COMMITTED = 512  # results of one change
 MAX_CLAIMED = 4  # chunks at one time
 SPARE_LINES = 256  # that wait here beyond the window, so that a commit or a claim delays none
+AWAY_GRACE_S = 3.0  # after a failure of the store without a claim, so that all replicas renew their leases first
 STOP_TIMEOUT_S = 5.0  # at a drain, for lines that were stopped
 RETURNED_FIGURES = {pb.LINE_VERDICT_LATER: "lines_deferred", pb.LINE_VERDICT_LOST: "lines_lost"}
 
@@ -41,6 +42,7 @@ class BatchRunner:
         self._results: list[LineResult] = []
         self._claiming = asyncio.Lock()  # of `run` and `drain`, which gives back what a claim has begun to take
         self._committing = asyncio.Lock()  # of `run` and `drain`, which would take the same results
+        self._claims_at = 0.0  # s; not before that
         self._is_draining = False
         edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
         edges.on_lost, edges.on_up = self._on_edge_lost, self._send_lines
@@ -62,6 +64,10 @@ class BatchRunner:
             **{name: self._returned[name] for name in ("lines_deferred", "lines_lost", "lines_of_lost_edges")},
             "edges": self._edges.links_up,
         }
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def run(self) -> None:
         """Run lines until cancelled. `drain` gives the chunks back."""
@@ -89,22 +95,23 @@ class BatchRunner:
     async def _claim(self) -> None:
         while True:
             await asyncio.sleep(CLAIM_INTERVAL_S)
-            if not self._edges.links_up or self._held.waiting >= SPARE_LINES:
+            if not self._edges.links_up or self._held.waiting >= SPARE_LINES or self._now < self._claims_at:
                 continue
             try:
                 async with self._claiming:
                     await self._claim_once()
             except PenstockError as error:
-                log.warning("chunks_not_claimed", error=error.message)
+                self._on_store_away("chunks_not_claimed", error)
             self._send_lines()
 
     async def _claim_once(self) -> None:
         if self._is_draining:
             return
+        claimed_at = self._now
         for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
             lines = await self._store.read_lines(chunk)
             self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
-            self._add_results(self._held.add(chunk, lines))
+            self._add_results(self._held.add(chunk, lines, claimed_at))
 
     async def _renew(self) -> None:
         while True:
@@ -115,7 +122,7 @@ class BatchRunner:
             try:
                 states = await self._store.renew([(each.key, each.claimed.epoch) for each in chunks], LEASE_S)
             except PenstockError as error:
-                log.warning("chunks_not_renewed", chunks=len(chunks), error=error.message)
+                self._on_store_away("chunks_not_renewed", error, chunks=len(chunks))
                 continue
             for chunk, state in zip(chunks, states, strict=True):
                 if state is not ChunkState.HELD and not chunk.is_stopped:
@@ -128,7 +135,7 @@ class BatchRunner:
                 await self._commit_once()
                 await self._release_over()
             except PenstockError as error:
-                log.warning("results_not_committed", results=len(self._results), error=error.message)
+                self._on_store_away("results_not_committed", error, results=len(self._results))
                 await asyncio.sleep(RENEW_INTERVAL_S)
 
     async def _tick(self) -> None:
@@ -155,17 +162,22 @@ class BatchRunner:
         if given := [(each.key, each.claimed.epoch) for each in over if not each.is_lost]:
             await self._store.release(given)
 
+    def _on_store_away(self, event: str, error: PenstockError, **figures: int) -> None:
+        if self._now >= self._claims_at:  # else it is away already
+            log.warning(event, error=error.message, **figures)
+        self._claims_at = self._now + AWAY_GRACE_S
+
     # Lines.
 
     def _send_lines(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._now
         for _ in range(0 if self._is_draining else self._window.room(now)):
             edge = self._edges.next_edge()
             line = self._held.next_line(edge, now) if edge else None
             if line is None:
                 return
             self._window.on_sent()
-            if not self._edges.start(line):
+            if not self._edges.start(line, now):
                 return  # the loss of the edge takes the line back
 
     def _stop(self, lines: Sequence[RunnableLine]) -> None:
@@ -181,7 +193,7 @@ class BatchRunner:
         line = self._held.find(handle, edge)
         if line and not line.is_running:
             line.is_running = True
-            self._window.on_running(asyncio.get_running_loop().time())
+            self._window.on_running(self._now)
             self._send_lines()
 
     def _on_progress(self, edge: str, handle: int, progress: bytes) -> None:
@@ -189,7 +201,7 @@ class BatchRunner:
             line.progress = progress
 
     def _on_ended(self, edge: str, ended: pb.LineEnded) -> None:
-        line, now = self._held.find(ended.number, edge), asyncio.get_running_loop().time()
+        line, now = self._held.find(ended.number, edge), self._now
         if line is None:
             return
         was_running = line.is_running
@@ -203,8 +215,9 @@ class BatchRunner:
         self._send_lines()
 
     def _on_edge_lost(self, edge: str) -> None:
-        lines = self._held.on_edge_lost(edge, asyncio.get_running_loop().time())
+        lines, results = self._held.on_edge_lost(edge, self._now)
         self._returned["lines_of_lost_edges"] += len(lines)
         for line in lines:
             self._window.on_ended(was_running=line.is_running)
+        self._add_results(results)
         self._send_lines()

@@ -4,16 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.batch.blobs.blobs import Blobs, BlobUnavailable
+from penstock.batch.blobs.bucket_location import parse_bucket
 from penstock.batch.blobs.folder import FolderBlobs
 from penstock.batch.config import BatchConfig
 from penstock.batch.store.operations import BatchOperations
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.batch.store.store import BatchStore, Database
+from penstock.chassis.database.errors import StoreUnusable
 
 
 @contextmanager
 def opened_store(config: BatchConfig, clock: Callable[[], float]) -> Iterator[BatchStore]:
-    """Open the store, and close it after the block. Raises StoreUnusable, StoreTooNew and BlobUnavailable.
+    """Open the store, and close it after the block. Raises StoreUnusable and StoreTooNew.
 
     clock: Unix time, s; that of PostgreSQL is its own.
     """
@@ -21,7 +24,7 @@ def opened_store(config: BatchConfig, clock: Callable[[], float]) -> Iterator[Ba
     operations = BatchOperations(config.file_bytes_per_tenant, config.batches_per_tenant)
     try:
         database.open()
-        yield BatchStore(database, FolderBlobs(Path(config.folder)), operations, clock, config.max_file_bytes)
+        yield BatchStore(database, _blobs(config), operations, clock, config.max_file_bytes)
     finally:
         database.close()
 
@@ -33,3 +36,14 @@ def _database(config: BatchConfig, clock: Callable[[], float]) -> Database:
     from penstock.batch.store.postgres import PostgresDatabase  # noqa: PLC0415  # its driver loads only if used
 
     return PostgresDatabase(location)
+
+
+def _blobs(config: BatchConfig) -> Blobs:
+    try:
+        if not config.bucket:
+            return FolderBlobs(Path(config.folder))
+        from penstock.batch.blobs.bucket import BucketBlobs  # noqa: PLC0415  # an extra
+
+        return BucketBlobs(parse_bucket(config.bucket))
+    except BlobUnavailable as error:
+        raise StoreUnusable(f"the place of contents cannot be used: {error}") from None

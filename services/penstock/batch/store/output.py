@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.batch.blobs.blobs import BlobWriter
 from penstock.batch.jobs.batch import Batch
@@ -21,9 +21,9 @@ class OutputFile:
 
     store: BatchStore
     batch: Batch
+    file_id: str
     is_error: bool
     size: int = 0  # bytes
-    file_id: str = field(default_factory=new_file_id)
     _writer: BlobWriter | None = None
 
     async def add(self, rows: Sequence[bytes]) -> None:
@@ -55,7 +55,7 @@ class OutputFile:
 async def write_output(store: BatchStore, lease: JobLease) -> None:
     """Write the files of a batch from its results, and end it. Raises JobLost and StoreUnavailable."""
     job = lease.job
-    files = [OutputFile(store, job.batch, is_error=each) for each in (False, True)]
+    files = [OutputFile(store, job.batch, new_file_id(), is_error=each) for each in (False, True)]
     try:
         last = -1
         while rows := await store.run(jobs.read_results, job.batch.number, last, RESULTS_PER_READ):
