@@ -39,6 +39,8 @@ def bad_lines(model):
     yield line(907, model, body=body | {"max_tokens": 0}), "invalid_argument"
     yield line(908, model, body={"model": model}), "invalid_argument"
     yield line(909, model, body=body | {"messages": "x" * 4_000_000}), "invalid_argument"
+    yield line(5, model), "duplicate_custom_id"
+    yield line(911, model, body=body | {"messages": "x" * 9_000_000}), "line_too_long"
 
 
 def code_of(row):
