@@ -51,7 +51,7 @@ FIRST_FRAMES = {
 
 
 async def test_every_rpc_of_every_process_refuses_peers_that_are_not_its_own(tiny_model, tmp_path):
-    async with running_mesh(engine="sim", model=tiny_model, envoy=True, batch=True) as mesh:
+    async with running_mesh(engine="sim", model=tiny_model, envoy=True, batches=1) as mesh:
         identities = Identities(tmp_path, Authority.load(mesh.folder / CERTIFICATES_FOLDER))
         wrong = []
         for rpc, spec in targets(mesh):

@@ -128,7 +128,7 @@ def test_each_of_several_envoys_has_its_own_name_port_and_routing():
 
 
 def test_a_batch_process_has_its_store_in_the_folder_of_the_mesh_and_the_mutual_addresses_of_all_edges():
-    plan = plan_of(edges=2, batch=True, envoy=False)
+    plan = plan_of(edges=2, batches=1, envoy=False)
     [batch] = plan.processes_of("batch")
     assert (batch.name, batch.address) == ("batch", "127.0.0.1:7029")
     assert batch.environment["PENSTOCK_BATCH_STORE"] == "/state/batch.sqlite"
@@ -138,8 +138,19 @@ def test_a_batch_process_has_its_store_in_the_folder_of_the_mesh_and_the_mutual_
     assert {each.environment["PENSTOCK_EDGE_BATCHES"] for each in plan.processes_of("edge")} == {batch.address}
 
 
+def test_processes_of_the_batch_tier_on_postgres_share_store_and_folder():
+    url = "postgresql://postgres@/postgres?host=/state"
+    plan = plan_mesh(MeshOptions(store="postgres", batches=2), Path("/state"), "the-key", store=url)
+    batches = plan.processes_of("batch")
+    assert [each.name for each in batches] == ["batch-1", "batch-2"]
+    assert {each.environment["PENSTOCK_BATCH_STORE"] for each in batches} == {url}
+    assert len({each.environment["PENSTOCK_BATCH_FOLDER"] for each in batches}) == 1
+    addresses = ",".join(each.address for each in batches)
+    assert {each.environment["PENSTOCK_EDGE_BATCHES"] for each in plan.processes_of("edge")} == {addresses}
+
+
 def test_in_a_plaintext_mesh_a_batch_process_uses_the_addresses_of_clients():
-    plan = plan_of(edges=2, batch=True, insecure=True)
+    plan = plan_of(edges=2, batches=1, insecure=True)
     [batch] = plan.processes_of("batch")
     assert batch.environment["PENSTOCK_BATCH_EDGES"].split(",") == [each.address for each in plan.processes_of("edge")]
     assert batch.environment["PENSTOCK_BATCH_LISTEN"] == batch.address
