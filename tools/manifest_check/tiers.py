@@ -72,6 +72,7 @@ def _secret_variables(tier: str) -> frozenset[str]:
 
 def _check_serving(workload: Workload, manifests: Manifests) -> Iterator[str]:
     yield from _check_rollout(workload)
+    yield from _check_shared(workload, manifests)
     if not workload.processes:
         yield f"has no container {workload.tier}"
     for container in workload.processes:
@@ -110,6 +111,14 @@ def _check_rollout(workload: Workload) -> Iterator[str]:
     taken = str((strategy.get("rollingUpdate") or {}).get("maxUnavailable", "25%"))
     if kind == "Deployment" and workload.tier != "worker" and taken not in {"0", "0%"}:
         yield "a roll takes pods away before there are new ones"
+
+
+def _check_shared(workload: Workload, manifests: Manifests) -> Iterator[str]:
+    """A volume that several pods write to can be mounted by several nodes."""
+    for name in workload.written_claims if not workload.is_written_by_one() else ():
+        claim = manifests.find("PersistentVolumeClaim", name) or {"spec": {}}
+        if "ReadWriteMany" not in claim["spec"].get("accessModes", []):
+            yield f"its pods share the volume claim {name}, which one node at a time can mount"
 
 
 def _check_spread(workload: Workload, manifests: Manifests) -> Iterator[str]:
