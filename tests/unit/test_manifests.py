@@ -177,8 +177,10 @@ def test_the_proxies_read_the_certificate_that_is_mounted(rendered):
     assert secrets == str(mounts["config"])
 
 
-def test_with_the_driver_each_pod_has_an_identity_of_its_own(tmp_path):
-    components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / "cert-manager-csi", tmp_path)]
+@pytest.mark.parametrize("before", [[], ["batches-postgres"]], ids=["sqlite", "postgres"])
+def test_with_the_driver_each_pod_has_an_identity_of_its_own(tmp_path, before):
+    names = [*before, "cert-manager-csi"]
+    components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / each, tmp_path) for each in names]
     overlay = {"resources": [os.path.relpath(LOCAL_OVERLAY, tmp_path)], "components": components}
     (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
     objects = render_overlay(tmp_path)
