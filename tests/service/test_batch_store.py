@@ -3,6 +3,7 @@
 import pytest
 
 from batch_stores import LEASE_S, SetClock, StoreOperations, empty_database, memory_database, result, results
+from penstock.batch.census import take_census
 from penstock.batch.jobs.batch import BatchEnded, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, LineResult
 from penstock.batch.store import statements as sql
@@ -305,3 +306,16 @@ def test_looks_for_work_read_no_row_of_a_chunk_that_is_free_or_has_ended(store):
 
 def is_postgres(store):
     return not isinstance(store.database, SqliteDatabase)
+
+
+def test_a_census_counts_the_lines_without_a_result_and_the_time_that_they_need(store):
+    store.file()
+    store.divided(chunks=2, lines=3)
+    store.now += 10.0
+    (chunk,) = store("claim", 1, LEASE_S)
+    store("put_results", results(chunk))
+    with store.database.transaction() as transaction:
+        census = take_census(transaction)
+    figures = census.figures
+    assert (figures["lines_left"], figures["batches_in_progress"], figures["file_bytes"]) == (3, 1, 100)
+    assert figures["time_left_s"] == pytest.approx(10.0)

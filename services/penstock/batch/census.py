@@ -18,11 +18,13 @@ from penstock.chassis.errors import PenstockError
 log = structlog.get_logger()
 
 CENSUS_INTERVAL_S = 2.0
-MAX_ROWS = 50  # batches that have not ended, of a snapshot; the oldest
+MAX_BATCHES = 1_000  # whose time left is known
+MAX_ROWS = 50  # of a snapshot
 
 COUNTS = "SELECT status, count(*) FROM batches GROUP BY status"
+LINES_LEFT = "SELECT coalesce(sum(lines - completed - failed), 0) FROM batches WHERE status = 2"
 FILE_BYTES = "SELECT coalesce(sum(size_bytes), 0) FROM files"
-OPEN_BATCHES = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE status IN (1, 2, 3, 7) ORDER BY number"
+OPEN_BATCHES = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE status IN (1, 2, 3, 7) ORDER BY number LIMIT ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,17 @@ class Census:
 
     now: float = 0.0
     counts: Mapping[Status, int] = field(default_factory=dict)
-    batches: Sequence[Batch] = ()  # that have not ended, the oldest first
+    lines_left: int = 0
+    batches: Sequence[Batch] = ()  # that have not ended, the oldest ones first
     file_bytes: int = 0
 
     @property
     def figures(self) -> dict[str, float]:
-        running = [each for each in self.batches if each.may_run]
         counts = {f"{STATE_FIGURE}{each.name.lower()}": self.counts.get(each, 0) for each in Status}
         return {
             **counts,
-            "lines_left": sum(each.lines - each.completed - each.failed for each in running),
-            "time_left_s": max((self._time_left(each) for each in running), default=0.0),
+            "lines_left": self.lines_left,
+            "time_left_s": max(map(self._time_left, self.batches), default=0.0),
             "file_bytes": self.file_bytes,
         }
 
@@ -68,8 +70,9 @@ class Census:
 
 def take_census(transaction: Transaction) -> Census:
     counts = {Status(status): count for status, count in transaction.run(COUNTS)}
-    batches = [batch_of(row) for row in transaction.run(OPEN_BATCHES)]
-    return Census(transaction.now, counts, batches, int(transaction.run(FILE_BYTES)[0][0]))
+    batches = [batch_of(row) for row in transaction.run(OPEN_BATCHES, MAX_BATCHES)]
+    lines_left, file_bytes = (int(transaction.run(each)[0][0]) for each in (LINES_LEFT, FILE_BYTES))
+    return Census(transaction.now, counts, lines_left, batches, file_bytes)
 
 
 class CensusTaker:
@@ -98,4 +101,6 @@ class CensusTaker:
                 log.warning("store_unavailable", error=error.message)
             self.is_available = False
         else:
+            if not self.is_available:
+                log.info("store_available")
             self.is_available = True

@@ -38,7 +38,8 @@ LINES_LEFT = gauge("penstock.batch.lines_left", "{line}", "Lines without a resul
 TIME_LEFT = gauge(
     "penstock.batch.time_left",
     "s",
-    "Time until the last batch in progress ends, if each goes on at its mean speed so far; 0: not known.",
+    "Time until the last batch in progress ends, if each goes on at its mean speed so far; 0: not known. Of the oldest"
+    " 1,000 batches.",
 )
 FILES = gauge("penstock.batch.files", "By", "Size of the files of all tenants, outputs included.")
 
