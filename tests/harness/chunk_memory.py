@@ -33,6 +33,7 @@ class ChunkMemory:
         self.commit_gate = asyncio.Event()
         self.commit_gate.set()
         self.claims = 0
+        self.groups = []  # of results
         self.is_away = False
         self.done = []  # names of the calls that did not fail
         self.claim_gate = asyncio.Event()
@@ -56,6 +57,7 @@ class ChunkMemory:
     async def put_results(self, results):
         await self.commit_gate.wait()
         self._take_call("put_results")
+        self.groups.append(results)
         self.commits.update((each.key, each.number) for each in results)
         new = [(each.key, each.number) not in self.stored for each in results]
         self.stored |= {(each.key, each.number): each for each in results}

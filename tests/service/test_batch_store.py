@@ -6,6 +6,7 @@ from batch_stores import LEASE_S, SetClock, StoreOperations, empty_database, mem
 from penstock.batch.census import take_census
 from penstock.batch.jobs.batch import BatchEnded, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, LineResult
+from penstock.batch.store import jobs
 from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
 from penstock.batch.store.jobs import Chunk
@@ -174,6 +175,21 @@ def test_the_last_chunk_ends_a_batch_and_its_output_is_written_by_one_replica(st
     found = store.found()
     assert (found.status, found.output_file_id, found.error_file_id) == (Status.COMPLETED, "file-out", "")
     assert store("find_file", "acme", "file-out").size_bytes == 10
+
+
+def test_results_are_read_in_parts_of_bounded_size(store, monkeypatch):
+    store.file()
+    store.divided(chunks=1, lines=9)
+    [chunk] = store("claim", 1, LEASE_S)
+    sizes = [10, 10, 10, 10, 99, 10, 30, 10, 10]
+    store("put_results", [result(chunk, number)._replace(row=b"x" * size) for number, size in enumerate(sizes)])
+    monkeypatch.setattr(jobs, "READ_BYTES", 40)
+    monkeypatch.setattr(jobs, "READ_RESULTS", 3)
+    parts, last = [], -1
+    while found := store("read_results", 1, last):
+        parts.append([each.line for each in found])
+        last = found[-1].line
+    assert parts == [[0, 1, 2], [3], [4], [5, 6], [7, 8]]
 
 
 def test_a_chunk_with_missing_results_is_given_back(store):

@@ -127,6 +127,20 @@ async def test_results_wait_for_a_store_that_is_away_and_leases_are_renewed_befo
     assert set(store.commits.values()) == {1}
 
 
+async def test_results_are_committed_in_groups_of_bounded_size(monkeypatch):
+    monkeypatch.setattr(runner_module, "MAX_COMMITTED", 10)
+    monkeypatch.setattr(runner_module, "MAX_COMMITTED_BYTES", 500)
+    store, edges = ChunkMemory([chunk(0, 40)]), FakeEdges()
+    store.commit_gate.clear()
+    async with running(store, edges):
+        await until(lambda: len(edges.started) == 40)
+        store.commit_gate.set()
+        await until(lambda: store.released)
+    assert max(map(len, store.groups)) <= 10
+    assert max(sum(len(each.row) for each in group) for group in store.groups) <= 500
+    assert sum(map(len, store.groups)) == 40
+
+
 async def test_a_chunk_claimed_again_stops_the_lines_of_its_ended_lease():
     claimed, lines = chunk(0, 50)
     store, edges = ChunkMemory([(claimed, lines)]), FakeEdges()

@@ -23,6 +23,7 @@ CLAIM_INTERVAL_S = 0.25
 TICK_S = 0.05
 COMMIT_INTERVAL_S = 0.1
 MAX_COMMITTED = 512  # results of one change
+MAX_COMMITTED_BYTES = 4 << 20  # of their rows, beyond the first one
 MAX_CLAIMED = 4  # chunks at one time
 SPARE_LINES = 256  # that wait here beyond the window, so that a commit or a claim delays none
 AWAY_GRACE_S = 3.0  # after a failure of the store without a claim, so that all replicas renew their leases first
@@ -146,7 +147,7 @@ class BatchRunner:
     async def _commit_once(self) -> None:
         async with self._committing:
             while self._results:
-                group = self._results[:MAX_COMMITTED]
+                group = self._next_group()
                 began_at = time.monotonic()
                 stored = await self._store.put_results(group)
                 record_commit(time.monotonic() - began_at)
@@ -156,6 +157,16 @@ class BatchRunner:
                     self.answered += is_new and not each.is_error
                     self.failed += is_new and each.is_error
                     self._refused += not is_new
+
+    def _next_group(self) -> list[LineResult]:
+        group: list[LineResult] = []
+        size = 0
+        for each in self._results[:MAX_COMMITTED]:
+            size += len(each.row)
+            if group and size > MAX_COMMITTED_BYTES:
+                break
+            group.append(each)
+        return group
 
     async def _release_over(self) -> None:
         over = self._held.remove_over()

@@ -9,6 +9,9 @@ from penstock.batch.store.operations import StoredFile
 from penstock.batch.store.statements import batch_of
 from penstock.chassis.database.statements import Transaction
 
+READ_RESULTS = 256  # rows that one read of an output returns
+READ_BYTES = 4 << 20  # of their contents
+
 
 class Chunk(NamedTuple):
     """A chunk of a file: a range of lines and their bytes."""
@@ -129,9 +132,15 @@ def finish(transaction: Transaction, job: Job, output: StoredFile | None, errors
     return True
 
 
-def read_results(transaction: Transaction, number: int, after: int, limit: int) -> list[StoredResult]:
-    """Return results of the lines after line `after`."""
-    rows = transaction.run(sql.READ_RESULTS, number, after, limit)
+def read_results(transaction: Transaction, number: int, after: int) -> list[StoredResult]:
+    """Return the next results after line `after`, at most `READ_BYTES` or one; none after the last one."""
+    last, size = after, 0
+    for line, length in transaction.run(sql.RESULT_SIZES, number, after, READ_RESULTS):
+        size += length
+        if size > READ_BYTES and last != after:
+            break
+        last = line
+    rows = transaction.run(sql.READ_RESULTS, number, after, last)
     return [StoredResult(line, bool(is_error), content) for line, is_error, content in rows]
 
 

@@ -12,8 +12,6 @@ from penstock.batch.store.operations import StoredFile
 from penstock.batch.store.store import BatchStore, in_thread, new_file_id
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH_OUTPUT
 
-RESULTS_PER_READ = 256  # rows
-
 
 @dataclass(slots=True)
 class OutputFile:
@@ -58,7 +56,7 @@ async def write_output(store: BatchStore, lease: JobLease) -> None:
     files = [OutputFile(store, job.batch, new_file_id(), is_error=each) for each in (False, True)]
     try:
         last = -1
-        while rows := await store.run(jobs.read_results, job.batch.number, last, RESULTS_PER_READ):
+        while rows := await store.run(jobs.read_results, job.batch.number, last):
             for each in files:
                 await each.add([row.content for row in rows if row.is_error == each.is_error])
             last = rows[-1].line

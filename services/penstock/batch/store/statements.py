@@ -119,7 +119,8 @@ ADD_COUNTS = """
 """
 LINES_WITH_RESULT = "SELECT line FROM results WHERE number = ? AND line >= ? AND line < ?"
 COUNT_RESULTS = "SELECT count(*) FROM results WHERE number = ? AND line >= ? AND line < ?"
-READ_RESULTS = "SELECT line, is_error, content FROM results WHERE number = ? AND line > ? ORDER BY line LIMIT ?"
+RESULT_SIZES = "SELECT line, length(content) FROM results WHERE number = ? AND line > ? ORDER BY line LIMIT ?"
+READ_RESULTS = "SELECT line, is_error, content FROM results WHERE number = ? AND line > ? AND line <= ? ORDER BY line"
 
 # A batch that has ended, whose results and chunks are deleted in slices.
 BATCH_WITH_ROWS = """

@@ -14,12 +14,13 @@ from penstock.chassis.database.statements import Row
 
 RECONNECT_INTERVAL_S = 0.5  # s after a connection that failed; meanwhile transactions fail at once
 MIN_ARRAY = 4  # runs of a statement from which one run with arrays is faster
+_BINARY = "%b"  # as text, an array of bytes costs 50 µs for each KiB
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
 @cache
-def _encoded(statement: str) -> bytes:
-    return statement.replace("?", "%s").encode()
+def _encoded(statement: str, placeholder: str = "%s") -> bytes:
+    return statement.replace("?", placeholder).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class PostgresTransaction:
     def _bind(self, statement: str, values: Sequence[Sequence[object]]) -> tuple[bytes, Sequence[Sequence[object]]]:
         """Return the text of a statement and the values of each run: one run with arrays, if there is such a form."""
         if len(values) >= MIN_ARRAY and (text := self.by_array.get(statement)):
-            return _encoded(text), [list(map(list, zip(*values, strict=True)))]
+            return _encoded(text, _BINARY), [list(map(list, zip(*values, strict=True)))]
         return _encoded(statement), values
 
     def _send(self) -> None:
