@@ -1,5 +1,6 @@
 """Jobs of batches over a file of SQLite and a folder: division, output in the order of the lines, ends."""
 
+import asyncio
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import LineResult
 from penstock.batch.store import file_division, jobs
 from penstock.batch.store.errors import StoreUnavailable
+from penstock.batch.store.file_division import FileDivider
 from penstock.batch.store.job_lease import JOB_LEASE_S
 from penstock.batch.store.job_worker import JobWorker
 from penstock.batch.store.opening import opened_store
@@ -121,6 +123,32 @@ async def test_a_job_that_is_cut_is_done_again_and_its_lines_run_once(tier):
     assert await tier.worker.run_job()
     assert not await tier.store.run(jobs.divide, cut, [jobs.Chunk(0, 9, 0, 9)], 9)
     assert (await tier.batch()).lines == 1
+
+
+async def test_a_small_batch_need_not_wait_for_the_division_of_a_large_one(tier, monkeypatch):
+    await tier.upload(line(0))
+    await tier.create()
+    await tier.create("batch_2")
+    divide, gate = FileDivider.divide, asyncio.Event()
+
+    async def slow(divider):
+        if divider.lease.job.batch.batch_id == "batch_1":
+            await gate.wait()
+        await divide(divider)
+
+    monkeypatch.setattr(FileDivider, "divide", slow)
+    working = asyncio.create_task(tier.worker.run())
+    await validated(tier, "batch_2")
+    assert (await tier.batch()).status is Status.VALIDATING
+    gate.set()
+    await validated(tier, "batch_1")
+    working.cancel()
+
+
+async def validated(tier, batch_id):
+    async with asyncio.timeout(10.0):
+        while (await tier.batch(batch_id)).status is Status.VALIDATING:  # noqa: ASYNC110  # it has no event for tests
+            await asyncio.sleep(0.01)
 
 
 async def test_a_file_without_a_line_fails_its_batch(tier):

@@ -18,6 +18,7 @@ from penstock.chassis.errors import PenstockError
 
 log = structlog.get_logger()
 
+JOBS_AT_ONCE = 2  # so that a small batch need not wait for the division or the output of a large one
 JOB_INTERVAL_S = 0.25  # between looks for a job
 UPKEEP_INTERVAL_S = 60.0
 ORPHAN_AGE_S = 86_400.0  # of contents without a file; longer than an upload or an output takes
@@ -28,12 +29,17 @@ ROWS_PER_SLICE = 2_000  # results of ended batches
 
 @dataclass(frozen=True, slots=True)
 class JobWorker:
-    """Does one job at a time. Replicas share jobs by leases, which it renews with each part of a file."""
+    """Does a few jobs at a time. Replicas share jobs by leases, which it renews as a job goes on."""
 
     store: BatchStore
 
     async def run(self) -> None:
         """Do jobs until cancelled. One that is cut is done again, here or elsewhere, once its lease has ended."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(JOBS_AT_ONCE):
+                group.create_task(self._run_jobs())
+
+    async def _run_jobs(self) -> None:
         while True:
             try:
                 while await self.run_job():
@@ -57,7 +63,6 @@ class JobWorker:
 
         Return whether one was. Raises StoreUnavailable.
         """
-        await self.store.run(jobs.lapse)
         job: Job | None = await self.store.run(jobs.claim_job, JOB_LEASE_S)
         if job is None:
             found: bool = await self.store.run(jobs.drop_rows, ROWS_PER_SLICE)

@@ -44,8 +44,7 @@ class StoredResult(NamedTuple):
     content: bytes
 
 
-def lapse(transaction: Transaction) -> None:
-    """End the windows that are over."""
+def _lapse(transaction: Transaction) -> None:
     for row in transaction.run(sql.LAPSING, transaction.now):
         batch = batch_of(row)
         if batch.lapse(transaction.now):
@@ -53,10 +52,11 @@ def lapse(transaction: Transaction) -> None:
 
 
 def claim_job(transaction: Transaction, lease_s: float) -> Job | None:
-    """Claim a batch to divide or to write. One whose chunks replicas still hold waits for them.
+    """End the windows that are over, and claim a batch to divide or to write, if no replica holds its chunks.
 
     A batch that is written takes no further result: a replica that was paused would count one that the output lacks.
     """
+    _lapse(transaction)
     for row in transaction.run(sql.DUE_JOB, transaction.now, transaction.now):
         batch = batch_of(row)
         if batch.status is not Status.VALIDATING:
