@@ -1,14 +1,23 @@
 """The store of batches: files, chunks with leases, results that are stored once, and ends."""
 
+from threading import Thread
+
 import pytest
 
 from batch_stores import LEASE_S, SetClock, StoreOperations, empty_database, memory_database, result, results
 from penstock.batch.census import take_census
 from penstock.batch.jobs.batch import BatchEnded, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, LineResult
-from penstock.batch.store import jobs
+from penstock.batch.store import jobs, postgres
 from penstock.batch.store import statements as sql
-from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
+from penstock.batch.store.errors import (
+    BatchUnknown,
+    FileInUse,
+    FilesFull,
+    FileUnknown,
+    StoreUnavailable,
+    TooManyBatches,
+)
 from penstock.batch.store.jobs import Chunk
 from penstock.batch.store.operations import StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
@@ -334,3 +343,15 @@ def test_a_census_counts_the_lines_without_a_result_and_the_time_that_they_need(
     figures = census.figures
     assert (figures["lines_left"], figures["batches_in_progress"], figures["file_bytes"]) == (3, 1, 100)
     assert figures["time_left_s"] == pytest.approx(10.0)
+
+
+def test_a_store_that_is_closed_opens_no_connection_for_a_late_thread(store, monkeypatch):
+    monkeypatch.setattr(postgres, "CONNECTION_WAIT_S", 0.01)
+    store.file()
+    with store.database.transaction() as transaction:
+        closing = Thread(target=store.database.close)
+        closing.start()
+        store.operations.find_file(transaction, "acme", "file-1")
+    closing.join()
+    with pytest.raises(StoreUnavailable):
+        store.found()

@@ -1,7 +1,7 @@
 """The store in PostgreSQL: one transaction at a time on each of a few connections."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, LifoQueue
 
@@ -54,6 +54,7 @@ class PostgresDatabase:
 
     location: StoreLocation
     _idle: "LifoQueue[PostgresSession]" = field(default_factory=LifoQueue)
+    _is_closed: bool = False
 
     def __post_init__(self) -> None:
         for _ in range(CONNECTIONS):
@@ -80,8 +81,15 @@ class PostgresDatabase:
             raise StoreUnavailable(text_of(error), is_in_doubt=not is_rolled_back(error)) from None
         finally:
             self._idle.put(session)
+            if self._is_closed:
+                self._close_idle()
 
     def close(self) -> None:
-        """Close the connections. No transaction is open."""
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        """Close the connections, each once its transaction has ended: a thread may outlive the task that waited."""
+        self._is_closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._idle.get_nowait().close()

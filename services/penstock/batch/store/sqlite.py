@@ -22,6 +22,7 @@ class SqliteDatabase:
     fsync: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _connection: sqlite3.Connection | None = None
+    _is_closed: bool = False
 
     def open(self) -> None:
         """Open and migrate the file. Raises StoreUnusable and StoreTooNew."""
@@ -32,6 +33,8 @@ class SqliteDatabase:
     def transaction(self) -> Iterator[SqliteTransaction]:
         """Commit what the block has written, or nothing if it or the commit fails."""
         with self._lock:
+            if self._is_closed:
+                raise StoreUnavailable("it is closed")
             try:
                 connection = self._connection or self._connect()
                 connection.execute("BEGIN IMMEDIATE")
@@ -45,7 +48,9 @@ class SqliteDatabase:
                 raise StoreUnavailable(str(error)) from error
 
     def close(self) -> None:
+        """Close the file once the present transaction has ended: a thread may outlive the task that waited."""
         with self._lock:
+            self._is_closed = True
             if self._connection:
                 self._connection.close()
                 self._connection = None
