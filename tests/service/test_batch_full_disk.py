@@ -1,6 +1,7 @@
 """A full disk: uploads and outputs fail with the cause, nothing is lost, and all goes on once there is space."""
 
 import json
+import sqlite3
 
 import pytest
 
@@ -8,7 +9,7 @@ from penstock.batch.blobs.folder import PART_SUFFIX
 from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import LineResult
-from penstock.batch.store import output
+from penstock.batch.store import jobs, output
 from penstock.batch.store.errors import FileUnknown, StoreUnavailable
 from penstock.batch.store.job_lease import JOB_LEASE_S
 from penstock.batch.store.job_worker import JobWorker
@@ -107,6 +108,26 @@ async def test_an_output_waits_for_space_in_its_folder(tier, clock, monkeypatch)
     batch = await tier.batch()
     assert (batch.status, tier.store.blobs.read(batch.output_file_id, 0, 9)) == (Status.COMPLETED, b"0\n1\n")
     assert sorted(tier.store.blobs.names(LATER)) == sorted(["file-1", batch.output_file_id])
+
+
+async def test_an_output_that_the_database_has_no_space_for_leaves_no_content(tier, clock, monkeypatch):
+    await tier.upload(line(0))
+    await tier.create()
+    await tier.worker.run_job()
+    [chunk] = await tier.store.claim("a", 1, 10.0)
+    await tier.store.put_results([result(chunk, 0)])
+    await tier.store.release([(chunk.key, chunk.epoch)])
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable, match="full"):
+        patch.setattr(jobs, "finish", fail_full)
+        await tier.worker.run_job()
+    assert list(tier.store.blobs.names(LATER)) == ["file-1"]
+    clock["now"] += JOB_LEASE_S
+    assert await tier.worker.run_job()
+    assert (await tier.batch()).status is Status.COMPLETED
+
+
+def fail_full(*_):
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 async def test_results_are_stored_whole_or_not_at_all_in_a_full_database(tier):

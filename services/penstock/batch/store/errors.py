@@ -1,6 +1,13 @@
 """Errors of the store."""
 
-from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound, Overloaded, Unavailable
+from penstock.chassis.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    Unavailable,
+)
 
 
 class StoreUnavailable(Unavailable):
@@ -12,6 +19,14 @@ class StoreUnavailable(Unavailable):
         """is_in_doubt: what the transaction wrote may be there nevertheless."""
         self.is_in_doubt = is_in_doubt
         super().__init__(f"the store of batches cannot be used now: {why}; retry in 1 s", retry_after=1.0)
+
+
+def is_undone(error: BaseException) -> bool:
+    """Return whether a transaction that ended with `error` has written nothing for certain.
+
+    One whose waiter was cancelled may yet be committed by its thread.
+    """
+    return isinstance(error, PenstockError) and not (isinstance(error, StoreUnavailable) and error.is_in_doubt)
 
 
 class FileUnknown(NotFound):

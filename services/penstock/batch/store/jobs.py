@@ -60,7 +60,7 @@ def claim_job(transaction: Transaction, lease_s: float) -> Job | None:
     for row in transaction.run(sql.DUE_JOB, transaction.now, transaction.now):
         batch = batch_of(row)
         if batch.status is not Status.VALIDATING:
-            transaction.write(sql.END_CHUNKS, [(batch.number,)])
+            transaction.write(sql.END_CHUNKS, [(batch.number, batch.number)])
         epoch = transaction.run(sql.HOLD_JOB, transaction.now + lease_s, batch.number)[0][0]
         return Job(batch, epoch)
     return None

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.batch.blobs.blobs import BlobWriter
+from penstock.batch.blobs.blobs import BlobUnavailable, BlobWriter
 from penstock.batch.jobs.batch import Batch
 from penstock.batch.store import jobs
+from penstock.batch.store.errors import is_undone
 from penstock.batch.store.job_lease import JobLease, JobLost
 from penstock.batch.store.operations import StoredFile
 from penstock.batch.store.store import BatchStore, in_thread, new_file_id
@@ -44,10 +46,13 @@ class OutputFile:
         kept_until = now + batch.output_ttl
         return StoredFile(self.file_id, batch.tenant_id, name, FILE_PURPOSE_BATCH_OUTPUT, self.size, now, kept_until)
 
-    async def abort(self) -> None:
-        """Drop what is not committed."""
+    async def drop(self, *, is_kept: bool) -> None:
+        """Drop the content. If `is_kept`, one that is committed stays."""
         if self._writer:
             await asyncio.to_thread(self._writer.abort)
+        if not is_kept:
+            with suppress(BlobUnavailable):  # the upkeep deletes it
+                await asyncio.to_thread(self.store.blobs.delete, self.file_id)
 
 
 async def write_output(store: BatchStore, lease: JobLease) -> None:
@@ -61,12 +66,9 @@ async def write_output(store: BatchStore, lease: JobLease) -> None:
                 await each.add([row.content for row in rows if row.is_error == each.is_error])
             last = rows[-1].line
             await lease.keep()
-        is_finished = await store.run(jobs.finish, job, *[await each.commit() for each in files])
-    except BaseException:  # contents that are whole stay: the batch may have them. Else the upkeep deletes them
+        if not await store.run(jobs.finish, job, *[await each.commit() for each in files]):
+            raise JobLost  # noqa: TRY301  # as by `keep`
+    except BaseException as error:  # the batch may have the files of a transaction that is in doubt
         for each in files:
-            await each.abort()
+            await each.drop(is_kept=not (isinstance(error, JobLost) or is_undone(error)))
         raise
-    if not is_finished:
-        for each in files:
-            await in_thread(store.blobs.delete, each.file_id)
-        raise JobLost

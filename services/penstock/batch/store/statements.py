@@ -97,7 +97,13 @@ LOCK_CHUNK = f"{_CHUNK} FOR UPDATE"
 LOCK_CHUNK_ALONE = f"{_CHUNK} FOR UPDATE OF chunks"
 LEASE_CHUNK = "UPDATE chunks SET lease_until = ? WHERE number = ? AND first_line = ?"
 END_CHUNK = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ? AND first_line = ?"
-END_CHUNKS = "UPDATE chunks SET has_ended = 1, lease_until = 0 WHERE number = ? AND has_ended = 0"
+END_CHUNKS = """
+    WITH open AS MATERIALIZED (
+        SELECT first_line FROM chunks WHERE number = ? AND has_ended = 0 ORDER BY first_line FOR UPDATE
+    )
+    UPDATE chunks SET has_ended = 1, lease_until = 0
+    WHERE number = ? AND first_line IN (SELECT first_line FROM open)
+"""
 CHUNKS_FROM = """
     SELECT first_line, line_count, byte_offset, byte_length FROM chunks WHERE number = ? AND first_line >= ?
     ORDER BY first_line LIMIT 1

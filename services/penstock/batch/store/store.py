@@ -11,10 +11,9 @@ from penstock.batch.blobs.blobs import Blobs, BlobUnavailable
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line, LineResult
 from penstock.batch.jobs.division import lines_in
 from penstock.batch.store import statements as sql
-from penstock.batch.store.errors import StoreUnavailable, check_size
+from penstock.batch.store.errors import StoreUnavailable, check_size, is_undone
 from penstock.batch.store.operations import BatchOperations, StoredFile
 from penstock.chassis.database.statements import Transaction
-from penstock.chassis.errors import PenstockError
 
 READ_BYTES = 1 << 20
 
@@ -72,8 +71,8 @@ class BatchStore:
         stored = file._replace(size_bytes=size)
         try:
             await self.run(self.operations.add_file, stored)
-        except PenstockError as error:  # the file may be there after a cancel; the upkeep deletes contents without one
-            if not (isinstance(error, StoreUnavailable) and error.is_in_doubt):
+        except BaseException as error:
+            if is_undone(error):  # else the upkeep deletes the content, if no file has it
                 with suppress(BlobUnavailable):
                     await asyncio.to_thread(self.blobs.delete, file.file_id)
             raise
