@@ -122,6 +122,10 @@ def test_contents_are_deleted_and_listed_by_age(blobs):
     assert list(blobs.names(time.time() - 3_600.0)) == []
 
 
+def test_a_place_knows_what_is_left(blobs):
+    assert blobs.free_bytes() > 0
+
+
 def test_a_name_is_no_path(blobs):
     for name in ("../file", "a/b", "", "x" * 129):
         with pytest.raises(ValueError, match="no name"):

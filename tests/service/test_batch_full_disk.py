@@ -10,6 +10,7 @@ from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import LineResult
 from penstock.batch.store import jobs, output
+from penstock.batch.store import store as store_module
 from penstock.batch.store.errors import FileUnknown, StoreUnavailable
 from penstock.batch.store.job_lease import JOB_LEASE_S
 from penstock.batch.store.job_worker import JobWorker
@@ -88,6 +89,21 @@ async def test_an_upload_to_a_full_folder_fails_and_leaves_nothing(tier, size):
         await tier.store.run(tier.store.operations.find_file, "acme", "file-1")
     await tier.upload(b"x" * size)
     assert tier.store.blobs.read("file-1", 0, size + 1) == b"x" * size
+
+
+async def test_an_upload_leaves_the_last_space_of_a_volume_to_results_and_outputs(tier, monkeypatch):
+    await tier.upload(line(0))
+    await tier.create()
+    await tier.worker.run_job()
+    monkeypatch.setattr(store_module, "RESERVED_BYTES", 1 << 62)
+    with pytest.raises(StoreUnavailable, match="kept for results"):
+        await tier.upload(b"x", "file-2")
+    assert list(tier.store.blobs.names(LATER)) == ["file-1"]
+    [chunk] = await tier.store.claim("a", 1, 10.0)
+    assert await tier.store.put_results([result(chunk, 0)]) == [True]
+    await tier.store.release([(chunk.key, chunk.epoch)])
+    assert await tier.worker.run_job()
+    assert (await tier.batch()).status is Status.COMPLETED
 
 
 async def test_an_output_waits_for_space_in_its_folder(tier, clock, monkeypatch):

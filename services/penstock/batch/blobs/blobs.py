@@ -39,5 +39,8 @@ class Blobs(Protocol):
     def names(self, older_than: float) -> Sequence[str]:
         """Return the names of contents that were written before `older_than` (Unix s). Raises BlobUnavailable."""
 
+    def free_bytes(self) -> float:
+        """Return the bytes that are left. Raises BlobUnavailable."""
+
     def delete_parts(self, older_than: float) -> int:
         """Delete what processes that died have left, last written before `older_than` (Unix s). Return their number."""

@@ -1,6 +1,7 @@
 """Contents in a bucket of S3-compatible object storage. One that is uploaded in parts exists once all are joined."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,6 +61,9 @@ class BucketBlobs:
             if NAME.fullmatch(name := each["Key"].removeprefix(self._location.prefix))
             and each["LastModified"].timestamp() < older_than
         ]
+
+    def free_bytes(self) -> float:
+        return math.inf
 
     def delete_parts(self, older_than: float) -> int:
         deleted = 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -48,6 +49,12 @@ class FolderBlobs:
         except OSError as error:
             raise BlobUnavailable(str(error)) from error
         return found
+
+    def free_bytes(self) -> float:
+        try:
+            return shutil.disk_usage(self._folder).free
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
 
     def delete_parts(self, older_than: float) -> int:
         deleted = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
-from penstock.batch.blobs.blobs import Blobs, BlobUnavailable
+from penstock.batch.blobs.blobs import Blobs, BlobUnavailable, BlobWriter
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line, LineResult
 from penstock.batch.jobs.division import lines_in
 from penstock.batch.store import statements as sql
@@ -16,6 +16,7 @@ from penstock.batch.store.operations import BatchOperations, StoredFile
 from penstock.chassis.database.statements import Transaction
 
 READ_BYTES = 1 << 20
+RESERVED_BYTES = 256 << 20  # of a volume, which uploads leave to results and outputs
 
 
 class Database(Protocol):
@@ -63,7 +64,7 @@ class BatchStore:
             async for content in contents:
                 size += len(content)
                 check_size(size, self.max_file_bytes)
-                await in_thread(writer.write, content)
+                await in_thread(self._write_upload, writer, content)
             await in_thread(writer.commit)
         except BaseException:
             await asyncio.to_thread(writer.abort)
@@ -77,6 +78,13 @@ class BatchStore:
                     await asyncio.to_thread(self.blobs.delete, file.file_id)
             raise
         return stored
+
+    def _write_upload(self, writer: BlobWriter, content: bytes) -> None:
+        free = self.blobs.free_bytes()
+        if free < RESERVED_BYTES:
+            text = f"its volume has {free:.0f} bytes left, which are kept for results; delete files, or enlarge it"
+            raise BlobUnavailable(text)
+        writer.write(content)
 
     async def read_file(self, file: StoredFile, offset: int = 0) -> AsyncIterator[bytes]:
         """Yield the content of a file in parts."""
