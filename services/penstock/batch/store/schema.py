@@ -34,7 +34,7 @@ SQLITE_MIGRATIONS = (
     CREATE TABLE results (
         number INTEGER NOT NULL REFERENCES batches ON DELETE CASCADE, line INTEGER NOT NULL, is_error INTEGER NOT NULL,
         content BLOB NOT NULL, PRIMARY KEY (number, line)
-    ) STRICT, WITHOUT ROWID;
+    ) STRICT;  -- without a rowid, a row of more than 1 KiB would have a page of its own
     """,
 )
 
