@@ -1,5 +1,6 @@
 """Places for the contents of batches: a folder, and a bucket of a real S3 server. They behave alike."""
 
+import sys
 import time
 from copy import copy
 from itertools import count
@@ -199,6 +200,14 @@ async def test_a_store_keeps_its_contents_in_the_bucket_of_its_settings(bucket, 
         await store.delete_file("acme", "file-1")
         assert list(store.blobs.names(LATER)) == []
     assert not (tmp_path / "unused").exists()
+
+
+def test_a_bucket_without_its_package_stops_the_start(monkeypatch):
+    monkeypatch.delitem(sys.modules, "penstock.batch.blobs.bucket")
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    config = BatchConfig(store=":memory:", bucket="s3://bucket")
+    with pytest.raises(StoreUnusable, match=r"penstock\[s3\]"), opened_store(config, lambda: 1.0):
+        pass
 
 
 def test_a_bucket_that_does_not_exist_stops_the_start(bucket, tmp_path):

@@ -45,5 +45,7 @@ def _blobs(config: BatchConfig) -> Blobs:
         from penstock.batch.blobs.bucket import BucketBlobs  # noqa: PLC0415  # an extra
 
         return BucketBlobs(parse_bucket(config.bucket))
+    except ModuleNotFoundError as error:
+        raise StoreUnusable(f"a bucket needs a package ({error.name}): run `pip install 'penstock[s3]'`") from None
     except BlobUnavailable as error:
         raise StoreUnusable(f"the place of contents cannot be used: {error}") from None
