@@ -3,11 +3,13 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import pytest
 
-from batch_stores import LEASE_S, SetClock, StoreOperations, TimedPostgres, empty_database, result
+from batch_stores import LEASE_S, SetClock, StoreOperations, TimedPostgres, empty_database, result, results
 from penstock.batch.config import BatchConfig
+from penstock.batch.jobs.batch import Status
 from penstock.batch.store import jobs
 from penstock.batch.store import postgres as batch_postgres
 from penstock.batch.store.errors import StoreUnavailable
@@ -154,3 +156,46 @@ def test_results_of_one_chunk_are_stored_once_by_two_replicas(store, replica):
         stored = [each.result() for each in [threads.submit(one, "put_results", given) for one in (store, replica)]]
     assert sorted(map(sum, stored)) == [0, 3]
     assert store.found().completed == 3
+
+
+def test_replicas_that_do_everything_at_once_wait_for_each_other_without_a_deadlock(database, store):
+    """Each line of three batches has one result, but for those of the batch that is cancelled meanwhile."""
+    store.file()
+    for number in range(3):
+        store.divided(chunks=12, lines=4, batch_id=f"batch_{number}", window=1e6)
+    replicas = [StoreOperations(TimedPostgres(database, store.clock), store.clock) for _ in range(4)]
+    with ThreadPoolExecutor(5) as threads:
+        working = [threads.submit(work, each, Random(seed)) for seed, each in enumerate(replicas)]
+        cancelling = threads.submit(cancel_and_end, store)
+        stored = [each.result() for each in working]
+        cancelling.result()
+    for each in replicas:
+        each.database.close()
+    found = [store.found(f"batch_{number}") for number in range(3)]
+    assert sum(stored) == sum(each.completed for each in found)
+    assert [(each.status, each.completed) for each in found[1:]] == [(Status.FINALIZING, 48)] * 2
+    assert found[0].status is Status.CANCELLED
+
+
+def work(replica, random):
+    """Claim, renew, commit and release chunks until there is none. Return the number of results that were stored."""
+    count = 0
+    while chunks := replica("claim", 3, LEASE_S):
+        held = [(each.key, each.epoch) for each in chunks]
+        random.shuffle(held)
+        given = [each for chunk in chunks for each in results(chunk)]
+        random.shuffle(given)
+        for first in range(0, len(given), 5):
+            count += sum(replica("put_results", given[first : first + 5]))
+            replica("renew", held, LEASE_S)
+        replica("release", held)
+    return count
+
+
+def cancel_and_end(store):
+    """Cancel a batch, and end it once no replica has a chunk of it."""
+    store("cancel", "acme", "batch_0")
+    while store.found("batch_0").status is not Status.CANCELLED:
+        job = store("claim_job", LEASE_S)
+        if job and job.batch.batch_id == "batch_0":
+            assert store("finish", job, None, None)

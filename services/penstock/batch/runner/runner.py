@@ -18,7 +18,7 @@ from penstock.mesh.v1 import batch_pb2 as pb
 log = structlog.get_logger()
 
 LEASE_S = 10.0
-RENEW_INTERVAL_S = 1.0  # also the time in which a cancel stops further lines
+RENEW_INTERVAL_S = 0.5  # also the time in which a cancel stops further lines
 CLAIM_INTERVAL_S = 0.25
 TICK_S = 0.05
 COMMIT_INTERVAL_S = 0.1
