@@ -147,6 +147,30 @@ def test_a_result_and_the_end_of_its_chunk_wait_for_each_other(store, replica):
     assert store.found().completed == 1
 
 
+def test_the_last_of_two_chunks_that_end_at_once_ends_their_batch(database, store, replica):
+    store.file()
+    store.divided(chunks=2)
+    first, second = store("claim", 2, LEASE_S)
+    for each in (first, second):
+        store("put_results", results(each))
+    with ThreadPoolExecutor(1) as threads:
+        with replica.database.transaction() as transaction:
+            replica.operations.release(transaction, [(first.key, first.epoch)])
+            late = threads.submit(store, "release", [(second.key, second.epoch)])
+            until_one_waits(database)
+        late.result()
+    assert store.found().status is Status.FINALIZING
+
+
+def until_one_waits(database):
+    """Wait until a session waits for a lock of another one."""
+    for _ in range(500):
+        if administer(database, "SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)]:
+            return
+        time.sleep(0.01)
+    pytest.fail("no session waits")
+
+
 def test_results_of_one_chunk_are_stored_once_by_two_replicas(store, replica):
     store.file()
     store.divided(chunks=1)
