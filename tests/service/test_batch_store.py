@@ -22,13 +22,6 @@ from penstock.batch.store.jobs import Chunk
 from penstock.batch.store.operations import StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH, FILE_PURPOSE_BATCH_OUTPUT
-from stores import new_database
-
-
-@pytest.fixture(scope="module")
-def url(postgres):
-    with new_database(postgres) as found:
-        yield found
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -36,7 +29,9 @@ def store(request):
     """A store on each database."""
     clock = SetClock()
     is_postgres = request.param == "postgres"
-    database = empty_database(request.getfixturevalue("url"), clock) if is_postgres else memory_database(clock)
+    database = (
+        empty_database(request.getfixturevalue("batch_database"), clock) if is_postgres else memory_database(clock)
+    )
     yield StoreOperations(database, clock)
     database.close()
 

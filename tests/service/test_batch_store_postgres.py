@@ -21,17 +21,17 @@ from stores import PostgresStore, administer
 
 
 @pytest.fixture
-def store(database):
+def store(batch_database):
     clock = SetClock()
-    found = StoreOperations(empty_database(database, clock), clock)
+    found = StoreOperations(empty_database(batch_database, clock), clock)
     yield found
     found.database.close()
 
 
 @pytest.fixture
-def replica(database, store):
+def replica(batch_database, store):
     """Another process over the same database."""
-    found = StoreOperations(TimedPostgres(database, store.clock), store.clock)
+    found = StoreOperations(TimedPostgres(batch_database, store.clock), store.clock)
     yield found
     found.database.close()
 
@@ -59,17 +59,17 @@ def test_replicas_take_different_jobs_at_the_same_time(store, replica):
     assert names == ["batch_1", "batch_2"]
 
 
-def test_a_session_that_the_server_has_ended_is_replaced(database, store):
+def test_a_session_that_the_server_has_ended_is_replaced(batch_database, store):
     store.file()
-    PostgresStore(database).cut()
+    PostgresStore(batch_database).cut()
     assert store("find_file", "acme", "file-1").file_id == "file-1"
 
 
-def test_a_transaction_that_loses_its_session_is_in_doubt_and_writes_nothing_here(database, store):
+def test_a_transaction_that_loses_its_session_is_in_doubt_and_writes_nothing_here(batch_database, store):
     store.file()
     with pytest.raises(StoreUnavailable) as error, store.database.transaction() as transaction:
         store.operations.delete_file(transaction, "acme", "file-1")
-        PostgresStore(database).cut()
+        PostgresStore(batch_database).cut()
     assert error.value.is_in_doubt
     assert store("find_file", "acme", "file-1")
 
@@ -80,9 +80,9 @@ def test_a_statement_that_fails_is_not_in_doubt(store):
     assert not error.value.is_in_doubt
 
 
-def test_the_store_works_again_once_its_database_is_back(database, store):
+def test_the_store_works_again_once_its_database_is_back(batch_database, store):
     store.file()
-    with PostgresStore(database).unreachable():
+    with PostgresStore(batch_database).unreachable():
         for _ in range(2):  # the second one fails without a connection
             with pytest.raises(StoreUnavailable):
                 store("find_file", "acme", "file-1")
@@ -111,9 +111,11 @@ def test_processes_that_start_at_once_migrate_once(database):
     assert administer(database, f"SELECT version FROM {VERSION_TABLE}") == [(1,)]
 
 
-def test_a_schema_of_a_later_release_is_refused(database, store, tmp_path):
-    administer(database, f"UPDATE {VERSION_TABLE} SET version = 99")
-    with pytest.raises(StoreTooNew), opened_store(BatchConfig(store=database, folder=str(tmp_path)), SetClock()):
+def test_a_schema_of_a_later_release_is_refused(database, tmp_path):
+    config = BatchConfig(store=database, folder=str(tmp_path))
+    with opened_store(config, SetClock()):
+        administer(database, f"UPDATE {VERSION_TABLE} SET version = 99")
+    with pytest.raises(StoreTooNew), opened_store(config, SetClock()):
         pass
 
 
@@ -124,10 +126,11 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_pat
     assert "secret" not in str(error.value)
 
 
-async def test_the_settings_name_a_database(database, tmp_path):
-    config = BatchConfig(store=database, folder=str(tmp_path))
-    with opened_store(config, lambda: 1.0) as store:
-        assert await store.run(store.operations.list_batches, "acme", after="", limit=5) == ([], False)
+async def test_the_settings_name_a_database(batch_database, store, tmp_path):
+    config = BatchConfig(store=batch_database, folder=str(tmp_path))
+    store.file()
+    with opened_store(config, lambda: 1.0) as opened:
+        assert await opened.run(opened.operations.without_file, ["file-1", "file-2"]) == ["file-2"]
 
 
 def test_a_result_and_the_end_of_its_chunk_wait_for_each_other(store, replica):
@@ -147,7 +150,7 @@ def test_a_result_and_the_end_of_its_chunk_wait_for_each_other(store, replica):
     assert store.found().completed == 1
 
 
-def test_the_last_of_two_chunks_that_end_at_once_ends_their_batch(database, store, replica):
+def test_the_last_of_two_chunks_that_end_at_once_ends_their_batch(batch_database, store, replica):
     store.file()
     store.divided(chunks=2)
     first, second = store("claim", 2, LEASE_S)
@@ -157,7 +160,7 @@ def test_the_last_of_two_chunks_that_end_at_once_ends_their_batch(database, stor
         with replica.database.transaction() as transaction:
             replica.operations.release(transaction, [(first.key, first.epoch)])
             late = threads.submit(store, "release", [(second.key, second.epoch)])
-            until_one_waits(database)
+            until_one_waits(batch_database)
         late.result()
     assert store.found().status is Status.FINALIZING
 
@@ -182,12 +185,12 @@ def test_results_of_one_chunk_are_stored_once_by_two_replicas(store, replica):
     assert store.found().completed == 3
 
 
-def test_replicas_that_do_everything_at_once_wait_for_each_other_without_a_deadlock(database, store):
+def test_replicas_that_do_everything_at_once_wait_for_each_other_without_a_deadlock(batch_database, store):
     """Each line of three batches has one result, but for those of the batch that is cancelled meanwhile."""
     store.file()
     for number in range(3):
         store.divided(chunks=12, lines=4, batch_id=f"batch_{number}", window=1e6)
-    replicas = [StoreOperations(TimedPostgres(database, store.clock), store.clock) for _ in range(4)]
+    replicas = [StoreOperations(TimedPostgres(batch_database, store.clock), store.clock) for _ in range(4)]
     with ThreadPoolExecutor(5) as threads:
         working = [threads.submit(work, each, Random(seed)) for seed, each in enumerate(replicas)]
         cancelling = threads.submit(cancel_and_end, store)
