@@ -70,7 +70,7 @@ async def rows_of(api, file_id):
 
 
 async def test_the_openai_client_runs_and_cancels_batches():
-    async with running_mesh(engine="sim", edges=2, batch=True) as mesh:
+    async with running_mesh(engine="sim", edges=2, batches=1) as mesh:
         base_url = f"http://{mesh.plan.http}/v1"
         async with openai.AsyncOpenAI(base_url=base_url, api_key=mesh.api_key, max_retries=0) as api:
             model = (await api.models.list()).data[0].id
