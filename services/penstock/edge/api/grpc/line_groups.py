@@ -80,7 +80,3 @@ class ResultNumbers:
         while self._ends and self._ends[0][0] <= number:
             kept.append(self._ends.popleft()[1])
         return kept
-
-    @property
-    def is_all_acknowledged(self) -> bool:
-        return not self._ends

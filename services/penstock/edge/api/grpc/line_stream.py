@@ -60,7 +60,8 @@ class LineStream:
         self._numbers = ResultNumbers()
         self._stored = 0  # lines of this stream
         self._open: deque[str] = deque()  # batches whose results are not sent, the oldest first
-        self._files: dict[str, tuple[str, ...]] = {}  # of batches whose results are sent
+        self._files: dict[str, tuple[str, ...]] = {}  # of batches whose results are sent, until they are deleted
+        self._is_storing = False  # lines that were taken, and are in no batch yet
         self._has_ended = False  # no line follows
         self._changed = asyncio.Event()  # there are more lines, or none follows
         self._has_room = asyncio.Event()  # lines were taken to be stored
@@ -131,9 +132,11 @@ class LineStream:
                     continue
                 while len(self._open) >= MAX_OPEN_BATCHES:  # noqa: ASYNC110  # `_collect` looks at them as often
                     await asyncio.sleep(POLL_INTERVAL_S)
+                self._is_storing = True
                 group = self._lines.take()
                 self._has_room.set()
                 await self._store_group(group)
+                self._is_storing = False
             await self._end_if_done()
 
     async def _store_group(self, group: LineGroup) -> None:
@@ -206,14 +209,13 @@ class LineStream:
 
     async def _delete(self, batch_ids: list[str]) -> None:
         for batch_id in batch_ids:
-            for file_id in filter(None, self._files.pop(batch_id)):
-                try:
+            for file_id in filter(None, self._files[batch_id]):
+                with suppress(NotFound):
                     await self._batches.call(self._owner, delete_file=pb.DeleteFileRequest(file_id=file_id))
-                except NotFound:
-                    continue
+            del self._files[batch_id]
 
     async def _end_if_done(self) -> None:
-        if self._has_ended and not (self._lines or self._open) and self._numbers.is_all_acknowledged:
+        if self._has_ended and not (self._lines or self._is_storing or self._open or self._files):
             await self._frames.put(None)
 
 
