@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from penstock.batch.jobs.chunks import ChunkKey, ClaimedChunk, Line
-from penstock.batch.runner.held import MAX_RETRY_S, HeldChunks
+from penstock.batch.runner.held import MAX_RETRY_S, MAX_UNCONFIRMED_S, HeldChunks
 from penstock.batch.runner.suspects import MAX_LOST_RUNS
 from penstock.mesh.v1.batch_pb2 import (
     LINE_VERDICT_ANSWERED,
@@ -15,6 +15,7 @@ from penstock.mesh.v1.batch_pb2 import (
 )
 
 ENDPOINT = "/v1/embeddings"
+CLAIMED_AT = 1_000.0  # s; after the times of most tests, in which the store confirms all chunks
 
 
 def content(number):
@@ -25,8 +26,8 @@ def claimed(batch="batch_1", *, lines=3, epoch=1):
     return ClaimedChunk(ChunkKey(batch, 0), epoch, lines, "acme", "k", b"d", ENDPOINT, 1_000.0, 900.0)
 
 
-def add(held, chunk):
-    return held.add(chunk, [Line(number, content(number)) for number in range(chunk.line_count)], 0.0)
+def add(held, chunk, claimed_at=CLAIMED_AT):
+    return held.add(chunk, [Line(number, content(number)) for number in range(chunk.line_count)], claimed_at)
 
 
 def ended(line, verdict=LINE_VERDICT_ANSWERED):
@@ -55,6 +56,17 @@ def test_a_chunk_has_one_turn_in_a_round_after_its_lines_have_returned(held):
     for line in (first, second):
         held.on_ended(line, ended(line, LINE_VERDICT_LATER), -10.0)
     assert [each.chunk.key.batch_id for each in started(held, 3)] == ["batch_2", "batch_1", "batch_2"]
+
+
+def test_a_chunk_that_the_store_has_not_confirmed_recently_starts_no_line(held):
+    add(held, claimed("batch_1"), claimed_at=0.0)
+    add(held, claimed("batch_2"), claimed_at=1.0)
+    now = MAX_UNCONFIRMED_S + 0.5
+    assert [each.chunk.key.batch_id for each in started(held, 3, now)] == ["batch_2"] * 3
+    assert held.next_line("edge", now) is None
+    (stale,) = [each for each in held if each.waiting]
+    stale.confirmed_at = 1.0
+    assert held.next_line("edge", now).chunk is stale
 
 
 def test_an_edge_delays_a_line_for_a_minute_at_most(held):
@@ -183,4 +195,4 @@ def test_a_batch_that_is_stopped_gets_no_error_of_its_last_lines(held):
 
 def test_the_window_of_a_chunk_ends_as_long_after_its_claim_as_the_store_said(held):
     held.add(claimed(lines=1), [Line(0, content(0))], 50.0)
-    assert held.next_line("edge", 60.0).chunk.ends_at == 950.0
+    assert held.next_line("edge", 50.0).chunk.ends_at == 950.0

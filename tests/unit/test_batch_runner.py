@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager, suppress
 from chunk_memory import ChunkMemory, FakeEdges, chunk_of
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState
 from penstock.batch.runner import runner as runner_module
-from penstock.batch.runner.runner import MAX_COMMITTED, BatchRunner
+from penstock.batch.runner.held import MAX_UNCONFIRMED_S
+from penstock.batch.runner.runner import MAX_COMMITTED, RENEW_INTERVAL_S, BatchRunner
 from penstock.mesh.v1 import batch_pb2 as pb
 
 
@@ -74,6 +75,22 @@ async def test_a_cancelled_batch_stops_its_lines_and_starts_no_other():
             edges.answer(line.handle)
         await until(lambda: store.released)
     assert len(store.stored) == len(edges.started) == sent < 50
+
+
+async def test_a_runner_whose_renewals_fail_starts_no_line_until_they_succeed():
+    store, edges = ChunkMemory([chunk(0, 50)]), FakeEdges()
+    edges.is_answering = False
+    async with running(store, edges):
+        await until(lambda: edges.started)
+        store.is_away = True
+        loop = asyncio.get_running_loop()
+        away_since, sent = loop.time(), len(edges.started)
+        await until(lambda: loop.time() > away_since + MAX_UNCONFIRMED_S + RENEW_INTERVAL_S)
+        for line in edges.started[:sent]:
+            edges.answer(line.handle)  # makes room in the window
+        assert len(edges.started) == sent
+        store.is_away = False
+        await until(lambda: len(edges.started) > sent)
 
 
 async def test_a_drain_beside_the_commits_of_run_loses_no_result():

@@ -21,6 +21,9 @@ from penstock.mesh.v1 import batch_pb2 as pb
 
 LOST_RETRY_S = 1.0  # s until a line that was lost starts again
 MAX_RETRY_S = 60.0  # s that an edge may delay a line
+# After which a chunk starts no line until the store confirms it again. A replica that was suspended, or has lost the
+# store, thus starts none later than 1 s after the answer of a cancel.
+MAX_UNCONFIRMED_S = 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +48,7 @@ class HeldChunk:
 
     claimed: ClaimedChunk
     ends_at: float  # of the window of its batch, s
+    confirmed_at: float  # s; when the store was asked whether its lines may start, and said yes
     waiting: deque[RunnableLine] = field(default_factory=deque)
     in_mesh: int = 0
     uncommitted: int = 0  # results that the store does not have yet
@@ -90,9 +94,10 @@ class HeldChunks:
     def add(self, claimed: ClaimedChunk, lines: Iterable[Line], claimed_at: float) -> list[LineResult]:
         """Hold a chunk. Return the results of lines that are no calls.
 
-        claimed_at: s of the clock of `now`. The caller has stopped an earlier lease of the same chunk, as lost.
+        claimed_at: s of the clock of `now`, when the store was asked for it. The caller has stopped an earlier lease of
+        the same chunk, as lost.
         """
-        chunk = self._chunks[claimed.key] = HeldChunk(claimed, claimed_at + claimed.seconds_left)
+        chunk = self._chunks[claimed.key] = HeldChunk(claimed, claimed_at + claimed.seconds_left, claimed_at)
         invalid: list[LineResult] = []
         for line in lines:
             answer_id = line_id(claimed.key.batch_id, line.number)
@@ -115,6 +120,8 @@ class HeldChunks:
                 chunk.has_turn = False
                 continue
             self._turns.append(chunk)
+            if now - chunk.confirmed_at > MAX_UNCONFIRMED_S:
+                continue
             for _ in range(len(chunk.waiting)):
                 line = chunk.waiting.popleft()
                 if line.not_before <= now and self._suspects.may_join(edge, line.lost_runs):

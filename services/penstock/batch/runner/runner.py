@@ -18,10 +18,11 @@ from penstock.mesh.v1 import batch_pb2 as pb
 log = structlog.get_logger()
 
 LEASE_S = 10.0
-RENEW_INTERVAL_S = 0.5  # also the time in which a cancel stops further lines
+RENEW_INTERVAL_S = 0.5  # below `MAX_UNCONFIRMED_S`: a renewal also tells whether a batch was cancelled
 CLAIM_INTERVAL_S = 0.25
 TICK_S = 0.05
 COMMIT_INTERVAL_S = 0.1
+COMMIT_RETRY_S = 1.0  # after a commit that failed
 MAX_COMMITTED = 512  # results of one change
 MAX_COMMITTED_BYTES = 4 << 20  # of their rows, beyond the first one
 MAX_CLAIMED = 4  # chunks at one time
@@ -120,13 +121,16 @@ class BatchRunner:
             chunks = [each for each in self._held if not each.is_lost]
             if not chunks:
                 continue
+            asked_at = self._now
             try:
                 states = await self._store.renew([(each.key, each.claimed.epoch) for each in chunks], LEASE_S)
             except PenstockError as error:
                 self._on_store_away("chunks_not_renewed", error, chunks=len(chunks))
                 continue
             for chunk, state in zip(chunks, states, strict=True):
-                if state is not ChunkState.HELD and not chunk.is_stopped:
+                if state is ChunkState.HELD:
+                    chunk.confirmed_at = asked_at
+                elif not chunk.is_stopped:
                     self._stop(self._held.stop(chunk.key, is_lost=state is ChunkState.LOST))
 
     async def _commit(self) -> None:
@@ -137,7 +141,7 @@ class BatchRunner:
                 await self._release_over()
             except PenstockError as error:
                 self._on_store_away("results_not_committed", error, results=len(self._results))
-                await asyncio.sleep(RENEW_INTERVAL_S)
+                await asyncio.sleep(COMMIT_RETRY_S)
 
     async def _tick(self) -> None:
         while True:
