@@ -60,6 +60,18 @@ async def test_a_line_ends_once_auth_has_recorded_its_charge():
         assert (await lines.end_of(1)).verdict == pb.LINE_VERDICT_ANSWERED
 
 
+async def test_a_line_whose_charge_is_on_the_way_is_answered_in_spite_of_a_stop():
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        mesh.auth.confirms_settlements = False
+        lines.start(1, completion())
+        assert await charges(mesh, 1) == [(2, 5)]
+        lines.stop(1)
+        lines.start(2, b"{")  # its end follows all that the edge has sent before
+        await lines.end_of(2)
+        mesh.auth.confirm()
+        assert (await lines.end_of(1)).verdict == pb.LINE_VERDICT_ANSWERED
+
+
 @pytest.mark.parametrize(
     ("body", "endpoint", "code", "param"),
     [

@@ -352,7 +352,7 @@ class RunRequest(_message.Message):
 
     @_builtins.property
     def stop(self) -> Global___StopLine:
-        """Stops a line, which then ends with LINE_VERDICT_LATER."""
+        """Stops a line, which then ends with LINE_VERDICT_LATER unless its answer is being charged."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRequest]:

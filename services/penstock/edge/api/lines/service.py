@@ -96,7 +96,7 @@ class _LineStream:
             case "start":
                 self._start(frame.start)
             case "stop":
-                self._give_back(frame.stop.number, _stopped())
+                self._stop(frame.stop.number)
 
     def _start(self, start: pb.StartLine) -> None:
         if start.number in self.runs:
@@ -162,6 +162,11 @@ class _LineStream:
     def _send_ended(self, ended: pb.LineEnded) -> None:
         _lines.labels(pb.LineVerdict.Name(ended.verdict).removeprefix("LINE_VERDICT_").lower()).inc()
         self._peer.send(pb.RunResponse(ended=ended))
+
+    def _stop(self, number: int) -> None:
+        """Give a line back, unless it is answered and its charge is on the way: its end follows in this case."""
+        if number in self.runs and not self.runs[number][0].settlements.is_settling:
+            self._give_back(number, _stopped())
 
     def _give_back(self, number: int, error: PenstockError) -> None:
         """End a line that runs, with what it has generated. No effect on one that has ended."""

@@ -46,6 +46,7 @@ class LineSettlements:
     def __init__(self) -> None:
         self._held: list[_HeldSettlement] = []
         self._unconfirmed = 0
+        self.is_settling = False  # whether the line is answered here, and charged
         self._confirmed = asyncio.Event()
 
     def attach(self, context: RequestContext) -> None:
@@ -57,7 +58,7 @@ class LineSettlements:
     async def settle(self) -> None:
         """Charge what the requests have generated. Return once auth has recorded all of it."""
         held, self._held = self._held, []
-        self._unconfirmed = len(held)
+        self.is_settling, self._unconfirmed = True, len(held)
         for each in held:
             if not each.settle(self._on_settled):
                 self._on_settled()
