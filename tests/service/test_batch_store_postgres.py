@@ -126,10 +126,12 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_pat
     assert "secret" not in str(error.value)
 
 
-async def test_the_settings_name_a_database(batch_database, store, tmp_path):
+async def test_the_settings_name_a_database_whose_clock_all_times_follow(batch_database, store, tmp_path):
     config = BatchConfig(store=batch_database, folder=str(tmp_path))
     store.file()
     with opened_store(config, lambda: 1.0) as opened:
+        with opened.database.transaction() as transaction:
+            assert 1.0 < opened.clock() <= transaction.now
         assert await opened.run(opened.operations.without_file, ["file-1", "file-2"]) == ["file-2"]
 
 

@@ -15,7 +15,7 @@ from penstock.batch.store.errors import StoreUnavailable
 from penstock.batch.store.file_division import FileDivider
 from penstock.batch.store.job_lease import JOB_LEASE_S
 from penstock.batch.store.job_worker import JobWorker
-from penstock.batch.store.opening import opened_store
+from penstock.batch.store.opening import database_clock, opened_store
 from penstock.batch.store.operations import BatchOperations, StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.batch.store.store import BatchStore
@@ -251,6 +251,14 @@ async def test_contents_without_a_file_are_deleted_once_they_are_old(tier, tmp_p
     assert sorted(each.name for each in (tmp_path / "contents").iterdir()) == ["file-1", "file-2", "file-3.part"]
     await tier.worker.drop_orphans(LATER)
     assert [each.name for each in (tmp_path / "contents").iterdir()] == ["file-1"]
+
+
+def test_times_of_a_process_whose_clock_is_wrong_are_those_of_the_database():
+    local = [100.0]
+    clock = database_clock(SqliteDatabase(":memory:", lambda: 5_000.0), lambda: local[0])
+    assert clock() == 5_000.0
+    local[0] += 7.0
+    assert clock() == 5_007.0
 
 
 def test_the_store_of_the_settings_keeps_its_batches(tmp_path):

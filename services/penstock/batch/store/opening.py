@@ -16,7 +16,7 @@ from penstock.chassis.database.errors import StoreUnusable
 
 @contextmanager
 def opened_store(config: BatchConfig, clock: Callable[[], float]) -> Iterator[BatchStore]:
-    """Open the store, and close it after the block. Raises StoreUnusable and StoreTooNew.
+    """Open the store, and close it after the block. Raises StoreUnusable, StoreTooNew and StoreUnavailable.
 
     clock: Unix time, s; that of PostgreSQL is its own.
     """
@@ -24,9 +24,20 @@ def opened_store(config: BatchConfig, clock: Callable[[], float]) -> Iterator[Ba
     operations = BatchOperations(config.file_bytes_per_tenant, config.batches_per_tenant)
     try:
         database.open()
-        yield BatchStore(database, _blobs(config), operations, clock, config.max_file_bytes)
+        now = database_clock(database, clock)
+        yield BatchStore(database, _blobs(config), operations, now, config.max_file_bytes)
     finally:
         database.close()
+
+
+def database_clock(database: Database, clock: Callable[[], float]) -> Callable[[], float]:
+    """Return `clock` put to the time of the database, because a window begins by the one and ends by the other.
+
+    Raises StoreUnavailable.
+    """
+    with database.transaction() as transaction:
+        offset = transaction.now - clock()
+    return lambda: clock() + offset
 
 
 def _database(config: BatchConfig, clock: Callable[[], float]) -> Database:
