@@ -107,6 +107,21 @@ def test_a_line_that_returns_waits_and_continues_from_its_progress(held):
     assert held.next_line("other", 5.0).progress == b"p"
 
 
+@pytest.mark.parametrize("is_edge_lost", [False, True])
+def test_a_line_whose_run_may_have_been_lost_is_marked(held, is_edge_lost):
+    add(held, claimed("batch_1", lines=1))
+    add(held, claimed("batch_2", lines=1, epoch=2))
+    line, of_other_holder = started(held, 2)
+    assert (line.may_have_run, of_other_holder.may_have_run) == (False, True)
+    held.on_ended(line, ended(line, LINE_VERDICT_LATER), -10.0)
+    assert not held.next_line("edge", 0.0).may_have_run
+    if is_edge_lost:
+        held.on_edge_lost("edge", -10.0)
+    else:
+        held.on_ended(line, ended(line, LINE_VERDICT_LOST), -10.0)
+    assert held.next_line("edge", 0.0).may_have_run
+
+
 def test_a_spent_budget_ends_all_lines_that_are_left(held):
     add(held, claimed())
     line = held.next_line("edge", 0.0)

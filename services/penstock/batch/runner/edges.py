@@ -55,7 +55,7 @@ class EdgeLinks:
             body=line.call.body,
             priority=PRIORITY_BATCH,
             progress=line.progress,
-            may_have_run=line.lost_runs > 0,
+            may_have_run=line.may_have_run,
         )
         set_seconds(start.timeout, max(1.0, min(MAX_LINE_S, line.chunk.ends_at - now)))
         link = self._links.get(line.edge)

@@ -34,6 +34,7 @@ class RunnableLine:
     number: int  # in its file
     call: LineCall
     line_id: str
+    may_have_run: bool = False  # and have been lost while it ran, so that it may crash engines
     lost_runs: int = 0
     not_before: float = 0.0  # s
     progress: bytes = b""  # of its latest run; empty: it begins anew
@@ -107,7 +108,8 @@ class HeldChunks:
                 row = error_row(answer_id, error.custom_id, code=error.code, message=error.message)
                 invalid.append(_result(chunk, line.number, row, is_error=True))
                 continue
-            chunk.waiting.append(RunnableLine(chunk, line.number, call, answer_id))
+            # Another holder of the chunk may have died while the line ran.
+            chunk.waiting.append(RunnableLine(chunk, line.number, call, answer_id, may_have_run=claimed.epoch > 1))
         chunk.uncommitted += len(invalid)
         self._give_turn(chunk)
         return invalid
@@ -152,7 +154,9 @@ class HeldChunks:
         if ended.verdict in (pb.LINE_VERDICT_ANSWERED, pb.LINE_VERDICT_REFUSED):
             chunk.uncommitted += 1
             return [_ended_result(line, ended)]
-        line.lost_runs += ended.verdict == pb.LINE_VERDICT_LOST
+        is_lost = ended.verdict == pb.LINE_VERDICT_LOST
+        line.lost_runs += is_lost
+        line.may_have_run |= is_lost
         if line.lost_runs >= MAX_LOST_RUNS:
             return [self._give_up(line, ended.failure.reason)]
         delay = retry_delay_of(ended) if ended.failure.HasField("retry_after") else LOST_RETRY_S
@@ -171,6 +175,7 @@ class HeldChunks:
             if line.chunk.is_lost:
                 continue
             line.lost_runs += line.is_running
+            line.may_have_run = True  # an edge tells only of the first output, after the prefill
             if line.lost_runs >= MAX_LOST_RUNS:
                 results.append(self._give_up(line, "EDGE_LOST"))
             else:
