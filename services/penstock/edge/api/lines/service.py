@@ -45,7 +45,7 @@ class LineService(LineServiceServicer):
     def __init__(self, gateway: Gateway, hello: Hello) -> None:
         self._gateway = gateway
         self._hello = hello
-        self._streams: set[_LineStream] = set()
+        self._streams: dict[_LineStream, None] = {}  # in order of connection
         self._is_released = False
 
     @property
@@ -58,7 +58,7 @@ class LineService(LineServiceServicer):
             context, pb.RunResponse, self._hello, capacity=OUTBOX_FRAMES, tiers=("batch",)
         ) as peer:
             stream = _LineStream(self._gateway, peer)
-            self._streams.add(stream)
+            self._streams[stream] = None
             if self._is_released:
                 stream.release()
             try:
@@ -66,7 +66,7 @@ class LineService(LineServiceServicer):
                     async for frame in peer:
                         stream.on_frame(frame)
             finally:
-                self._streams.discard(stream)
+                del self._streams[stream]
                 await stream.close()
 
     async def release(self) -> None:
