@@ -206,6 +206,7 @@ def _check_exclusive(*options: tuple[str, Any]) -> None:
 @click.option("--rollout", is_flag=True, help="replace workers of every world by workers of another model version")
 @click.option("--auth-replicas", is_flag=True, help="run several processes of auth on one database in every world")
 @click.option("--responses", is_flag=True, help="store responses in every world, and retrieve them at other edges")
+@click.option("--batches", is_flag=True, help="run batches in every world, on two replicas of the batch tier")
 @click.option(
     "--longest-freeze",
     type=click.FloatRange(5, 600, min_open=True),
@@ -229,6 +230,7 @@ def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: b
         max_freeze_s=overriding["longest_freeze"] or 0.0,
         has_auth_replicas=overriding["auth_replicas"],
         has_responses=overriding["responses"],
+        has_batches=overriding["batches"],
     )
     if frame_log:
         command.show_replay(seed, overrides)
