@@ -24,6 +24,7 @@ from penstock.queue.prediction.throughput import Throughput
 from penstock.queue.prediction.ttft_model import PlacementStats, TokenDemand, TtftModel, WorkAhead, step_costs_of
 from penstock.queue.prediction.worker_backlog import PendingPrompt, PromptDelay
 from penstock.queue.ticket import QueuedTicket
+from penstock.v1.inference_pb2 import Priority
 
 EWMA_GAIN = 1 / 64  # weight of the latest wait: about the latest 64 count
 CORRECTION_BOUNDS = 0.25, 4.0
@@ -137,9 +138,12 @@ class Forecast:
         self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
 
     def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:
-        """Add a prompt to the backlog at its offer, because later tickets are predicted before it is placed."""
+        """Add a prompt to the backlog at its offer, because later tickets are predicted before it is placed.
+
+        Batch prompts are in no backlog: workers prefill them after all others.
+        """
         self._view = None
-        if pool_stats and all(each.has_step_costs for each in pool_stats):
+        if pool_stats and not ticket.is_batch and all(each.has_step_costs for each in pool_stats):
             stats = combined(pool_stats)
             self._step_costs = step_costs_of(stats)
             prompt = PendingPrompt(ticket.prompt_tokens, ticket.is_express, ticket.commitment_rank, ticket.tokens)
@@ -154,23 +158,28 @@ class Forecast:
         if self._step_costs:
             self._view = None
             for each in prompts:
-                self.prefill_backlog.on_placed_elsewhere(each, scheduler, now, self._step_costs)
-                self.prompt_inflow.record(each.tokens, now)
-                self.prompt_sizes.record(each.tokens)
+                if each.priority != Priority.PRIORITY_BATCH:
+                    self.prefill_backlog.on_placed_elsewhere(each, scheduler, now, self._step_costs)
+                    self._record_prompt(each.tokens, now)
 
     def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         self._view = None
         if ticket.pending_prompt and self._step_costs:
             self.prefill_backlog.on_placed(ticket.pending_prompt, worker, scheduler, now, self._step_costs)
-        self.prompt_inflow.record(ticket.prompt_tokens, now)
-        self.prompt_sizes.record(ticket.prompt_tokens)
+        if not ticket.is_batch:
+            self._record_prompt(ticket.prompt_tokens, now)
         self.mean_output_tokens += (ticket.expected_output - self.mean_output_tokens) * (
             EWMA_GAIN if self.mean_output_tokens else 1.0
         )
 
+    def _record_prompt(self, tokens: int, now: float) -> None:
+        """Record a placed prompt that may overtake others, as batch prompts do not."""
+        self.prompt_inflow.record(tokens, now)
+        self.prompt_sizes.record(tokens)
+
     def record_first_token(self, ticket: QueuedTicket, realised: float) -> None:
         """Record a first token; `realised` is in s from the arrival of its ticket."""
-        if ticket.raw_ttft:
+        if ticket.raw_ttft and not ticket.is_batch:
             self.record_ratio(ticket.raw_ttft, realised)
         waited, predicted, prompt = ticket.was_predicted_to_wait, ticket.predicted_ttft, ticket.pending_prompt
         if prompt:

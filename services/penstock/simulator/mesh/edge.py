@@ -226,7 +226,7 @@ class SimEdge:
         emitted = ticket.prompt_tokens - request.prompt_tokens
         content = self._prompt_content(request, emitted) if self._salts else None
         lengths = ticket.prompt_tokens, request.output_tokens - emitted, ticket.max_output_tokens
-        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, content, is_express=lease.express)
+        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, content, prefill_rank=ticket.prefill_rank)
         worker = self._peers.worker(lease.worker_id)
         self._ledger.record_zone(request, worker)
         self._started_runs[run.run_id] = StartedRun(request, ticket, run, worker)
