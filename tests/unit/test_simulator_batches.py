@@ -6,6 +6,7 @@ from penstock.batch.jobs.division import CHUNK_LINES
 from penstock.batch.window.window import MIN_WAITING
 from penstock.bench.transcript import OK
 from penstock.simulator.errors import ScenarioError
+from penstock.simulator.mesh import batch_replica
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario import PRIORITIES
 from penstock.simulator.scenario_file import scenario_of
@@ -108,3 +109,12 @@ def test_figures_of_requests_are_those_of_clients():
 def test_a_batch_has_neither_clients_nor_arrivals(field):
     with pytest.raises(ScenarioError, match=field):
         world({**batch(3), field: {"rate": 1.0}})
+
+
+def test_the_last_lines_of_a_late_batch_are_of_the_class_standard(monkeypatch):
+    for name in ("CHUNK_LINES", "SPARE_LINES"):  # a small fleet would hold the lines of ten seconds otherwise
+        monkeypatch.setattr(batch_replica, name, 8)
+    run = finished(batch(5_000, window=30.0), duration=31.0)
+    raised = [each for each in run.ledger.requests if each.priority == PRIORITIES["standard"]]
+    assert 0 < len(raised) < len(run.ledger.requests) / 5
+    assert min(each.submitted_at for each in raised) >= 27.0

@@ -227,7 +227,8 @@ class ModelQueues:
         queue = self[model]
         regular = self._offers(queue, hold_if_blocked, now, express=False)
         effects: list[Effect] = [*regular, *self._offers(queue, hold_if_blocked, now, express=True)]
-        queue.forecast.record_unserved(queue.policy.totals.tickets, now)
+        batch_tickets = queue.policy.class_backlog(PRIORITY_BATCH).tickets
+        queue.forecast.record_unserved(queue.policy.totals.tickets, batch_tickets, now)
         return effects
 
     def _offers(self, queue: ModelQueue, hold_if_blocked: HoldFn, now: float, *, express: bool) -> Iterator[Offer]:

@@ -108,6 +108,8 @@ class Forecast:
     _predicted_sum: float = 0.0
     _step_costs: StepCosts | None = None  # from the latest reports; None: not known
     _saturated_since: float | None = None  # s; time since which tickets wait without credit
+    # The same for tickets of other classes than batch, which may take all free slots.
+    _blocked_since: float | None = None
     _curve: ReleaseCurve = EMPTY_CURVE
     _curve_releases: Sequence[Sequence[SlotRelease]] = ()  # one curve per scheduler
     _curve_mean_hold: float = 0.0  # s
@@ -119,13 +121,17 @@ class Forecast:
         low, high = CORRECTION_BOUNDS
         return min(high, max(low, self._realised_sum / self._predicted_sum)) if self._predicted_sum else 1.0
 
-    def record_unserved(self, tickets: int, now: float) -> None:
-        """Record the number of tickets that are left without credit."""
+    def record_unserved(self, tickets: int, batch_tickets: int, now: float) -> None:
+        """Record the number of tickets that are left without credit, and how many of them are batch tickets."""
         self._view = None
         if not tickets:
             self._saturated_since = None
         elif self._saturated_since is None:
             self._saturated_since = now
+        if tickets == batch_tickets:
+            self._blocked_since = None
+        elif self._blocked_since is None:
+            self._blocked_since = now
 
     def record_pool_stats(self, scheduler: str, stats: PoolStats, pool_stats: Sequence[PoolStats]) -> None:
         """Apply a report of `scheduler`; `pool_stats` are the reports of all schedulers."""
@@ -135,7 +141,7 @@ class Forecast:
             mean = self.prompt_sizes.mean_tokens
             self.prefill_backlog.on_report(scheduler, stats.prefill_backlogs, mean, now, steps)
             self.prefill_backlog.on_capacities(scheduler, stats.capacity_by_worker, now)
-        self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
+        self.service_rate.record(pool_stats, is_saturated=_has_lasted(self._saturated_since, now))
 
     def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:
         """Add a prompt to the backlog at its offer, because later tickets are predicted before it is placed.
@@ -248,7 +254,7 @@ class Forecast:
 
     def _new_view(self, pool_stats: Sequence[PoolStats], now: float) -> PoolView:
         stats = combined(pool_stats)
-        if stats.leases < stats.slots and self._is_saturated(now):
+        if stats.leases < stats.slots and _has_lasted(self._blocked_since, now):
             stats = stats._replace(slots=stats.leases)
         placements = PlacementStats(self.prompt_inflow.tokens_per_second(now), self.prompt_sizes.mean_tokens)
         return PoolView(pool_stats, now, stats, TtftModel(stats, now, self.prefill_backlog, placements))
@@ -275,7 +281,8 @@ class Forecast:
             pool_stats, key=lambda each: each.next_worker_backlog_time + each.prefill_time(ticket.prompt_tokens)
         )
         after_lease = nearest.next_worker_backlog_time + nearest.prefill_time(ticket.prompt_tokens)
-        free = 0 if self._is_saturated(now) else max(credit, sum(each.free_slots for each in pool_stats))
+        since = self._saturated_since if ticket.is_batch else self._blocked_since
+        free = 0 if _has_lasted(since, now) else max(credit, sum(each.free_slots for each in pool_stats))
         if ahead.tickets < free:
             return Prediction(tickets, 0.0, after_lease, after_lease)
         if not self.service_rate.saturated:
@@ -286,5 +293,6 @@ class Forecast:
         wait = raw * self.correction
         return Prediction(tickets, wait, wait + after_lease, after_lease, raw)
 
-    def _is_saturated(self, now: float) -> bool:
-        return self._saturated_since is not None and now - self._saturated_since > SATURATION_DELAY_S
+
+def _has_lasted(since: float | None, now: float) -> bool:
+    return since is not None and now - since > SATURATION_DELAY_S

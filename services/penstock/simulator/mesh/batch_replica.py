@@ -10,6 +10,7 @@ import orjson
 from penstock.batch.jobs.batch import Batch
 from penstock.batch.jobs.chunks import ChunkKey, ClaimedChunk, Line, LineResult
 from penstock.batch.jobs.division import CHUNK_LINES
+from penstock.batch.jobs.urgency import class_of_lines
 from penstock.batch.runner.held import HeldChunks, RunnableLine, retry_delay_of
 from penstock.batch.runner.runner import CLAIM_INTERVAL_S, MAX_CLAIMED, SPARE_LINES, TICK_S
 from penstock.batch.window.window import LineWindow
@@ -31,6 +32,7 @@ class SimLine(NamedTuple):
     tenant: SimTenant
     offered: OfferedRequest
     deadline: float  # s; end of the batch's window
+    priority: int  # class of its ticket
 
 
 class ReplicaPeers(Protocol):
@@ -134,8 +136,8 @@ class SimBatchReplica:
             chosen.left -= len(lines)
             facts = chosen.facts
             key, whose = ChunkKey(facts.batch_id, lines[0].number), (facts.tenant_id, facts.key_id, facts.delegation)
-            left = facts.expires_at - now
-            self._held.add(ClaimedChunk(key, 1, len(lines), *whose, ENDPOINT, facts.expires_at, left), lines)
+            end, left, priority = facts.expires_at, facts.expires_at - now, class_of_lines(facts, now)
+            self._held.add(ClaimedChunk(key, 1, len(lines), *whose, ENDPOINT, end, left, priority), lines)
 
     def _stop(self, batch: SimBatch) -> None:
         for chunk in self._held:
@@ -167,7 +169,8 @@ class SimBatchReplica:
     def _started(self, line: RunnableLine) -> SimLine:
         tenant = self._batch_of(line.chunk.key.batch_id).tenant
         offered = OfferedRequest(0.0, **orjson.loads(line.call.body))
-        return SimLine(line.handle, line.line_id, tenant, offered, line.chunk.claimed.expires_at)
+        claimed = line.chunk.claimed
+        return SimLine(line.handle, line.line_id, tenant, offered, claimed.expires_at, claimed.priority)
 
     def _batch_of(self, batch_id: str) -> SimBatch:
         return next(each for each in self.batches if each.facts.batch_id == batch_id)

@@ -121,6 +121,7 @@ class SimEdge:
         request = SimRequest(
             tenant, offered.prompt_tokens, offered.output_tokens, transcript, self._rngs[tenant.name], offered.prefix
         )
+        request.priority = tenant.priority
         request.max_output_tokens = _declared_tokens(tenant, offered.output_tokens, request.rng)
         self._ledger.requests.append(request)
         return request
@@ -183,6 +184,7 @@ class SimEdge:
         if request is None:
             request = self._lines[line.line_id] = self._new_request(line.tenant, line.offered)
         request.line, request.deadline = line.number, line.deadline
+        request.priority = min(line.tenant.priority, line.priority)
         self.open_requests += 1
         self._attempt(request)
 
@@ -296,7 +298,7 @@ class SimEdge:
             edge=EDGE_ID,
             tenant_id=tenant.name,
             model=MODEL,
-            priority=tenant.priority,
+            priority=request.priority,
             weight=tenant.weight,
             prompt_tokens=request.prompt_tokens + emitted,
             max_output_tokens=max(1, request.max_output_tokens - emitted),
