@@ -144,7 +144,7 @@ def test_no_other_prompt_exceeds_the_oldest_share_while_an_express_one_lacks_tok
 
 def test_batch_prompts_get_no_more_than_their_share_while_others_prefill():
     policy = ContinuousBatching(token_budget=64, oldest_share=0.25)
-    assert policy.split_prefill([500, 90, 10], 0, [BATCH_RANK, DEFAULT_RANK, BATCH_RANK]) == [2, 62, 0]
+    assert policy.split_prefill([500, 90, 10], 0, [BATCH_RANK, DEFAULT_RANK, BATCH_RANK]) == [1, 63, 0]
     assert policy.split_prefill([9, 500], 0, [DEFAULT_RANK, BATCH_RANK]) == [9, 0]
 
 

@@ -76,14 +76,14 @@ def test_a_batch_that_expires_starts_no_further_line_and_stops_those_that_run():
 
 
 def test_two_batches_share_the_fleet():
-    run = finished(batch(2_000, "one"), batch(2_000, "other"), duration=20.0, drain=0.0)
+    run = finished(batch(2_000, "one"), batch(2_000, "other"), duration=5.0, drain=0.0)
     done = [each["lines_done"] for each in rows(run).values()]
     assert min(done) > 0.8 * max(done)
 
 
 def test_a_line_that_the_queue_rejects_starts_again():
-    busy = {**CHAT, "arrivals": {"rate": 60.0}}
-    run = finished(batch(60), busy, queues={"max_depth": 6}, duration=30.0, drain=60.0)
+    busy = {**CHAT, "arrivals": {"rate": 60.0, "windows": [{"start": 3.0, "end": 99.0, "factor": 0.0}]}}
+    run = finished(batch(60), busy, queues={"max_depth": 6}, duration=10.0)
     lines = [each for each in run.ledger.requests if each.tenant.backlog]
     assert {each.transcript.outcome for each in lines} == {OK}
     assert max(each.attempts for each in lines) > 1
@@ -114,7 +114,25 @@ def test_a_batch_has_neither_clients_nor_arrivals(field):
 def test_the_last_lines_of_a_late_batch_are_of_the_class_standard(monkeypatch):
     for name in ("CHUNK_LINES", "SPARE_LINES"):  # a small fleet would hold the lines of ten seconds otherwise
         monkeypatch.setattr(batch_replica, name, 8)
-    run = finished(batch(5_000, window=30.0), duration=31.0)
+    run = finished(batch(5_000, window=60.0), duration=61.0, workers=[{"slots": 8}])
     raised = [each for each in run.ledger.requests if each.priority == PRIORITIES["standard"]]
     assert 0 < len(raised) < len(run.ledger.requests) / 5
-    assert min(each.submitted_at for each in raised) >= 27.0
+    assert min(each.submitted_at for each in raised) >= 54.0
+
+
+def test_a_backlog_fills_the_fleet_and_costs_requests_of_other_classes_little():
+    prompt = {"kind": "lognormal", "mean": 400.0, "sigma": 0.7, "high": 4096}
+    output = {"kind": "lognormal", "mean": 120.0, "sigma": 0.7, "high": 1024}
+    chat = {**CHAT, "arrivals": {"rate": 8.0}, "prompt": prompt, "output": output}
+    night = {**batch(100_000), "prompt": prompt, "output": output}
+    settings = {"workers": [{"slots": 64}], "duration": 16.0, "warm_up": 6.0, "drain": 20.0}
+    alone, beside = (finished(*tenants, **settings) for tenants in ([chat], [chat, night]))
+    before, after = figures_of(alone), figures_of(beside)
+    assert after["goodput_share"] >= 0.99 * before["goodput_share"]
+    assert after["ttft_s"]["p50"] <= before["ttft_s"]["p50"] + 0.03, (
+        "half a step of a batch that yields, and its decodes"
+    )
+    assert after["ttft_s"]["p99"] <= 1.3 * before["ttft_s"]["p99"]
+    [worker] = beside.worker_lives
+    assert worker.totals.busy_s >= 0.95 * settings["duration"]
+    assert rows(beside)["night"]["lines_done"] > 100

@@ -7,6 +7,7 @@ from typing import Protocol
 from penstock.mesh.prefill_rank import BATCH_RANK, DEFAULT_RANK
 
 OVERTAKEN_OLDEST_FACTOR = 1 / 8  # of its share, which the oldest sequence keeps while a newer one has a lower rank
+OVERTAKEN_BATCH_FACTOR = 1 / 64  # the same of a batch sequence, which still ends: it gets some tokens in each step
 MAX_YIELDING_STEPS = 1_024  # after the latest sequence of another class than batch was added
 
 
@@ -81,7 +82,9 @@ class ContinuousBatching:
         if yields and first == BATCH_RANK:
             budget = max(1, min(budget, int(self.token_budget * self.yielding_share)))
         for index in (0, oldest) if oldest else (0,):
-            share = self.oldest_share * (1 if index == oldest else OVERTAKEN_OLDEST_FACTOR)
+            share = self.oldest_share
+            if index != oldest:
+                share *= OVERTAKEN_BATCH_FACTOR if ranks[0] == BATCH_RANK else OVERTAKEN_OLDEST_FACTOR
             chunks[index] = min(remaining[index], max(1, int(budget * share)), budget)
             budget -= chunks[index]
         shortest = sorted(range(len(remaining)), key=remaining.__getitem__)
