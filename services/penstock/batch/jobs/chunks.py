@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from penstock.v1.inference_pb2 import PRIORITY_BATCH, Priority
+
 
 class ChunkKey(NamedTuple):
     """One chunk of a batch."""
@@ -24,6 +26,7 @@ class ClaimedChunk(NamedTuple):
     endpoint: str
     expires_at: float  # of the batch
     seconds_left: float  # until then
+    priority: "Priority.ValueType" = PRIORITY_BATCH  # class of its lines
 
 
 class Line(NamedTuple):

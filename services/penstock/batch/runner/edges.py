@@ -9,7 +9,6 @@ from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link
 from penstock.mesh.v1 import batch_pb2 as pb
 from penstock.mesh.v1.batch_pb2_grpc import LineServiceStub
-from penstock.v1.inference_pb2 import PRIORITY_BATCH
 from penstock.v1.stream_pb2 import Hello
 
 MAX_LINE_S = 86_400.0  # s for one line, beside the window of its batch
@@ -53,7 +52,7 @@ class EdgeLinks:
             owner=pb.Owner(tenant_id=claimed.tenant_id, key_id=claimed.key_id, delegation=claimed.delegation),
             endpoint=claimed.endpoint,
             body=line.call.body,
-            priority=PRIORITY_BATCH,
+            priority=claimed.priority,
             progress=line.progress,
             may_have_run=line.may_have_run,
         )

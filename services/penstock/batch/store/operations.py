@@ -7,6 +7,7 @@ from typing import NamedTuple
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, LineResult
 from penstock.batch.jobs.claims import RunningBatch, shares
+from penstock.batch.jobs.urgency import class_of_lines
 from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
 from penstock.batch.store.statements import batch_of
@@ -141,9 +142,9 @@ class BatchOperations:
             return []
         batch = batch_of(transaction.run(sql.READ_BATCH, number)[0])
         whose = batch.tenant_id, batch.key_id, batch.delegation, batch.endpoint
-        times = batch.expires_at, batch.expires_at - now
+        times, priority = (batch.expires_at, batch.expires_at - now), class_of_lines(batch, now)
         return [
-            ClaimedChunk(ChunkKey(batch.batch_id, first_line), epoch, line_count, *whose, *times)
+            ClaimedChunk(ChunkKey(batch.batch_id, first_line), epoch, line_count, *whose, *times, priority)
             for first_line, line_count, epoch in sorted(found)
         ]
 

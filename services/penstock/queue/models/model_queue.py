@@ -227,7 +227,8 @@ class ModelQueues:
         queue = self[model]
         regular = self._offers(queue, hold_if_blocked, now, express=False)
         effects: list[Effect] = [*regular, *self._offers(queue, hold_if_blocked, now, express=True)]
-        queue.forecast.record_unserved(queue.policy.totals.tickets, now)
+        batch_tickets = queue.policy.class_backlog(PRIORITY_BATCH).tickets
+        queue.forecast.record_unserved(queue.policy.totals.tickets, batch_tickets, now)
         return effects
 
     def _offers(self, queue: ModelQueue, hold_if_blocked: HoldFn, now: float, *, express: bool) -> Iterator[Offer]:
@@ -319,7 +320,9 @@ class ModelQueues:
         queue.forecast.record_lease(ticket, scheduler, worker, now)
         ticket.waited = max(0.0, now - ticket.arrived)
         if ticket.raw_wait or ticket.raw_ttft:
-            queue.forecast.record_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)
+            # The waits of batch tickets depend on the headroom that schedulers keep, which predictions do not know.
+            raw = 0.0 if ticket.is_batch else ticket.raw_wait
+            queue.forecast.record_wait(ticket.predicted_wait, raw, ticket.waited)
 
     def record_first_token(self, ticket: QueuedTicket, after_lease: float) -> None:
         self[ticket.model].forecast.record_first_token(ticket, ticket.waited + after_lease)
