@@ -140,6 +140,19 @@ async def test_a_stopped_line_is_free_and_another_edge_continues_it_from_its_pro
         assert [output for _, output in await charges(mesh, 1)] == [2]  # auth adds what the first run has made
 
 
+async def test_a_line_that_is_stopped_while_it_is_charged_is_answered():
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        mesh.auth.confirms_settlements = False
+        lines.start(1, completion())
+        await asyncio.wait_for(mesh.auth.settles.get(), 20.0)
+        lines.stop(1)
+        lines.start(2, b"{")  # its end follows all that the edge has sent before
+        await lines.end_of(2)
+        assert 1 not in lines.ended
+        mesh.auth.confirm()
+        assert (await lines.end_of(1)).verdict == pb.LINE_VERDICT_ANSWERED
+
+
 async def test_progress_that_cannot_be_read_begins_the_line_anew():
     async with edge_mesh() as mesh, line_client(mesh.address) as lines:
         state = pb.LineState(model="tiny", model_version="d1")

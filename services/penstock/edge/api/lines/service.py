@@ -96,7 +96,7 @@ class _LineStream:
             case "start":
                 self._start(frame.start)
             case "stop":
-                self._give_back(frame.stop.number, _stopped())
+                self._stop(frame.stop.number)
 
     def _start(self, start: pb.StartLine) -> None:
         if start.number in self.runs:
@@ -118,6 +118,11 @@ class _LineStream:
             self.runs[number] = run, task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _stop(self, number: int) -> None:
+        """End a line, except one that is answered and being charged: no other run might follow it to report the answer."""
+        if number in self.runs and not self.runs[number][0].settlements.is_settling:
+            self._give_back(number, _stopped())
 
     async def _run(self, run: LineRun) -> None:
         number = run.start.number

@@ -47,6 +47,7 @@ class LineSettlements:
         self._held: list[_HeldSettlement] = []
         self._unconfirmed = 0
         self._confirmed = asyncio.Event()
+        self.is_settling = False  # the line is answered, and auth is asked to charge it
 
     def attach(self, context: RequestContext) -> None:
         """Hold the settlement of a request that was created just now."""
@@ -56,6 +57,7 @@ class LineSettlements:
 
     async def settle(self) -> None:
         """Charge what the requests have generated. Return once auth has recorded all of it."""
+        self.is_settling = True
         held, self._held = self._held, []
         self._unconfirmed = len(held)
         for each in held:
