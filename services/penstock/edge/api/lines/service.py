@@ -120,7 +120,7 @@ class _LineStream:
             task.add_done_callback(self._tasks.discard)
 
     def _stop(self, number: int) -> None:
-        """End a line, except one that is answered and being charged: no other run might follow it to report the answer."""
+        """End a line, except one that is answered and charged: there may be no further run that reports the answer."""
         if number in self.runs and not self.runs[number][0].settlements.is_settling:
             self._give_back(number, _stopped())
 
