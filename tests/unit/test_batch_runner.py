@@ -135,12 +135,13 @@ async def test_results_wait_for_a_store_that_is_away_and_leases_are_renewed_befo
             edges.answer(line.handle)
         store.free[ChunkKey("batch_1", 40)] = chunk(40, 20)
         await until(lambda: runner.figures["lines_waiting"] == 0)
+        await until(lambda: not runner.can_commit)
         assert runner.answered == 0
         store.done.clear()
         store.is_away = False
         await until(lambda: len(store.released) == 3)
         assert "renew" in store.done[: store.done.index("claim")]
-        assert runner.answered == 60
+        assert (runner.answered, runner.can_commit) == (60, True)
     assert set(store.commits.values()) == {1}
 
 

@@ -28,7 +28,8 @@ async def run_batch(config: BatchConfig) -> None:
         census = CensusTaker(store)
 
         def figures() -> dict[str, float]:
-            return {**runner.figures, **census.figures}
+            is_available = census.is_available and runner.can_commit
+            return {**runner.figures, **census.figures, "store_available": is_available}
 
         async with serving(
             config.listen,

@@ -27,7 +27,9 @@ EDGES = gauge("penstock.batch.edges", "{edge}", "Edges that take lines.")
 COMMIT_DURATION = histogram(
     "penstock.batch.commit", "Commit of a group of results to the store.", buckets=COMMIT_BUCKETS
 )
-STORE_AVAILABLE = gauge("penstock.batch.store_available", "{flag}", "1 while the latest look at the store succeeded.")
+STORE_AVAILABLE = gauge(
+    "penstock.batch.store_available", "{flag}", "1 while the latest look at the store and the latest commit succeeded."
+)
 BATCHES = gauge(
     "penstock.batch.batches",
     "{batch}",

@@ -49,6 +49,7 @@ class BatchRunner:
         edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
         edges.on_lost, edges.on_up = self._on_edge_lost, self._send_lines
         self.answered = self.failed = 0
+        self.can_commit = True  # whether the latest commit succeeded
         self._refused = 0  # results
         self._returned: Counter[str] = Counter()  # lines that start again, by figure
 
@@ -139,7 +140,9 @@ class BatchRunner:
             try:
                 await self._commit_once()
                 await self._release_over()
+                self.can_commit = True
             except PenstockError as error:
+                self.can_commit = False
                 self._on_store_away("results_not_committed", error, results=len(self._results))
                 await asyncio.sleep(COMMIT_RETRY_S)
 

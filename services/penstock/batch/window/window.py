@@ -1,4 +1,4 @@
-"""How many lines one replica keeps in the mesh: those that run, and as many that wait as start within two seconds.
+"""How many lines one replica keeps in the mesh: those that run, and as many that wait as start within half a second.
 
 By Little's law, a queue of `rate * wait` tickets gives each new one that wait. More would only be shed or evicted, and
 fewer would let workers be idle between two looks. Pure: `now` is in s of any clock that never steps.
@@ -7,7 +7,7 @@ fewer would let workers be idle between two looks. Pure: `now` is in s of any cl
 import math
 from dataclasses import dataclass
 
-TARGET_WAIT_S = 2.0
+TARGET_WAIT_S = 0.5
 MIN_WAITING = 4  # lines, so that a mesh without starts is tried
 MAX_WAITING = 2_048
 MAX_IN_MESH = 16_384  # lines, running or waiting

@@ -137,7 +137,7 @@ class SimBatchReplica:
             facts = chosen.facts
             key, whose = ChunkKey(facts.batch_id, lines[0].number), (facts.tenant_id, facts.key_id, facts.delegation)
             end, left, priority = facts.expires_at, facts.expires_at - now, class_of_lines(facts, now)
-            self._held.add(ClaimedChunk(key, 1, len(lines), *whose, ENDPOINT, end, left, priority), lines)
+            self._held.add(ClaimedChunk(key, 1, len(lines), *whose, ENDPOINT, end, left, priority), lines, now)
 
     def _stop(self, batch: SimBatch) -> None:
         for chunk in self._held:
@@ -148,7 +148,10 @@ class SimBatchReplica:
     def _commit(self, results: Sequence[LineResult]) -> None:
         for each in results:
             facts = self._batch_of(each.key.batch_id).facts
-            facts.record(is_error=each.is_error, input_tokens=each.input_tokens, output_tokens=each.output_tokens)
+            facts.completed += not each.is_error
+            facts.failed += each.is_error
+            facts.input_tokens += each.input_tokens
+            facts.output_tokens += each.output_tokens
             if facts.completed + facts.failed == facts.lines:
                 facts.on_lines_ended(self._events.now)
                 facts.finish(self._events.now, "", "")

@@ -119,6 +119,11 @@ class _LineStream:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _stop(self, number: int) -> None:
+        """End a line, except one that is answered and charged: there may be no further run that reports the answer."""
+        if number in self.runs and not self.runs[number][0].settlements.is_settling:
+            self._give_back(number, _stopped())
+
     async def _run(self, run: LineRun) -> None:
         number = run.start.number
         try:
@@ -162,11 +167,6 @@ class _LineStream:
     def _send_ended(self, ended: pb.LineEnded) -> None:
         _lines.labels(pb.LineVerdict.Name(ended.verdict).removeprefix("LINE_VERDICT_").lower()).inc()
         self._peer.send(pb.RunResponse(ended=ended))
-
-    def _stop(self, number: int) -> None:
-        """Give a line back, unless it is answered and its charge is on the way: its end follows in this case."""
-        if number in self.runs and not self.runs[number][0].settlements.is_settling:
-            self._give_back(number, _stopped())
 
     def _give_back(self, number: int, error: PenstockError) -> None:
         """End a line that runs, with what it has generated. No effect on one that has ended."""
