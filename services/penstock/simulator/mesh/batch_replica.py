@@ -9,6 +9,7 @@ import orjson
 
 from penstock.batch.jobs.batch import Batch
 from penstock.batch.jobs.chunks import ChunkKey, ClaimedChunk, Line, LineResult
+from penstock.batch.jobs.claims import RunningBatch, shares
 from penstock.batch.jobs.division import CHUNK_LINES
 from penstock.batch.jobs.urgency import class_of_lines
 from penstock.batch.runner.held import HeldChunks, RunnableLine, retry_delay_of
@@ -52,6 +53,11 @@ class SimBatch:
     lines: Iterator[tuple[int, OfferedRequest]]
     left: int  # lines that no chunk has held yet
     expected_end: float = 0.0  # s, as forecast when the scenario's duration had passed; 0: unknown
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether chunks of it may be claimed."""
+        return self.facts.may_run and self.left > 0
 
     @property
     def is_in_time(self) -> bool:
@@ -124,20 +130,28 @@ class SimBatchReplica:
     # Chunks.
 
     def _claim(self) -> None:
-        """Hold further chunks, in the order in which the store hands them out."""
-        self._claimed_at = now = self._events.now
-        for _ in range(MAX_CLAIMED):
-            held = [each.claimed.tenant_id for each in self._held]
-            running = [each for each in self.batches if each.facts.may_run and each.left]
-            if not running:
-                return
-            chosen = min(running, key=lambda each: (held.count(each.facts.tenant_id), each.facts.expires_at))
-            lines = [Line(number, _content(number, request)) for number, request in islice(chosen.lines, CHUNK_LINES)]
-            chosen.left -= len(lines)
-            facts = chosen.facts
-            key, whose = ChunkKey(facts.batch_id, lines[0].number), (facts.tenant_id, facts.key_id, facts.delegation)
-            end, left, priority = facts.expires_at, facts.expires_at - now, class_of_lines(facts, now)
-            self._held.add(ClaimedChunk(key, 1, len(lines), *whose, ENDPOINT, end, left, priority), lines, now)
+        """Hold further chunks of the batches that `shares` names, as the store does."""
+        self._claimed_at = self._events.now
+        running = [self._running(number, each) for number, each in enumerate(self.batches) if each.has_chunks]
+        for number, count in shares(running, MAX_CLAIMED).items():
+            for _ in range(count):
+                if self.batches[number].has_chunks:
+                    self._hold_next(self.batches[number])
+
+    def _running(self, number: int, batch: SimBatch) -> RunningBatch:
+        now, facts = self._events.now, batch.facts
+        done = facts.completed + facts.failed
+        pace = done / (now - facts.started_at) if now > facts.started_at else 0.0
+        held = sum(each.key.batch_id == facts.batch_id for each in self._held)
+        return RunningBatch(number, facts.tenant_id, facts.lines - done, facts.expires_at - now, pace, held)
+
+    def _hold_next(self, batch: SimBatch) -> None:
+        facts, now = batch.facts, self._events.now
+        lines = [Line(number, _content(number, request)) for number, request in islice(batch.lines, CHUNK_LINES)]
+        batch.left -= len(lines)
+        key, whose = ChunkKey(facts.batch_id, lines[0].number), (facts.tenant_id, facts.key_id, facts.delegation)
+        end, left, priority = facts.expires_at, facts.expires_at - now, class_of_lines(facts, now)
+        self._held.add(ClaimedChunk(key, 1, len(lines), *whose, ENDPOINT, end, left, priority), lines, now)
 
     def _stop(self, batch: SimBatch) -> None:
         for chunk in self._held:
