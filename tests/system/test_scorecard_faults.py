@@ -55,7 +55,7 @@ async def test_links_are_cut_and_no_client_loses_a_token(tiny_model):
 async def test_lines_of_a_batch_are_answered_and_charged_once_amid_kills_and_outages_and_a_cancel(tiny_model):
     slow = ("PENSTOCK_WORKER_SIM_BASE_S=0.05", "PENSTOCK_WORKER_SLOTS=4")  # the lines outlast the faults
     mesh = MeshOptions(model=tiny_model, engine="sim", edges=2, workers=2, settings=slow)
-    options = BatchOptions(lines=1_000, tokens=4, kills=2, every=0.5, seconds=2.0)
+    options = BatchOptions(lines=800, tokens=4, kills=2, every=0.5, seconds=1.5)
     card = await run_batches(options, mesh, Console(file=io.StringIO()))
     assert not card.void_reason, card.notes
     exact = [line for line in card.lines if line.goal == "0"]

@@ -12,7 +12,7 @@ from penstock.bench.transcript import OK, Transcript
 from penstock.proofs.batches import calls
 from penstock.proofs.batches.beside import WorkerUse, beside_lines
 from penstock.proofs.batches.calls import BatchCaller
-from penstock.proofs.batches.faults import fault_sequence
+from penstock.proofs.batches.faults import MIN_KILLS, fault_sequence
 from penstock.proofs.batches.lines import PROMPTS, OutputFindings, tokens_of, write_lines
 from penstock.proofs.checks.line_charges import LineCharge, check_line_charges
 from penstock.v1 import batches_pb2 as pb
@@ -118,11 +118,12 @@ def test_a_line_that_is_charged_twice_or_not_is_found(charges, expected):
     assert (findings.overcharged, findings.undercharged) == expected
 
 
-def test_two_outages_come_amid_the_first_kills_and_kills_have_no_end():
-    assert list(itertools.islice(fault_sequence("kill", ("freeze", "away"), 4), 7)) == [
-        *("kill", "kill", "freeze", "away"),
-        *("kill", "kill", "kill"),
-    ]
+def test_two_outages_come_amid_the_kills_which_have_no_end_unless_their_number_is_given():
+    outages = ("freeze", "away")
+    assert list(fault_sequence("kill", outages, 3)) == ["kill", *outages, "kill", "kill"]
+    endless = list(itertools.islice(fault_sequence("kill", outages, None), 50))
+    assert endless.index("freeze") == MIN_KILLS // 2
+    assert endless.count("kill") == 48
 
 
 class CutStub:

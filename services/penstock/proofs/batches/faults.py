@@ -16,13 +16,14 @@ from penstock.proofs.testbed.kills import random_victims
 from penstock.proofs.testbed.outages import full_disk, postgres_away, suspended
 from penstock.proofs.testbed.testbed import Testbed
 
+MIN_KILLS = 12  # of a run whose kills go on until all lines have ended
 SIGKILL, SIGSTOP, STORE_AWAY = "SIGKILL", "SIGSTOP", "away"  # kinds of faults
 
 Fault = TypeVar("Fault")
 
 
-async def inject_faults(run: BatchRun, *, kills: int, every_s: float, outage_s: float, seed: int) -> None:
-    """Kill a process every `every_s` until all lines have ended, and amid the first `kills` inject two outages."""
+async def inject_faults(run: BatchRun, *, kills: int | None, every_s: float, outage_s: float, seed: int) -> None:
+    """Kill a process every `every_s`, and amid the first kills inject two outages. `kills`: as in `fault_sequence`."""
     victims = random_victims(run.testbed, random.Random(seed))
 
     async def kill(run: BatchRun) -> None:
@@ -58,11 +59,12 @@ async def inject_faults(run: BatchRun, *, kills: int, every_s: float, outage_s: 
         await inject(run)
 
 
-def fault_sequence(kill: Fault, outages: Sequence[Fault], kills: int) -> Iterator[Fault]:
-    """Yield the outages amid the first `kills` kills, and further kills without end."""
-    yield from itertools.repeat(kill, kills // 2)
+def fault_sequence(kill: Fault, outages: Sequence[Fault], kills: int | None) -> Iterator[Fault]:
+    """Yield `kills` kills with the outages amid them. None: kills without end, with the outages amid the first ones."""
+    before = (MIN_KILLS if kills is None else kills) // 2
+    yield from itertools.repeat(kill, before)
     yield from outages
-    yield from itertools.repeat(kill)
+    yield from itertools.repeat(kill) if kills is None else itertools.repeat(kill, kills - before)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from rich.console import Console
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.batches.beside import interactive_beside
 from penstock.proofs.batches.calls import BatchCaller, open_caller
-from penstock.proofs.batches.faults import SIGKILL, SIGSTOP, STORE_AWAY, inject_faults
+from penstock.proofs.batches.faults import MIN_KILLS, SIGKILL, SIGSTOP, STORE_AWAY, inject_faults
 from penstock.proofs.batches.lines import ENDPOINT, MIN_TOKENS, OutputFindings, write_lines
 from penstock.proofs.batches.run import BatchRun
 from penstock.proofs.batches.samples import MeshSamples
@@ -41,10 +41,14 @@ MIB = 2**20
 class BatchOptions:
     lines: int = 200_000
     tokens: int = 8  # of an answer, at most
-    kills: int = 12  # at least; they go on until all lines have ended
+    kills: int | None = None  # None: until all lines have ended
     every: float = 10.0  # s
     seconds: float = 60.0  # of each outage, and of the interactive load
     seed: int = 0
+
+    @property
+    def planned_faults(self) -> int:
+        return OUTAGES + (MIN_KILLS if self.kills is None else self.kills)
 
     def __post_init__(self) -> None:
         if self.tokens < MIN_TOKENS:
@@ -90,7 +94,7 @@ async def run_batches(options: BatchOptions, mesh: MeshOptions, console: Console
         outputs = [await each.read_output() for each in (faulted, cancelled)]
         residue = await testbed.residue()
     first, second = (_with_charges(*each) for each in zip((faulted, cancelled), outputs, strict=True))
-    card = ProofCard(proof="batch", void_reason=void_reason(faulted, options.kills + OUTAGES))
+    card = ProofCard(proof="batch", void_reason=void_reason(faulted, options.planned_faults))
     card.lines += [*run_lines(faulted), *output_lines(first), *charge_lines(first)]
     card.lines += repeat_lines(first, computed.generated)
     card.lines += [*fault_lines(faulted), *cancel_lines(second)]
